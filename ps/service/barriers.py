@@ -23,12 +23,12 @@ from collections.abc import Iterator, Sequence
 
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
-#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, and by
-#: number where a file has been saved after it. At "begin" and "left" a phase may begin: then one
-#: script offers its model, and all join.
+#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, where
+#: a loop goes on behind it, and by number where a file has been saved after it. At "begin" and
+#: "left" a phase may begin: then one script offers its model, and all join.
 OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
-    *("left", "left-offered", "left-joined", "saved"),
+    *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
 _CHANGING = {"begin": 0, "left": 1}

@@ -15,6 +15,7 @@ from absl import logging
 from thinwire.gradient_sgd import RATE_TOLERANCE
 from thinwire.keras.checks import check_rate_change
 from thinwire.keras.held_weights import check_held
+from thinwire.keras.joining import Joining
 from thinwire.keras.loops import LoopSteps
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.run_member import RunMember
@@ -39,16 +40,22 @@ class StepExchange:
     Args:
         member: The model's place in the run.
         optimizers: Of the script.
+        joining: Joins again behind a `fit`.
         loop_steps: Of a loop of the script's own.
     """
 
     def __init__(
-        self, member: RunMember, optimizers: ScriptOptimizers, loop_steps: LoopSteps
+        self,
+        member: RunMember,
+        optimizers: ScriptOptimizers,
+        joining: Joining,
+        loop_steps: LoopSteps,
     ) -> None:
         self.last: StepInfo | None = None
         self.traffic = EpochTraffic()
         self.num_calls = 0
-        self._member, self._optimizers, self._loop_steps = member, optimizers, loop_steps
+        self._member, self._optimizers = member, optimizers
+        self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
         self._rate_factor = 1.0  # this worker's learning rate over the run's
         self._has_reported_end = False  # of the run, to a loop
@@ -110,6 +117,9 @@ class StepExchange:
         member, clock = self._member, self._optimizers.clock
         session, is_offered = member.joined, member.is_offered
         self.num_calls += 1
+        if (change := self._join_loop()) is not None:
+            held = held + change if held.size else held
+            values = values + change if session.takes_weights else values
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(values, statistics, rate, scale)
@@ -204,13 +214,30 @@ class StepExchange:
                 member.raise_if_broken(session.stop_reason)
                 self._report_end()
         except Exception as error:
-            self._failure = error  # which `fit` raises before its next batch
+            self._keep(error)
             if not member.in_fit:
-                RECORD.fail(error)
                 raise
         finally:
             if self._failure is not None or session.stopped:
                 member.model.stop_training = True
+
+    def _join_loop(self) -> Float32 | None:
+        """Join for a step that was traced before the `fit` that this worker has left; else nothing.
+
+        Returns:
+            As `Joining.join_loop`.
+        """
+        try:
+            return self._joining.join_loop()
+        except Exception as error:
+            self._keep(error)
+            raise
+
+    def _keep(self, error: Exception) -> None:
+        """Keep what TensorFlow would hide; `fit` raises it before its next batch."""
+        self._failure = error
+        if not self._member.in_fit:
+            RECORD.fail(error)
 
     def _report_end(self) -> None:
         """Name, once, that steps of a loop change nothing any more."""

@@ -17,7 +17,7 @@ from thinwire.proto.evaluations import encode_metrics
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
-#: In a loop, how long a script waits for the chief to save what it saves, too.
+#: In a loop, how long a script waits for the others to begin it, or for the chief to save, too.
 _IN_LOOP_SECONDS = 5.0
 
 
@@ -145,6 +145,20 @@ class FitBarriers:
                 "worker %d has not saved a model where this one does; it alone writes files",
                 RECORD.chief,
             )
+        except RunHalted as halted:
+            return halted
+        return None
+
+    def begin_loop(self) -> RunHalted | None:
+        """Wait until all scripts train by loops behind the present `fit`; not long: some may not.
+
+        Returns:
+            The end of the run, if it has ended meanwhile. Raises as `wait`.
+        """
+        try:
+            self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
+        except TimeoutError:
+            logging.info("a loop begins behind a fit in this script alone")
         except RunHalted as halted:
             return halted
         return None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from thinwire.keras.checks import check_variables
 from thinwire.keras.early_stop import EarlyStop
+from thinwire.keras.held_weights import check_held, set_by_script
 from thinwire.keras.offers import make_offer
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
@@ -11,6 +14,9 @@ from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import SharedModel
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
 
 
 class Joining:
@@ -58,6 +64,32 @@ class Joining:
         self.join()
         if is_first:
             self._optimizers.adopt_rate(member.joined)
+
+    def join_loop(self) -> Float32 | None:
+        """Join again where a loop goes on behind a `fit`, at whose end this worker has left.
+
+        Weights that the script has set meanwhile stay, where they travel with its next step.
+
+        Returns:
+            By how much the run's weights [num_parameters] have changed meanwhile; None: not.
+
+        Raises:
+            ConfigurationError: The script has set weights, and the PS steps.
+        """
+        member, session = self._member, self._member.session
+        if session is None or session.stopped or member.in_fit or not member.has_left:
+            return None
+        member.has_left = False
+        before, set_here = session.weights.copy(), set_by_script(session)
+        if set_here is not None and not session.takes_weights:
+            check_held(session, set_here, member.model.name)
+        self.join()
+        if member.barriers is not None:
+            member.take_end(member.barriers.begin_loop())
+        change = session.weights - before
+        if set_here is not None:
+            session.variables.assign(set_here + change)
+        return change if change.any() else None
 
     def again(self) -> Session:
         """Return this worker in the next phase, of the same variables."""

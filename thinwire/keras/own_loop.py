@@ -11,6 +11,7 @@ from absl import logging
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.exchange import StepExchange
 from thinwire.keras.held_weights import check_held, is_like
+from thinwire.keras.joining import Joining
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
@@ -25,6 +26,7 @@ class OwnLoop:
         member: The model's place in the run.
         optimizers: Of the script.
         succession: Of the script's models.
+        joining: Joins again behind a `fit`.
         phases: Of the script.
         exchange: Of the steps.
         central: To what is on the shards.
@@ -32,25 +34,37 @@ class OwnLoop:
 
     def __init__(
         self,
+        *,
         member: RunMember,
         optimizers: ScriptOptimizers,
         succession: Succession,
+        joining: Joining,
         phases: Phases,
         exchange: StepExchange,
         central: CentralAccess,
     ) -> None:
         self._member, self._optimizers, self._succession = member, optimizers, succession
-        self._phases, self._exchange, self._central = phases, exchange, central
+        self._joining, self._phases = joining, phases
+        self._exchange, self._central = exchange, central
 
-    def begin(self) -> None:
-        """Begin, where the step that is under way is the first, and of no `fit`.
+    def begin(self) -> bool:
+        """Begin, where the step that is under way is of no `fit`: the first, or one behind a `fit`.
+
+        Returns:
+            Whether the model has other weights than before.
 
         Raises:
-            ConfigurationError: The server's model and optimizer come from its flags.
+            ConfigurationError: The server's model and optimizer come from its flags, or the script
+                has set weights that would be lost.
         """
+        if self._member.in_fit:
+            return False
+        if not self._member.in_loop:
+            self._begin()
+        return self._joining.join_loop() is not None
+
+    def _begin(self) -> None:
         member = self._member
-        if member.in_fit or member.in_loop:
-            return
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "

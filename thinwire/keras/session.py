@@ -63,7 +63,7 @@ class ModelSession(LeavesOnExit):
         self._trial = StepTrial(model)
         stop = EarlyStop(member)
         joining = Joining(member, self._optimizers, stop, num_train)
-        self._exchange = StepExchange(member, self._optimizers, self._loop_steps)
+        self._exchange = StepExchange(member, self._optimizers, joining, self._loop_steps)
         self.central = CentralAccess(member, self._optimizers)
         self.evaluations = FitEvaluations(member)
         succession = Succession(member, stop, self._others)
@@ -81,7 +81,13 @@ class ModelSession(LeavesOnExit):
             stop=stop,
         )
         self.loop = OwnLoop(
-            member, self._optimizers, succession, self._phases, self._exchange, self.central
+            member=member,
+            optimizers=self._optimizers,
+            succession=succession,
+            joining=joining,
+            phases=self._phases,
+            exchange=self._exchange,
+            central=self.central,
         )
         if settings is not None:
             watch_steps(self)
@@ -249,9 +255,9 @@ class ModelSession(LeavesOnExit):
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
         """Join at the first step, and check what each is given; see `StepOwner`."""
-        self.loop.begin()
-        is_first = self._phases.begins_with_step
-        has_changed = is_first and self._phases.begin_with(self._first_plan(step, pairs))
+        has_changed = self.loop.begin()
+        if self._phases.begins_with_step:
+            has_changed = self._phases.begin_with(self._first_plan(step, pairs))
         self._optimizers.check_step(step, [variable for _, variable in pairs])
         return not has_changed
 

@@ -234,8 +234,34 @@ def between_fits(settings=ALONE):
     return model
 
 
-@pytest.mark.product
-@pytest.mark.parametrize("script", [over_a_dataset, by_the_compiled, scaled, between_fits])
+def traced_before(settings=ALONE):
+    """A loop's function that was traced before the fit goes on behind it."""
+    model = plain_model()
+    model.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    if settings is not ALONE:
+        model = distribute(model, settings)
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        weights = model.trainable_variables
+        model.optimizer.apply(tape.gradient(loss, weights), weights)
+
+    for begin in (0, 2):
+        for batch in BATCHES[begin : begin + 2]:
+            own = parts_of(batch, settings)
+            step(X[own], Y[own])
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+    return model
+
+
+_OTHERS = [over_a_dataset, by_the_compiled, scaled, traced_before]
+
+
+@pytest.mark.parametrize(
+    "script", [between_fits, *(pytest.param(each, marks=pytest.mark.product) for each in _OTHERS)]
+)
 def test_other_loops_of_two_workers_are_keras_alone(script, tmp_path):
     expected = script()
     with scripts(tmp_path, "bsp", 2) as run:
