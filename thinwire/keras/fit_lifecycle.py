@@ -20,6 +20,7 @@ from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.succession import Succession
 from thinwire.ops.types import ConfigurationError
+from thinwire.session import Session
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
@@ -63,6 +64,7 @@ class FitLifecycle:
         self._num_batches = 0  # begun in this `fit`
         self._came_late = False  # to this `fit`: the run had ended before
         self._has_slots = False  # the optimizers have the state that the PS has made
+        self._is_final = False  # what the run has ended with was taken over
 
     @contextlib.contextmanager
     def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -86,7 +88,8 @@ class FitLifecycle:
         self._exchange.begin_fit()
         self._stop.begin_fit()
         self._evaluations.begin_fit(self._joining.data.arguments)
-        self._num_batches, self._came_late, self._has_slots = 0, False, False
+        self._num_batches, self._came_late = 0, False
+        self._has_slots = self._is_final = False
         member.in_fit, member.has_left = True, False
         try:
             self._succession.begin_fit()
@@ -146,6 +149,7 @@ class FitLifecycle:
         if self._member.model.stop_training:
             self._stop.notify(after=0)
             self._member.finish_rounds(session)
+            self._take_final(session)
             self._member.close("done")
             return
         for _ in range(number):
@@ -193,7 +197,7 @@ class FitLifecycle:
             set_here = set_by_script(session)
         if session is not None:
             member.finish_rounds(session)
-            self._has_slots = self._central.take_final(session)
+            self._take_final(session)
         member.close("done")
         if session is not None and member.wait_for_others("end"):
             self._joining.join()
@@ -205,6 +209,12 @@ class FitLifecycle:
             session.variables.assign(set_here)
         if member.stopped:
             logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
+
+    def _take_final(self, session: Session) -> None:
+        """Take over what the run has ended with, if it has, before its shards wait no longer."""
+        if session.stopped and not self._is_final:
+            self._is_final = True
+            self._has_slots = self._central.take_final(session)
 
     def _place(self) -> WorkerPlace | None:
         """Return this worker's place among those that share data; None: the script shares it."""
