@@ -61,7 +61,7 @@ class DivergenceDetector:
         return Diverged(
             f"{self._in_a_row} mini-batches in a row had NaN or infinite gradients, or were "
             "refused for their size; the model has diverged, or this device is faulty. Lower "
-            f"--learning_rate (now {learning_rate:g}), or look at --max_update_norm and "
+            f"the learning rate (now {learning_rate:g}), or look at --max_update_norm and "
             "--update_norm_factor if they are in use."
         )
 

@@ -136,7 +136,7 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
     if number is not None:
         raise NonFiniteUpdate(
             f"tensor {number} of the update holds NaN or infinity; expected finite values. "
-            "Lower --learning_rate or set --clip_norm."
+            "Lower the learning rate or set --clip_norm."
         )
 
 
