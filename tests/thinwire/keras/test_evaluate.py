@@ -117,6 +117,40 @@ def test_callbacks_act_on_all_workers_in_the_epoch_in_which_they_act_alone(tmp_p
     assert [metric.name for metric in evaluator.reported[0].metrics] == ["accuracy", "loss", "top2"]
 
 
+class Averaging(keras.Model):
+    """Predicts by an average of its weights that its train_step makes."""
+
+    def __init__(self):
+        super().__init__(name="averaging")
+        self.network, self.average = plain_model(), plain_model("average")
+        self.average.trainable = False
+
+    def call(self, x, training=False):
+        return self.network(x) if training else self.average(x)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        layers = zip(self.average.weights, self.trainable_weights, strict=True)
+        for mean, weight in layers:
+            mean.assign(0.8 * mean + 0.2 * weight)
+        return logs
+
+
+def test_states_that_only_training_makes_are_validated_by_the_workers(tmp_path, caplog):
+    def make():
+        model = Averaging()
+        model.compile(keras.optimizers.Adam(0.1), loss=LOSS)
+        return model
+
+    options = {"epochs": 3, "validation_data": (X, Y)}
+    _, history = alone(make, **options)
+    with patient(tmp_path, "bsp", 2) as run, evaluated(run, lambda of: of(make())(X, Y, **options)):
+        for _, found in run.fit(make, **options):
+            assert found.keys() == history.keys()
+            np.testing.assert_allclose(found["val_loss"], history["val_loss"], rtol=1e-4)
+    assert "training changes average/hidden/kernel and 3 more" in caplog.text
+
+
 def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tmp_path):
     """A metric that is an array; a fit without validation; what the run ends with."""
     classes = keras.utils.to_categorical(Y, 4)
