@@ -40,6 +40,7 @@ from thinwire.worker.core.messages import (
     ShardReply,
     was_accepted,
 )
+from thinwire.worker.core.own_changes import OwnChanges
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
 
@@ -417,8 +418,11 @@ class Session:
         applied = skipped = False
         means = self._means
         try:
-            if part.core.codes_behind:
-                done = self._begin_behind(arguments)
+            if (own := part.core.own) is not None:
+                done = self._begin_behind(own, arguments)
+                if not overlaps:
+                    done = self._settle()
+                    own.catch_up()
             elif overlaps:
                 done = self._settle()
                 if not self.stopped:
@@ -441,7 +445,7 @@ class Session:
         self.begin_compute()
         return dataclasses.replace(info, skipped=skipped)
 
-    def _begin_behind(self, arguments: Any) -> _Exchanged:
+    def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
         """Begin to code and exchange a change of weights while the script goes on from it.
 
         Returns:
@@ -452,7 +456,7 @@ class Session:
         done = self._settle()
         part.stopwatch.lap("wait")
         if not self.stopped:
-            part.core.go_ahead(values, loss, statistics)
+            own.step(values, loss, statistics)
             self._go_on(statistics)
             self._samples_ahead = part.samples_of_run + samples
             part.exchange_watch.start()
@@ -561,7 +565,7 @@ class Session:
             momentum=self._momentum,
             offering=self._offering,
         )
-        if part.core.codes_behind:
+        if part.core.own is not None and self.settings.run.method.overlap:
             part.exchange_watch = Stopwatch()
         return part
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
+from thinwire.ops.codecs.base import EncodeContext, TouchedRows
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels.numpy_ops import aligned, all_finite
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
@@ -27,6 +27,7 @@ from thinwire.ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, Stat
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
 from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
+from thinwire.worker.core.own_changes import OwnChanges
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Kernels
@@ -122,6 +123,11 @@ class UpdatePacker:
             return packet
         blocks = (dataclasses.replace(each, slot=numbers[each.slot]) for each in packet.blocks)
         return Packet(tuple(blocks), packet.kind)
+
+    def rest(self, step: int, epoch: float) -> Packet:
+        """Code all that the codec has kept back of changes of weights, as the next packet."""
+        nothing = np.zeros(self._spec.num_parameters, np.float32)
+        return self.encode(nothing, step, 1.0, epoch, keep=1.0)
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
         """Return the touched rows of tensors that are smaller on the wire without the others."""
@@ -225,17 +231,17 @@ class WorkerCore:
         """
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
-        # A script that steps itself need not wait for an answer: what it has sent it knows.
-        self._runs_ahead = method.overlap and method.steps_on_workers
-        self._has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
+        steps_itself = method.steps_on_workers and not method.takes_local_steps
+        # With a momentum more is sent than a step's own change, and only the codec shows what.
+        has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
+        self.own = OwnChanges(self.base) if steps_itself and not has_momentum else None
+        self._runs_ahead = method.overlap and steps_itself and has_momentum
         # After the local steps, or ahead of the base by what was sent; else the base itself.
         has_own = method.takes_local_steps or self._runs_ahead
-        self.weights = aligned(spec.num_parameters) if has_own else self.base
-        # What the script's step began at.
-        self._origin = aligned(spec.num_parameters) if self.codes_behind else self.weights
+        self._weights = aligned(spec.num_parameters) if has_own else self.base
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        stepped = self.weights if method.takes_local_steps else self.base
+        stepped = self._weights if method.takes_local_steps else self.base
         self.round = LocalRound(method.local, self.base, stepped, spec)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
@@ -259,39 +265,9 @@ class WorkerCore:
         return self.kernels.name == "tf" and not on_host
 
     @property
-    def codes_behind(self) -> bool:
-        """Whether a step may begin before the change of the one before is coded.
-
-        With a momentum, only the codec shows what is sent.
-        """
-        return self._runs_ahead and not self._has_momentum
-
-    def go_ahead(
-        self, values: Float32, loss: float = 0.0, statistics: Float32 | None = None
-    ) -> None:
-        """Go on from the script's step, before `begin` has coded it; where the core `codes_behind`.
-
-        `weights` are then the base and the whole change; once the answer is here, the base holds
-        what was sent of it, and the rest is in the residual. One worker that sends everything so
-        trains as if it had waited.
-
-        Args:
-            values: [num_parameters] the weights that the script's step has made of `weights`.
-            loss: Of the mini-batch.
-            statistics: [m] the moving statistics after it, where they are averaged.
-
-        Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity; nothing has changed.
-        """
-        if not (self._are_finite(loss, statistics) and all_finite(values)):
-            raise NonFiniteUpdate(
-                "a step of the script's optimizer made NaN or infinity, or the loss is; expected "
-                "finite values. Lower its learning rate, or clip its gradients (clipnorm, "
-                "global_clipnorm)."
-            )
-        self.weights, self._origin = self._origin, self.weights
-        np.subtract(values, self._origin, out=self.weights)
-        self.weights += self.base
+    def weights(self) -> Float32:
+        """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
+        return self._weights if self.own is None else self.own.weights
 
     def begin(
         self,
@@ -321,7 +297,8 @@ class WorkerCore:
         """
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
-        if not self._are_finite(loss, statistics):
+        finite = statistics is None or np.isfinite(statistics).all()
+        if not (finite and np.isfinite(loss)):
             # Let the codec's own check refuse it.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.learning_rate if figures.learning_rate is None else figures.learning_rate
@@ -333,14 +310,9 @@ class WorkerCore:
             self.statistics[:] = statistics
         self.round.record(samples, loss)
         request = self._request(packet, computed_at, figures) if packet is not None else None
-        if self._runs_ahead and not self.codes_behind:
+        if self._runs_ahead:
             self._run_ahead()
         return request
-
-    @staticmethod
-    def _are_finite(loss: float, statistics: Float32 | None) -> bool:
-        finite = statistics is None or bool(np.isfinite(statistics).all())
-        return finite and bool(np.isfinite(loss))
 
     def _run_ahead(self) -> None:
         """Go on from the base and what was just sent, before the shards answer it.
@@ -349,7 +321,7 @@ class WorkerCore:
         """
         np.copyto(self.weights, self.base)
         for shard, blocks in enumerate(self._packer.sent):
-            self._change(self.weights, shard, map(expanded, blocks), adds=True)
+            self._change(self.weights, shard, map(expanded, blocks), 1)
 
     def _begin_overflow(
         self,
@@ -378,11 +350,9 @@ class WorkerCore:
         what the workers have trained. With momentum the residual holds more than that sum. See the
         analysis of error feedback by its virtual iterate, Karimireddy et al., ICML 2019.
         """
-        is_sum = self.method.kind is Kind.DELTA and not self._has_momentum
-        if not (is_sum and self.method.codec.sends_fraction):
+        if self.own is None or not self.method.codec.sends_fraction:
             return None
-        nothing = np.zeros(self.spec.num_parameters, np.float32)
-        packet = self._packer.encode(nothing, self.step + 1, 1.0, self._epoch, keep=1.0)
+        packet = self._packer.rest(self.step + 1, self._epoch)
         if not any(block.values.data.any() for block in packet.blocks):
             return None
         self.round.record(0, 0.0)
@@ -442,13 +412,28 @@ class WorkerCore:
             self.receive(shard, reply)
         if self._runs_ahead:
             np.copyto(self.weights, self.base)
+        if self.own is not None:
+            self.own.restart(self._kept_back())
         return self.restart_from_base()
+
+    def _kept_back(self) -> Float32:
+        """Return what the codec has not sent: [num_parameters] float32."""
+        values = np.zeros(self.spec.num_parameters, np.float32)
+        if self.method.codec.sends_fraction:
+            packet = self._packer.rest(self.step + 1, self._epoch)
+            self._packer.undelivered()
+            for shard, blocks in enumerate(split_packet(packet, self.layouts)):
+                self._change(values, shard, map(expanded, blocks), 1)
+        return values
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
+        sent = self._packer.sent[shard] if self._packer.sent else ()
         if reply.operation is Operation.SET_REST:
-            self._change(self.base, shard, map(expanded, self._packer.sent[shard]), adds=True)
-        self._change(self.base, shard, reply.blocks, adds=reply.operation is Operation.ADD)
+            self._change(self.base, shard, map(expanded, sent), 1)
+        self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
+        if self.own is not None and not reply.refused:
+            self._change(self.own.unsent, shard, map(expanded, sent), -1)
         if reply.lost is not None:
             self._packer.record_loss(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
@@ -460,8 +445,8 @@ class WorkerCore:
             if reply.aux is not None:
                 self._adopt_means(reply.aux)
 
-    def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], adds: bool) -> None:
-        """Add a shard's blocks to a model [num_parameters], or overwrite it with them."""
+    def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
+        """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
         slices = self.layouts[shard].slices
         for block in blocks:
             piece = slices[block.slot]
@@ -469,8 +454,10 @@ class WorkerCore:
             target = weights[start : start + piece.size]
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
-            if adds:
+            if sign > 0:
                 target[where] += values
+            elif sign < 0:
+                target[where] -= values
             else:
                 target[where] = values
 
@@ -512,6 +499,8 @@ class WorkerCore:
         """
         self._packer.forget(shards)
         self.round.forget()
+        if self.own is not None:
+            self.own.forget()
 
     def undelivered(self) -> None:
         """Take the last packet, which was rejected, back into the residuals."""
@@ -544,7 +533,8 @@ class WorkerCore:
         """Return what an exchange sends, and the learning rate that goes with it."""
         if self.method.takes_local_steps:
             return self.weights - self.base, rate
-        return self.method.local.as_gradient(self._origin, values, rate)
+        began_at = self.weights if self.own is None else self.own.origin
+        return self.method.local.as_gradient(began_at, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         step = self.step + 1

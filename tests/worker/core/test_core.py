@@ -151,37 +151,61 @@ def add(shard, outgoing, layout):
         shard[start : start + piece.size][where_of(block.indices)] += block.values.data
 
 
-def test_a_script_goes_on_from_its_whole_step_and_keeps_what_was_sent_of_it():
+def test_a_script_keeps_its_own_changes_whatever_is_sent_of_them():
     core = running_ahead(compression_rate=0.25)
     [layout] = core.layouts
     shard, total = np.zeros(SIZE, np.float32), np.zeros(SIZE)
     for number in range(20):
-        change, others = numbers(number), numbers(100 + number)
-        held, stepped = core.base.copy(), core.weights + change
-        core.go_ahead(stepped)
-        np.testing.assert_allclose(core.weights, held + change, atol=1e-5)
+        stepped = core.weights + numbers(number)
+        core.own.step(stepped, loss=0.0)
+        np.testing.assert_allclose(core.weights, stepped, atol=1e-5, err_msg="alone it is Keras'")
         add(shard, core.begin(stepped, samples=8, loss=0.0), layout)
+        others = numbers(100 + number)
         shard += others
         core.receive(0, reply(layout, values=shard))
         np.testing.assert_array_equal(core.base, shard)
-        total += change.astype(float) + others
+        total += numbers(number).astype(float) + others
+        core.own.catch_up()
+        np.testing.assert_allclose(core.weights, total, atol=1e-4)
+    kept = core.own.unsent.copy()
+    assert np.count_nonzero(kept) > SIZE / 2
+    start(core, shard)
+    np.testing.assert_allclose(core.own.unsent, kept, atol=1e-5, err_msg="as the codec has it")
     add(shard, core.end_training(), layout)
     np.testing.assert_allclose(shard, total, atol=1e-4)
+    core.receive(0, reply(layout, values=shard))
+    np.testing.assert_allclose(core.own.unsent, 0, atol=1e-5)
 
 
-def test_a_step_to_nan_is_refused_before_the_script_goes_on():
-    core = running_ahead(compression_rate=0.25)
-    bad = numbers()
-    bad[3] = math.nan
+@pytest.mark.parametrize("bad", ["weights", "loss", "statistics"])
+def test_a_step_to_nan_is_refused_before_the_script_goes_on(bad):
+    core, values, statistics, loss = running_ahead(), numbers(), np.zeros(2, np.float32), 0.0
+    if bad == "loss":
+        loss = math.nan
+    else:
+        {"weights": values, "statistics": statistics}[bad][1] = math.inf
     with pytest.raises(NonFiniteUpdate, match="optimizer made NaN"):
-        core.go_ahead(bad)
+        core.own.step(values, loss, statistics)
     np.testing.assert_array_equal(core.weights, np.zeros(SIZE))
+    np.testing.assert_array_equal(core.own.unsent, np.zeros(SIZE))
+
+
+def test_a_push_that_is_refused_as_too_large_is_forgotten():
+    core = running_ahead(compression_rate=0.25)
+    stepped = core.weights + numbers()
+    core.own.step(stepped, loss=0.0)
+    core.begin(stepped, samples=8, loss=0.0)
+    answer = reply(core.layouts[0], values=np.zeros(SIZE, np.float32), refused=True)
+    core.receive(0, answer)
+    core.handle_refusals([answer])
+    np.testing.assert_array_equal(core.own.unsent, np.zeros(SIZE))
+    assert core.end_training() is None
 
 
 def test_with_a_momentum_only_the_codec_shows_what_is_sent():
-    assert running_ahead(compression_rate=0.25).codes_behind
+    assert running_ahead(compression_rate=0.25).own is not None
     core = core_of("dgs", local_optimizer="script", overlap=True, dgs_momentum=0.9)
-    assert not core.codes_behind
+    assert core.own is None
 
 
 @pytest.mark.parametrize("local_steps", [1, 3])
