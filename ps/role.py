@@ -172,6 +172,8 @@ def main(run: Run) -> int:
         return _serve_offered(run, own, saved)
     offer = read_offer(saved.offer, own.max_model_bytes)
     logging.info("this shard has the model that a worker offered before")
+    if own.preload_keras:
+        import_quietly("keras")
     return ShardProcess(run, own, model_of_offer(run, own.id_ps, offer, None), saved).serve()
 
 

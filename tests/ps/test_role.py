@@ -8,6 +8,7 @@ import pytest
 from tests.command_line import run_of
 from tests.harness import SPEC
 from thinwire.models import flat_model
+from thinwire.ps import role
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardInitials, build_core
@@ -90,3 +91,18 @@ def test_a_run_that_goes_on_waits_no_longer_than_workers_take_to_come_back():
 def test_epochs_are_counted_in_examples():
     assert initials_of(0).config(saved(), 1.0).budget.examples is None
     assert initials_of(0, "--epochs=2.5", examples=100).config(saved(), 1.0).budget.examples == 250
+
+
+def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monkeypatch):
+    events, run = [], types.SimpleNamespace(addresses=(), overwrite=False, model_is_offered=True)
+    own = types.SimpleNamespace(node="ps-0", id_ps=0, preload_keras=True, max_model_bytes=1)
+    kept = types.SimpleNamespace(offer="{}", core={"theta": 1})
+    monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)
+    monkeypatch.setattr(role, "SavedShard", lambda run, node: kept)
+    monkeypatch.setattr(role, "read_offer", lambda document, limit: document)
+    monkeypatch.setattr(role, "import_quietly", lambda name: events.append(name))
+    monkeypatch.setattr(role, "model_of_offer", lambda *given: events.append("model"))
+    process = types.SimpleNamespace(serve=lambda: 0)
+    monkeypatch.setattr(role, "ShardProcess", lambda *given: process)
+    assert role.main(run) == 0
+    assert events == ["keras", "model"]
