@@ -102,7 +102,7 @@ def stateful():
 
 def test_a_model_that_fixes_the_rows_of_a_batch_is_helped(tmp_path):
     with scripts(tmp_path, "bsp", 2) as run:
-        # Traced or, while the other worker's thread tries its step, called: TensorFlow's own errors.
+        # Traced or, while the thread of the other worker tries its step, called.
         errors = (ValueError, tf.errors.InvalidArgumentError)
         with pytest.raises(errors, match="72 (elements|values)") as raised:
             run.fit(of_fixed_rows)
