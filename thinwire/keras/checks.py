@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from thinwire.keras.plan import named
 from thinwire.models.flat_model import SharedModel
@@ -77,6 +79,10 @@ def check_states(model: Any, place: WorkerPlace) -> None:
             )
 
 
+#: What an error has in its text that a fixed number of rows may have brought about.
+_OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
+
+
 def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
     """Add to an error of a script's first step that its batches are parts here.
 
@@ -85,8 +91,11 @@ def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: i
         place: This worker's; None: the script shares its data itself.
         batch_size: The script's, as far as it is known.
     """
-    is_own = isinstance(error, ConfigurationError | KeyboardInterrupt | SystemExit)
-    if is_own or place is None or not place.divides_batch:
+    is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)
+    may_be = (
+        is_foreign and not isinstance(error, ConfigurationError) and _OF_ROWS.search(str(error))
+    )
+    if not may_be or place is None or not place.divides_batch:
         return
     error.add_note(
         f"Thinwire: a batch of {batch_size or 'fit'} is the whole run's here, and each of "

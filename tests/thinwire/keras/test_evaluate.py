@@ -136,6 +136,7 @@ class Averaging(keras.Model):
         return logs
 
 
+@pytest.mark.product
 def test_states_that_only_training_makes_are_validated_by_the_workers(tmp_path, caplog):
     def make():
         model = Averaging()

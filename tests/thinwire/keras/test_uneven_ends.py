@@ -7,7 +7,10 @@ import tensorflow as tf
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
 from thinwire import distribute
+from thinwire.data.partition import PartitionRule
+from thinwire.keras.checks import explain_batch
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.place import WorkerPlace
 
 
 def make():
@@ -109,3 +112,12 @@ def test_a_model_that_fixes_the_rows_of_a_batch_is_helped(tmp_path):
         assert "--batch=worker" in raised.value.__notes__[0]
         with pytest.raises(ConfigurationError, match="lstm.* is stateful.*--shard=off"):
             run.fit(stateful)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a size"), ValueError("no such column")])
+def test_other_errors_of_a_first_step_stay_as_they_are(error):
+    place = WorkerPlace(1, 2, True, PartitionRule("iid", 2, 0))
+    explain_batch(error, place, BATCH)
+    assert not hasattr(error, "__notes__")
+    explain_batch(known := ValueError("Cannot reshape a tensor"), place, BATCH)
+    assert len(known.__notes__) == 1
