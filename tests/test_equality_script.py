@@ -111,11 +111,12 @@ def test_what_was_sent_and_the_residual_are_all_changes(name, rate, dtype, seed,
         core.finish([reply(core.layouts[0], Operation.SET_REST, blocks=[])])
     codec = core.save()["codec"]["inner"]
     residual = codec["residual"] if "residual" in codec else codec["inner"]["residual"]
-    moved = core.weights.astype(np.float64) - first
+    np.testing.assert_allclose(core.weights - first, total, rtol=0, atol=1e-5)
+    moved = core.base.astype(np.float64) - first
     np.testing.assert_allclose(moved + np.concatenate(residual), total, rtol=0, atol=1e-5)
     if core.end_training() is not None:
         core.finish([reply(core.layouts[0], Operation.SET_REST, blocks=[])])
-    moved = core.weights.astype(np.float64) - first
+    moved = core.base.astype(np.float64) - first
     atol = 1e-5 if dtype == "float32" else 0.01  # else the last packet is rounded, too
     np.testing.assert_allclose(moved, total, rtol=0, atol=atol)
 

@@ -6,6 +6,7 @@ import types
 import pytest
 
 import thinwire
+from thinwire import interrupts
 from thinwire.keras import fit_barriers
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.service import stream_reader
@@ -46,12 +47,13 @@ def test_without_a_run_it_is_only_called(monkeypatch):
 
 def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
     sent = []
-    control = types.SimpleNamespace(report=sent.append)
+    control = types.SimpleNamespace(report=sent.append, interrupt=lambda: None)
     monkeypatch.setattr(fit_barriers.Control, "of", lambda *args, **keywords: control)
     monkeypatch.setattr(RECORD, "_report", None)
     monkeypatch.setattr(RECORD, "_endings", [])
     barriers = fit_barriers.FitBarriers(None, 1, "")
     atexit.unregister(barriers._finish_at_exit)
+    interrupts.remove_listener(control.interrupt)
     monkeypatch.setattr(RECORD, "chief", 1)
     thinwire.evaluate(lambda: {"score": 0.5})
     (evaluated,) = sent

@@ -254,6 +254,7 @@ class WorkerCore:
         self.generations = [-1] * len(layouts)
         self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
         self._offsets = spec.offsets
+        self._unanswered: set[int] = set()  # shards that have not answered the newest push
 
     @property
     def on_device(self) -> bool:
@@ -297,6 +298,10 @@ class WorkerCore:
         """
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
+        if self.own is not None:
+            if not self.own.is_ahead:
+                self.own.step(values, loss, statistics)
+            self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and np.isfinite(loss)):
             # Let the codec's own check refuse it.
@@ -367,6 +372,7 @@ class WorkerCore:
         self.step += 1
         loss, own_rate = self.round.loss, figures.learning_rate
         routed = self._packer.route(packet, self.step, loss)
+        self._unanswered = set(range(len(self.layouts)))
         return PushRequest(
             step=self.step,
             kind=packet.kind,
@@ -413,27 +419,17 @@ class WorkerCore:
         if self._runs_ahead:
             np.copyto(self.weights, self.base)
         if self.own is not None:
-            self.own.restart(self._kept_back())
+            self.own.catch_up()
         return self.restart_from_base()
-
-    def _kept_back(self) -> Float32:
-        """Return what the codec has not sent: [num_parameters] float32."""
-        values = np.zeros(self.spec.num_parameters, np.float32)
-        if self.method.codec.sends_fraction:
-            packet = self._packer.rest(self.step + 1, self._epoch)
-            self._packer.undelivered()
-            for shard, blocks in enumerate(split_packet(packet, self.layouts)):
-                self._change(values, shard, map(expanded, blocks), 1)
-        return values
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
-        sent = self._packer.sent[shard] if self._packer.sent else ()
         if reply.operation is Operation.SET_REST:
-            self._change(self.base, shard, map(expanded, sent), 1)
+            self._change(self.base, shard, map(expanded, self._packer.sent[shard]), 1)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
-        if self.own is not None and not reply.refused:
-            self._change(self.own.unsent, shard, map(expanded, sent), -1)
+        if self.own is not None and shard in self._unanswered:
+            self._change(self.own.unsent, shard, map(expanded, self._packer.sent[shard]), -1)
+        self._unanswered.discard(shard)
         if reply.lost is not None:
             self._packer.record_loss(shard, reply.lost)
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
@@ -505,6 +501,7 @@ class WorkerCore:
     def undelivered(self) -> None:
         """Take the last packet, which was rejected, back into the residuals."""
         self._packer.undelivered()
+        self._unanswered.clear()
 
     def save(self) -> State:
         """Return the state that survives this process, with the local steps not yet pushed."""
@@ -512,6 +509,7 @@ class WorkerCore:
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
             **self._packer.save(),
+            **({} if self.own is None else {"unsent": self._unsent(self.own)}),
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
@@ -526,8 +524,17 @@ class WorkerCore:
         fits = bool(state["step"] == last_applied_step)
         self._packer.restore(state, fits)
         self.round.restore(state, fits)
+        if self.own is not None and fits:
+            np.copyto(self.own.unsent, state["unsent"])
         self.step = last_applied_step
         return fits
+
+    def _unsent(self, own: OwnChanges) -> Float32:
+        """Return what is unsent of a script's changes once the newest push is applied: [n]."""
+        unsent = own.unsent.copy()
+        for shard in self._unanswered:
+            self._change(unsent, shard, map(expanded, self._packer.sent[shard]), -1)
+        return unsent
 
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return what an exchange sends, and the learning rate that goes with it."""

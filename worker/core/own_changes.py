@@ -25,6 +25,7 @@ class OwnChanges:
         unsent: [n] float32, of all steps so far.
         weights: [n] float32 to begin the next step at: the base and what is unsent.
         origin: [n] float32 at which the newest step began.
+        is_ahead: Whether that step is yet to be coded.
 
     Args:
         base: [n] float32 the model as received from the shards.
@@ -33,11 +34,7 @@ class OwnChanges:
     def __init__(self, base: Float32) -> None:
         self._base = base
         self.weights, self.origin, self.unsent = (aligned(len(base)) for _ in range(3))
-
-    def restart(self, unsent: Float32) -> None:
-        """Begin anew with a model from the shards, and what the codec has kept back [n]."""
-        np.copyto(self.unsent, unsent)
-        self.catch_up()
+        self.is_ahead = False
 
     def step(self, values: Float32, loss: float, statistics: Float32 | None = None) -> None:
         """Go on from a step of the script.
@@ -61,6 +58,7 @@ class OwnChanges:
         np.subtract(values, self.origin, out=self.weights)
         self.unsent += self.weights
         self.catch_up()
+        self.is_ahead = True
 
     def catch_up(self) -> None:
         """Begin the next step at what the shards have sent since."""

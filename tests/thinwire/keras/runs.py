@@ -95,6 +95,7 @@ class Scripts:
 def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
     """Serve a run whose model comes from its workers."""
     RECORD.chief = 1  # what a process begins with
+    RECORD._sessions.clear()  # an earlier test may have had the same free port
     words = {"method": method, "nb_workers": nb_workers} | settings
     flags = [f"--{name}={value}" for name, value in words.items()]
     with offered_run(folder, *flags, nb_ps=nb_ps) as run:
