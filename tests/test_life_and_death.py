@@ -105,6 +105,7 @@ def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
     assert applied == (900 if method == "adacomp" else 1800)  # a push per worker and round
 
 
+@pytest.mark.product  # of `thinwire run` every time
 def test_ctrl_c_ends_a_cluster_cleanly_and_the_same_command_resumes(nodes):
     flags = ("--type_node=Cluster", "--method=adacomp", "--nb_workers=1", "--iter_max=700")
     nodes.start("cluster", *flags)
