@@ -89,9 +89,6 @@ class _Exchanged:
     replies: Sequence[ShardReply | None] = ()
 
 
-_NOTHING = _Exchanged()
-
-
 @dataclasses.dataclass(frozen=True)
 class CentralState:
     """What the shards hold between two updates.
@@ -412,7 +409,7 @@ class Session:
             clip(values, self.own.clip_norm)
             if rate_factor != 1:
                 values *= np.float32(rate_factor)
-        overlaps, done = self.settings.run.method.overlap, _NOTHING
+        overlaps, done = self.settings.run.method.overlap, _Exchanged()
         computed_at = self._versions if overlaps else None
         arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
         applied = skipped = False
@@ -485,8 +482,7 @@ class Session:
     def _exchange(self, arguments: Any) -> _Exchanged:
         """Send a mini-batch, and wait for the answer."""
         outgoing = self._send(arguments)
-        replies = self.part.finish_exchange(lambda weights: None) if outgoing is not None else []
-        return _Exchanged(outgoing, replies)
+        return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
         """Wait for the exchange that is under way, if there is one; return it."""

@@ -103,7 +103,8 @@ class StepExchange:
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
             loss: Its mean loss.
-            held: [num_parameters] float32 weights of the model where `values` are a gradient.
+            held: [num_parameters] float32 weights of the model where `values` are a gradient; else
+                empty.
             statistics: [m] float32 moving statistics after it.
             rate: The optimizer's learning rate; a callback may have changed it.
             scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
@@ -139,7 +140,7 @@ class StepExchange:
                 )
                 own, rows = np.array(values), int(rows)
                 given = own, rows, float(loss), statistics, float(rate), figures
-                self._try_step(step, session.weights if session.takes_weights else held, *given)
+                self._try_step(step, held if held.size else None, *given)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
@@ -163,7 +164,7 @@ class StepExchange:
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
                 means = session.means.copy()
-                self._try_step(step, weights, nothing, 0, 0.0, means, step.known_rate, figures)
+                self._try_step(step, None, nothing, 0, 0.0, means, step.known_rate, figures)
             session.assign()
 
     def _unchanged(
@@ -191,7 +192,7 @@ class StepExchange:
     def _try_step(
         self,
         step: ExchangeStep,
-        held: Float32,
+        held: Float32 | None,
         values: Float32,
         rows: int,
         loss: float,
@@ -199,11 +200,15 @@ class StepExchange:
         rate: float,
         figures: ScriptFigures,
     ) -> None:
-        """Step from the weights [num_parameters] that the model holds; keep what goes wrong."""
+        """Step from the weights [num_parameters] that the model holds; keep what goes wrong.
+
+        None: whatever they are, their change travels, or nothing does.
+        """
         member, session = self._member, self._member.joined
         try:
             if not session.stopped:
-                check_held(session, held, member.model.name)
+                if held is not None:
+                    check_held(session, held, member.model.name)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)

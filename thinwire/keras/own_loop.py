@@ -110,9 +110,10 @@ class OwnLoop:
             return
         if not session.stopped:
             held = session.variables.read()
-            if session.takes_weights and not is_like(held, session.weights):
+            if not session.takes_weights:
+                check_held(session, held, member.model.name)
+            elif not is_like(held, session.weights):
                 return  # the script has set them; they travel with its next step
-            check_held(session, held, member.model.name)
         member.finish_rounds(session)
         with member.lock:
             if not session.stopped:

@@ -325,8 +325,8 @@ class WorkerCore:
         They add the same; their answer adds the others' changes, one step later.
         """
         np.copyto(self.weights, self.base)
-        for shard, blocks in enumerate(self._packer.sent):
-            self._change(self.weights, shard, map(expanded, blocks), 1)
+        for shard in range(len(self.layouts)):
+            self._add_sent(self.weights, shard)
 
     def _begin_overflow(
         self,
@@ -425,10 +425,10 @@ class WorkerCore:
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
-            self._change(self.base, shard, map(expanded, self._packer.sent[shard]), 1)
+            self._add_sent(self.base, shard)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
         if self.own is not None and shard in self._unanswered:
-            self._change(self.own.unsent, shard, map(expanded, self._packer.sent[shard]), -1)
+            self._add_sent(self.own.unsent, shard, -1)
         self._unanswered.discard(shard)
         if reply.lost is not None:
             self._packer.record_loss(shard, reply.lost)
@@ -440,6 +440,10 @@ class WorkerCore:
             self.stop_reason = self.stop_reason or reply.stop_reason
             if reply.aux is not None:
                 self._adopt_means(reply.aux)
+
+    def _add_sent(self, weights: Float32, shard: int, sign: int = 1) -> None:
+        """Add what was sent last to a shard to a model [num_parameters], or subtract it (-1)."""
+        self._change(weights, shard, map(expanded, self._packer.sent[shard]), sign)
 
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
@@ -533,7 +537,7 @@ class WorkerCore:
         """Return what is unsent of a script's changes once the newest push is applied: [n]."""
         unsent = own.unsent.copy()
         for shard in self._unanswered:
-            self._change(unsent, shard, map(expanded, self._packer.sent[shard]), -1)
+            self._add_sent(unsent, shard, -1)
         return unsent
 
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
