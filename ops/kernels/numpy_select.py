@@ -123,7 +123,8 @@ def feedback_top_k(
     else:
         indices, values = _exact(residual, k)
     residual[indices] = 0
-    return indices, values, magnitude_at(np.abs(values), _HINTED * k) if indices.size == k else 0.0
+    hint = magnitude_at(np.abs(values), _HINTED * k) if indices.size == k > 0 else 0.0
+    return indices, values, hint
 
 
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
@@ -135,7 +136,7 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
 
     Args:
         x: [n] float32, finite.
-        k: How many there should be, 1 to n.
+        k: How many there should be, 1 to n; 0 of an empty array.
         threshold: Of the time before; 0: not known.
 
     Returns:
@@ -150,7 +151,7 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
                 indices, values = indices.take(kept), values.take(kept)
             return indices, values, following
     indices, values = top_k(x, k)
-    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
+    return indices, values, lowest_of(values, k)
 
 
 def feedback_carried(
@@ -161,7 +162,7 @@ def feedback_carried(
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
         addend: [n] float32, finite.
-        k: How many there should be, 1 to n.
+        k: How many there should be, 1 to n; 0 of an empty array.
         factor: Of the addend.
         threshold: Of the step before; 0: not known.
     """
@@ -184,6 +185,11 @@ def largest(values: Float32, k: int) -> Int64:
     if k <= 0:
         return np.empty(0, np.int64)
     return _are_largest(np.abs(values), k).nonzero()[0]
+
+
+def lowest_of(values: Float32, k: int) -> float:
+    """Return the smallest magnitude of [m] values; 0 where there are not the k > 0 wanted."""
+    return float(np.abs(values).min()) if values.size == k > 0 else 0.0
 
 
 def magnitude_at(magnitudes: Float32, rank: float) -> float:

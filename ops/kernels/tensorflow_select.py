@@ -171,7 +171,7 @@ def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, flo
             indices, values = _cut(*found)
             return indices, values, numpy_select.magnitude_at(np.abs(values), k)
     indices, values = top_k(x, k)
-    return indices, values, float(np.abs(values).min()) if indices.size == k else 0.0
+    return indices, values, numpy_select.lowest_of(values, k)
 
 
 def feedback_carried(

@@ -47,10 +47,11 @@ def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[
     """
     parts = num_shards if cuts else 1
     pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, parts)]
-    if len(pieces) < num_shards:
+    most = sum(piece.size > 0 for piece in pieces)
+    if most < num_shards:
         raise ConfigurationError(
-            f"--nb_ps={num_shards}: this model has only {len(pieces)} tensors to spread; expected "
-            f"1..{len(pieces)} shards."
+            f"--nb_ps={num_shards}: this model has only {most} tensors with entries to spread; "
+            f"expected 1..{most} shards."
         )
     loads = [0] * num_shards
     shards: list[list[Slice]] = [[] for _ in range(num_shards)]

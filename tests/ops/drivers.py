@@ -26,7 +26,14 @@ from thinwire.ps.core.model import ShardModel
 from thinwire.ps.core.serialization import from_plain, to_plain
 
 BODIES = load_kernels("numpy")
-SPEC = ModelSpec((TensorSpec("kernel", (9, 5)), TensorSpec("one", (1,)), TensorSpec("zero", (6,))))
+SPEC = ModelSpec(
+    (
+        TensorSpec("kernel", (9, 5)),
+        TensorSpec("empty", (0, 3)),
+        TensorSpec("one", (1,)),
+        TensorSpec("zero", (6,)),
+    )
+)
 WORKERS = 3
 #: What follows a "+" in the name of a policy -> choices that put wrappers around it.
 VARIANTS = {

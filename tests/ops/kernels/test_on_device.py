@@ -24,6 +24,7 @@ SPEC = ModelSpec(
         TensorSpec("kernel", (100, 60)),
         TensorSpec("one", (1,)),
         TensorSpec("bias", (30,)),
+        TensorSpec("empty", (0, 3)),
         TensorSpec("zero", (7,)),
     )
 )

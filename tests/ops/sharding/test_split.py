@@ -180,3 +180,12 @@ def test_cut_tensors_give_one_worker_the_same_run(name, choices):
     for run in runs[1:]:
         np.testing.assert_array_equal(run.theta, runs[0].theta)
         assert [core.version for core in run.shards] == [40] * run.nb_ps
+
+
+def test_variables_without_entries_are_placed_and_make_no_shard():
+    spec = model([(2, 3), (0, 4), (5,), (0,)])
+    layouts = place_tensors(spec, 2)
+    assert sorted(piece.tensor for layout in layouts for piece in layout.slices) == [0, 1, 2, 3]
+    assert all(layout.size for layout in layouts)
+    with pytest.raises(ConfigurationError, match=r"--nb_ps=3.*only 2 tensors with entries"):
+        place_tensors(spec, 3)

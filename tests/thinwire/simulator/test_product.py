@@ -3,8 +3,17 @@
 import numpy as np
 
 from tests.test_product import compose, covering_array
-from tests.thinwire.simulator.toy import simulated_of
-from thinwire.ops.types import Link
+from tests.thinwire.simulator.toy import ToyTrainer, simulated_of
+from thinwire.ops.types import Link, ModelSpec, TensorSpec
+
+EMPTY = TensorSpec("empty", (0, 4))
+
+
+def trainer_with_empty_variable():
+    trainer = ToyTrainer()
+    upper, *others = trainer.spec.tensors
+    trainer.spec = ModelSpec((upper, EMPTY, *others))
+    return trainer
 
 
 def end_of(mix, folder):
@@ -13,6 +22,7 @@ def end_of(mix, folder):
         compose(mix),
         steps="0.1,0.25,0.4",
         links=(Link(0.1, 10),),
+        trainer=trainer_with_empty_variable(),
         nb_ps=mix["nb_ps"],
         failures="2@0.6-1",
         lease_seconds=2.0,
