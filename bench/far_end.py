@@ -98,7 +98,7 @@ def _serve_stack() -> proto_grpc.Server:
                 pending.put((stream, *assembled))
 
     threading.Thread(target=write, daemon=True).start()
-    return proto_grpc.serve("127.0.0.1", 0, handle, max_streams=4)
+    return proto_grpc.serve("127.0.0.1", 0, handle)
 
 
 def serve() -> None:

@@ -58,7 +58,6 @@ from thinwire.ps.service.handshake import (
     guard_of,
     hello_to_leader,
     identity,
-    most_streams,
 )
 from thinwire.ps.service.leader_client import PHASE, WEIGHTS_DIGEST, LeaderClient
 from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
@@ -339,7 +338,6 @@ class ShardProcess:
             self._share,
             self._save,
             self.run.lease_seconds,
-            most_streams(self.run),
             self.bounds,
             self._groups,
         )

@@ -80,7 +80,7 @@ class ElasticShard:
             self.applied = [each for each in self.applied if each[0] < self.core.version]
         self._keep_what_is_applied()
         self.server = ShardServer(
-            self.core, layout, layout.size / 28, self._save, cluster.lease_seconds, 32
+            self.core, layout, layout.size / 28, self._save, cluster.lease_seconds
         )
         self.port = self.server.listen("127.0.0.1", self.port)
         self.ended = threading.Event()

@@ -134,7 +134,7 @@ def test_what_a_worker_alone_can_notice(nodes):
     cut = damaged_sample(nodes.folder / "cut", lambda data: data[: len(data) // 2])
     with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as at_end:
         silent_port = silent.getsockname()[1]
-        server = serve("127.0.0.1", 0, refuse, 4)
+        server = serve("127.0.0.1", 0, refuse)
         at_end.callback(server.stop)
 
         def start(name, *flags):  # each is worker 1 of a run of its own

@@ -140,7 +140,7 @@ class ClientStream:
         channel = self._connect(deadline, given_up)
         call = channel.stream_stream(
             self._method, request_serializer=None, response_deserializer=None
-        )(self._requests(), metadata=((trust.NONCE, self._nonce),))
+        )(self._requests(), metadata=self._metadata())
         self._channel = channel
         name = f"reader {self.address}"
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
@@ -171,6 +171,10 @@ class ClientStream:
         """
         theirs, token = self._answer.get(trust.NONCE, b""), self._credentials.token
         return trust.client_proof(token, self._nonce, theirs, claims) if token and theirs else b""
+
+    def _metadata(self) -> tuple[tuple[str, bytes], ...]:
+        nonce, token = (trust.NONCE, self._nonce), self._credentials.token
+        return (nonce, (trust.PASS, trust.client_pass(token, self._nonce))) if token else (nonce,)
 
     @property
     def _method(self) -> str:

@@ -35,6 +35,7 @@ from thinwire.proto.grpc.common import (
 from thinwire.proto.grpc.health import HealthService
 from thinwire.proto.security import credentials as trust
 from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.proto.security.connection_sweeper import ConnectionSweeper, most_connections
 from thinwire.proto.security.credentials import PeerEvidence
 
 
@@ -46,7 +47,6 @@ class ServerStream:
     Attributes:
         chunks: How large pieces of payloads should be.
         evidence: What is known of the client before its first message.
-        hello_received: Whether a Hello has been accepted, or the stream has ended.
         peer: The client's address, as gRPC gives it.
     """
 
@@ -58,7 +58,6 @@ class ServerStream:
     ) -> None:
         self._requests = requests
         self.evidence = evidence
-        self.hello_received = False
         self._num_made = self._num_to_make = 0
         self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
@@ -179,7 +178,7 @@ class DaemonThreads(futures.Executor):
 _SPARE_CALLS = 8  # health checks, and streams beyond the limit, which are rejected with a reason
 #: Idle connections keep a descriptor: the time until one has become HTTP/2, and the time it may
 #: have no stream.
-_HANDSHAKE_MS, _IDLE_MS = 30_000, 60_000
+_HANDSHAKE_MS, _IDLE_MS = 10_000, 20_000
 
 
 class PortInUse(ConfigurationError):
@@ -190,10 +189,14 @@ class GrpcServer:
     """A listening shard; made by `serve`."""
 
     def __init__(
-        self, server: grpc.Server, port: int, health: HealthService, sessions: _SessionHandler
+        self,
+        server: grpc.Server,
+        health: HealthService,
+        sessions: _SessionHandler,
+        sweeper: ConnectionSweeper,
     ) -> None:
         self._server, self._health, self._sessions = server, health, sessions
-        self.port = port
+        self._sweeper, self.port = sweeper, sweeper.port
 
     def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
         """Run another handler for the streams that come from now on."""
@@ -207,53 +210,28 @@ class GrpcServer:
         """Accept no new streams, give the open ones this long to end, then cut them."""
         self._health.set_serving(False)
         self._server.stop(grace_seconds).wait()
+        self._sweeper.stop()
 
 
 class _SessionHandler:
-    """Runs the handler of each Session and bounds their number."""
+    """Runs the handler of each Session that the guard admits."""
 
-    def __init__(
-        self, handler: Callable[[ServerStream], None], max_streams: int, guard: ConnectionGuard
-    ) -> None:
+    def __init__(self, handler: Callable[[ServerStream], None], guard: ConnectionGuard) -> None:
         self.handler, self._guard = handler, guard
-        self._free_streams = threading.Semaphore(max_streams)
-        self._max_streams = max_streams
 
     def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        peer = context.peer()
-        refusal = self._admit(peer)
+        evidence, answer = trust.begin_handshake(context, self._guard.credentials)
+        stream = ServerStream(requests, context, evidence)
+        refusal = self._guard.admit(stream)
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            yield from self._converse(requests, context)
-        finally:
-            self._guard.release(peer)
-            self._free_streams.release()
-
-    def _admit(self, peer: str) -> str | None:
-        """Admit a stream; return why not, if it is rejected."""
-        if not self._free_streams.acquire(blocking=False):
-            full = f"all {self._max_streams} streams of this shard are taken"
-            self._guard.record_refusal("no_room", peer, full)
-            return full
-        refusal = self._guard.admit(peer)
-        if refusal is not None:
-            self._free_streams.release()
-        return refusal
-
-    def _converse(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
-        evidence, answer = trust.begin_handshake(context, self._guard.credentials)
-        stream = ServerStream(requests, context, evidence)
-        context.send_initial_metadata(answer)  # shows the client that the stream is open
-        name = f"reader {stream.peer}"
-        threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
-        self._guard.await_hello(stream)
-        try:
+            context.send_initial_metadata(answer)  # shows the client that the stream is open
+            name = f"reader {stream.peer}"
+            threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
             yield from stream.responses()
         finally:
-            self._guard.hello_received(stream)
+            self._guard.release(stream)
 
     def _read(self, stream: ServerStream) -> None:
         try:
@@ -268,7 +246,6 @@ def serve(
     address: str,
     port: int,
     handler: Callable[[ServerStream], None],
-    max_streams: int,
     keepalive_seconds: float = 20.0,
     service: str = SERVICE,
     dscp: int | None = None,
@@ -283,27 +260,31 @@ def serve(
         address: To bind; see `check_bind`.
         port: 0 takes a free one.
         handler: Called with each new stream; reads it to its end.
-        max_streams: Further ones are refused with RESOURCE_EXHAUSTED.
         keepalive_seconds: A client silent for twice as long is lost.
         service: Whose Session is served.
         dscp: Class of service of what is sent, 0..63; None: the system's own.
-        guard: Admits and authenticates clients; None: admits everybody.
+        guard: Admits and authenticates clients; None: admits everybody. Streams beyond its limit
+            are refused with RESOURCE_EXHAUSTED.
 
     Raises:
         PortInUse: Another process has the port, or the address is not of this machine.
     """
+    guard = guard or ConnectionGuard()
+    most = guard.most_streams
     options = [
         *channel_options(keepalive_seconds, dscp),
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         ("grpc.max_connection_idle_ms", _IDLE_MS),
+        ("grpc.max_allowed_incoming_connections", most_connections(most)),
     ]
     executor: Any = DaemonThreads()
     server = grpc.server(
-        executor, options=options, maximum_concurrent_rpcs=max_streams + _SPARE_CALLS
+        executor,
+        options=options,
+        maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
     )
-    guard = guard or ConnectionGuard()
-    sessions = _SessionHandler(handler, max_streams, guard)
+    sessions = _SessionHandler(handler, guard)
     session = grpc.stream_stream_rpc_method_handler(sessions)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
@@ -315,7 +296,7 @@ def serve(
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     server.start()
-    return GrpcServer(server, bound, health, sessions)
+    return GrpcServer(server, health, sessions, ConnectionSweeper(bound, guard))
 
 
 def _why_not_bound(address: str, port: int) -> str:

@@ -34,8 +34,8 @@ from thinwire.proto.security.credentials import UntrustedPeer, claims_of
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096
-#: How long a shard may take to answer a Hello. A constant, and the same as on the shard's side
-#: (`thinwire.proto.security.connection_guard`): nothing is known yet of a peer that sent nothing.
+#: How long a shard may take to answer a Hello. A constant: nothing is known yet of a peer that sent
+#: nothing.
 _HELLO_TIMEOUT_SECONDS = 30.0
 _LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the answer
 #: The longest silence before a shard has sent the length of its leases, and in leases after that.

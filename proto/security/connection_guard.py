@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import threading
 import time
+import urllib.parse
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from absl import logging
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
+from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.proto.token_bucket import TokenBucket
 
 _LOG_SECONDS = 10.0  # between two lines for one reason
@@ -25,7 +27,6 @@ class GuardedStream(Protocol):
     """What the guard needs of a `thinwire.proto.grpc.ServerStream`."""
 
     evidence: trust.PeerEvidence
-    hello_received: bool
     peer: str
 
     def close(self) -> None:
@@ -36,10 +37,16 @@ class GuardedStream(Protocol):
 class Limits:
     """Limits that no client of a run comes near; a client that exceeds one is cut off."""
 
-    #: From the opening of a stream to its Hello; clients give up after as long.
-    hello_seconds: float = 30.0
-    #: Streams that one address may hold at a time; None: as many as there are.
+    #: From the opening of a stream to its Hello, which clients send immediately.
+    hello_seconds: float = 10.0
+    #: Streams after their Hello; None: as many as there are.
+    streams: int | None = None
+    #: The same of one address at a time.
     streams_per_address: int | None = None
+    #: Streams before their Hello, of clients that may belong to the run.
+    waiting_streams: int = 64
+    #: The same of clients that do not, for they have not shown that they have its token.
+    waiting_strangers: int = 8
     #: Frames of one stream, on average and in a burst: a message, or up to 1 MiB of a large one. A
     #: round trip takes 200 us at best.
     messages_per_second: float = 10_000.0
@@ -71,8 +78,8 @@ class MessageRate:
 class ConnectionGuard:
     """Counts streams, authenticates their clients, and records why some were rejected.
 
-    Thread-safe. A stream is admitted by `admit`, has a bounded time until `hello_received`, and is
-    counted out by `release`.
+    Thread-safe. A stream is admitted by `admit`, then has a place among those that wait, for a
+    bounded time (`end_overdue`), until `hello_received`; it is counted out by `release`.
 
     Args:
         credentials: Of the listening node.
@@ -84,10 +91,11 @@ class ConnectionGuard:
     ) -> None:
         self.credentials = credentials
         self.limits = limits or Limits()
-        self._inside: collections.Counter[str] = collections.Counter()  # streams by address
+        self._inside: dict[GuardedStream, str] = {}  # streams after their Hello -> address
+        self._waiting: FairPlaces[GuardedStream] = FairPlaces()
+        self._strangers: FairPlaces[GuardedStream] = FairPlaces()
         self._refused: collections.Counter[str] = collections.Counter()
         self._logged: dict[str, tuple[float, int]] = {}  # reason -> when, and how many by then
-        self._awaited: dict[GuardedStream, threading.Timer] = {}
         self._lock = threading.Lock()
 
     @property
@@ -96,41 +104,82 @@ class ConnectionGuard:
         with self._lock:
             return dict(self._refused)
 
-    def admit(self, peer: str) -> str | None:
-        """Count a stream in; return why it is rejected, if it is."""
-        address, most = _address(peer), self.limits.streams_per_address
-        with self._lock:
-            if most is None or self._inside[address] < most:
-                self._inside[address] += 1
-                return None
-        refusal = f"all {most} streams that one address may have are taken"
-        self.record_refusal("streams", peer, refusal)
-        return refusal
+    @property
+    def most_streams(self) -> int | None:
+        """How many streams there may be, with those that wait; None: not bounded."""
+        limits = self.limits
+        if limits.streams is None:
+            return None
+        return limits.streams + limits.waiting_streams + limits.waiting_strangers
 
-    def release(self, peer: str) -> None:
-        """Count an admitted stream out."""
-        address = _address(peer)
+    def known_peers(self) -> set[str]:
+        """Return the clients with a place, strangers excepted, as `GuardedStream.peer` has them."""
         with self._lock:
-            self._inside[address] -= 1
-            if self._inside[address] <= 0:
-                del self._inside[address]
+            return {stream.peer for stream in [*self._inside, *self._waiting.holders()]}
 
-    def await_hello(self, stream: GuardedStream) -> None:
-        """Close the stream unless its Hello arrives in time."""
-        timer = threading.Timer(self.limits.hello_seconds, self._give_up, (stream,))
-        timer.daemon = True
-        with self._lock:
-            if not stream.hello_received:  # its reader may have been faster
-                self._awaited[stream] = timer
-                timer.start()
+    def admit(self, stream: GuardedStream) -> str | None:
+        """Let a stream wait for its Hello; return why it is rejected, if it is.
 
-    def hello_received(self, stream: GuardedStream) -> None:
-        """Stop the timer of a stream whose Hello is accepted, or that has ended."""
+        Others may lose their place to it: their streams are closed.
+        """
+        limits, address = self.limits, _address(stream.peer)
+        is_known = not self.credentials.token or stream.evidence.shows_token
         with self._lock:
-            stream.hello_received = True
-            timer = self._awaited.pop(stream, None)
-        if timer is not None:
-            timer.cancel()
+            full = self._full(address)
+            if full is None and is_known:
+                lost = self._waiting.take(stream, address, time.monotonic(), limits.waiting_streams)
+            elif full is None:
+                lost = self._strangers.take(
+                    stream, address, time.monotonic(), limits.waiting_strangers
+                )
+        if full is not None:
+            self.record_refusal(full[0], stream.peer, full[1])
+            return full[1]
+        for other in lost:
+            self.record_refusal("crowded", other.peer, "no Hello before others came")
+            other.close()
+        return None
+
+    def hello_received(self, stream: GuardedStream) -> tuple[str, str] | None:
+        """Let a stream stay whose Hello is accepted.
+
+        Returns:
+            (reason, text) of why it must not; to be recorded and sent. None: it stays.
+        """
+        address = _address(stream.peer)
+        with self._lock:
+            if not self._waiting.leave(stream) | self._strangers.leave(stream):
+                return None  # it has ended, or its place is another's: it is closed already
+            full = self._full(address)
+            if full is None:
+                self._inside[stream] = address
+            return full
+
+    def release(self, stream: GuardedStream) -> None:
+        """Count a stream out that has ended."""
+        with self._lock:
+            self._inside.pop(stream, None)
+            self._waiting.leave(stream)
+            self._strangers.leave(stream)
+
+    def end_overdue(self, now: float) -> None:
+        """Close the streams whose Hello has not come in time."""
+        seconds = self.limits.hello_seconds
+        with self._lock:
+            late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
+        for stream in late:
+            self.record_refusal("silent", stream.peer, f"no Hello within {seconds:g} s")
+            stream.close()
+
+    def _full(self, address: str) -> tuple[str, str] | None:
+        """Return (reason, text) of why no further stream of an address may stay."""
+        most, most_of_one = self.limits.streams, self.limits.streams_per_address
+        if most is not None and len(self._inside) >= most:
+            return "no_room", f"all {most} streams of this node are taken"
+        if most_of_one is not None:
+            if sum(its == address for its in self._inside.values()) >= most_of_one:
+                return "streams", f"all {most_of_one} streams that one address may have are taken"
+        return None
 
     def authenticate(
         self, stream: GuardedStream, part: str, proof: bytes, claims: Sequence[str]
@@ -162,15 +211,8 @@ class ConnectionGuard:
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
         logging.warning("refused %s, %s: %s%s", peer, reason, text[:_LONGEST_TEXT], more)
 
-    def _give_up(self, stream: GuardedStream) -> None:
-        with self._lock:
-            if self._awaited.pop(stream, None) is None:
-                return
-        seconds = self.limits.hello_seconds
-        self.record_refusal("silent", stream.peer, f"no Hello within {seconds:g} s")
-        stream.close()
-
 
 def _address(peer: str) -> str:
-    """Return the address of a peer such as ipv4:10.0.0.3:4711, without its port."""
-    return peer.rpartition(":")[0]
+    """Return the address of a peer such as ipv4:10.0.0.3:4711 or ipv6:%5B::1%5D:4711."""
+    host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
+    return address_of(host.strip("[]")) if host else peer

@@ -26,6 +26,8 @@ from thinwire.proto import thinwire_pb2 as pb
 
 #: Metadata of a Session call and of its first answer.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
+#: Metadata of a call alone: shows that its client has the token, before it gets a place.
+PASS = "thinwire-pass-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
 #: gRPC's message when the other end's certificate is not accepted; trying again does not help.
@@ -157,6 +159,11 @@ def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> byte
     return _mac(token, "server", client_nonce, server_nonce, ())
 
 
+def client_pass(token: bytes, client_nonce: bytes) -> bytes:
+    """Return what a client shows when it opens a stream."""
+    return _mac(token, "opening", client_nonce, b"", ())
+
+
 def client_proof(
     token: bytes, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
@@ -185,11 +192,20 @@ def _mac(
 
 @dataclasses.dataclass(frozen=True)
 class PeerEvidence:
-    """What a server knows of a stream before its first message."""
+    """What a server knows of a stream before its first message.
 
-    parts: tuple[str, ...] = ()  # that the client's certificate names
+    Attributes:
+        parts: That the client's certificate names.
+        client_nonce: Its random number.
+        server_nonce: Ours.
+        shows_token: Whether it knows the token, or has seen a stream of a client that does: enough
+            for a place to wait in, and for nothing else.
+    """
+
+    parts: tuple[str, ...] = ()
     client_nonce: bytes = b""
     server_nonce: bytes = b""
+    shows_token: bool = False
 
 
 def begin_handshake(
@@ -201,8 +217,10 @@ def begin_handshake(
     if not credentials.token:
         return PeerEvidence(parts), ()
     metadata = cast("Iterable[tuple[str, bytes]]", context.invocation_metadata())
-    given = {name: value for name, value in metadata if name == NONCE}
-    evidence = PeerEvidence(parts, given.get(NONCE, b""), new_nonce())
+    given = {name: value for name, value in metadata if name in (NONCE, PASS)}
+    theirs = given.get(NONCE, b"")
+    shown = hmac.compare_digest(client_pass(credentials.token, theirs), given.get(PASS, b""))
+    evidence = PeerEvidence(parts, theirs, new_nonce(), shown)
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
         proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)

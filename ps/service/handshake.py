@@ -179,16 +179,9 @@ _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_0
 
 def guard_of(run: Run) -> ConnectionGuard:
     """Return the guard of a run's shard; all its clients may be of one address."""
-    return ConnectionGuard(run.credentials, Limits(streams_per_address=_streams_of(run)))
-
-
-def most_streams(run: Run) -> int:
-    """Return how many streams a shard holds at a time."""
-    return _streams_of(run) + _STREAMS_OF_OTHERS
-
-
-def _streams_of(run: Run) -> int:
-    return 2 * run.nb_workers + run.nb_ps + _SPARE_STREAMS  # a worker's script has a stream too
+    own = 2 * run.nb_workers + run.nb_ps + _SPARE_STREAMS  # a worker's script has a stream too
+    limits = Limits(streams=own + _STREAMS_OF_OTHERS, streams_per_address=own)
+    return ConnectionGuard(run.credentials, limits)
 
 
 def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:

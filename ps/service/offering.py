@@ -33,7 +33,7 @@ from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.initial_model import offered_bytes
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.handshake import check_hello, guard_of, identity, most_streams
+from thinwire.ps.service.handshake import check_hello, guard_of, identity
 from thinwire.ps.service.leader_client import LeaderModel, find_model
 from thinwire.ps.service.server import dscp_of
 
@@ -154,9 +154,7 @@ class OfferStage:
         """
         run, own = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
-        self.listening = serve(
-            own.bind, own.port, self.read, most_streams(run), dscp=dscp, guard=self.guard
-        )
+        self.listening = serve(own.bind, own.port, self.read, dscp=dscp, guard=self.guard)
         logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.listening.port)
         logging.info("waiting for a worker that offers the model")
         self._begin_looking()
@@ -445,7 +443,8 @@ class OfferReader:
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and (refusal := self._why_refused(hello)) is not None:
             self._reject("hello", refusal)
-        guard.hello_received(self.stream)
+        if (full := guard.hello_received(self.stream)) is not None:
+            self._reject(full[0], (pb.REASON_FULL, full[1]))
         self._expects, self.worker = "", hello.id
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):

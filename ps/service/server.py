@@ -68,7 +68,6 @@ class ShardServer:
         share: This shard's part of the model, for emulated links.
         save: Takes (version, state) of a snapshot; must not block.
         lease_seconds: Sent to workers.
-        max_streams: Workers, supervisors and shards that may be connected.
         bounds: Of what workers may claim; None: by the method alone.
         groups: Slices that each optimizer of the script steps; empty: one steps all.
     """
@@ -80,14 +79,13 @@ class ShardServer:
         share: float,
         save: Callable[[int, State], None],
         lease_seconds: float,
-        max_streams: int,
         bounds: ClaimBounds | None = None,
         groups: Sequence[Collection[int]] = (),
     ) -> None:
         self.core = core
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
-        self.max_streams, self.guard = max_streams, ConnectionGuard()
+        self.guard = ConnectionGuard()
         self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
         self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
         self.phases: PhaseGate | None = None
@@ -171,7 +169,7 @@ class ShardServer:
             thinwire.proto.grpc.PortInUse: Somebody else has it.
         """
         dscp = dscp_of(self.core.model.method.router, marks)
-        self.server = serve(bind, port, self._read, self.max_streams, dscp=dscp, guard=self.guard)
+        self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
         return self.server.port
 
     def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:

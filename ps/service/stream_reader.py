@@ -240,7 +240,8 @@ class StreamReader:
             raise _EndOfStream
         if refusal is not None:
             self._reject_stream("hello", refusal)
-        guard.hello_received(self.stream)
+        if (full := guard.hello_received(self.stream)) is not None:
+            self._reject_stream(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_WORKER:
             self._join_worker(hello, mine.shard)
         elif hello.role == pb.ROLE_SCRIPT:

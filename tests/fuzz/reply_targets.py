@@ -216,7 +216,6 @@ class _Wire:
         self._frames = frames
         self.peer, self.evidence = "ipv4:127.0.0.1:1", None
         self.bytes_sent = self.bytes_received = self.num_waiting = 0
-        self.hello_received = False
 
     def incoming(self) -> list[bytes]:
         return self._frames

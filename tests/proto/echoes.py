@@ -14,9 +14,9 @@ def echo(stream):
 
 
 @contextlib.contextmanager
-def serving(handler, max_streams=4):
+def serving(handler, guard=None):
     """A server, while it is needed."""
-    server = grpc.serve("127.0.0.1", 0, handler, max_streams)
+    server = grpc.serve("127.0.0.1", 0, handler, guard=guard)
     try:
         yield server
     finally:

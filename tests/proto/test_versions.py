@@ -92,7 +92,7 @@ def opened_at(*frames, service=SERVICE):
         for _ in stream.incoming():
             stream.send(frames)
 
-    server = serve("127.0.0.1", 0, handler, 4, service=service)
+    server = serve("127.0.0.1", 0, handler, service=service)
     hello = pb.Hello(protocol_version=PROTOCOL_VERSION)
     session = ClientSession(f"127.0.0.1:{server.port}", hello, 1 << 20)
     try:

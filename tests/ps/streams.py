@@ -27,7 +27,7 @@ class Stream:
     def __init__(self, server, frames=()):
         self.server, self.frames = server, frames
         self.peer, self.lost, self.bytes_sent, self.num_read = "fuzz", False, 0, 0
-        self.closed, self.hello_received, self.num_waiting = False, False, 0
+        self.closed, self.num_waiting = False, 0
         self.chunks = ChunkPace()
         self._assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 20)
         self.received = []
@@ -71,7 +71,7 @@ class Shard:
         self.kind = int(self.run.method.kind is Kind.DELTA)  # as the wire says it
         self.core.membership.lease_seconds = 1e9
         self.server = ShardServer(
-            self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9, 8
+            self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9
         )
         self.fingerprint = self.run.method.fingerprint()
         mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])

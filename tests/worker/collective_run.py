@@ -53,7 +53,7 @@ class Shard:
             self.core.load_state_dict(state)
         self.layouts = place_tensors(SPEC, 1)
         self.server = ShardServer(
-            self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS, 16
+            self.core, self.layouts[0], 1.0, lambda version, state: None, LEASE_SECONDS
         )
         self.port = self.server.listen("127.0.0.1", port)
         self.run = types.SimpleNamespace(

@@ -136,7 +136,7 @@ class CollectiveExchange(Exchange):
         protection = self.credentials.protection
         host = listening_address(self.shards[0].address, self._own.insecure, protection)
         try:
-            port = self._server.listen(host, self._own.peer_port, self.nb_workers)
+            port = self._server.listen(host, self._own.peer_port)
         except PortInUse as error:
             raise ConfigurationError(
                 f"--worker_port={self._own.peer_port}: {error} (here --worker_port)"

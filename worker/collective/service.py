@@ -55,7 +55,7 @@ class PeerServer:
         self._server: GrpcServer | None = None
         self.run_id = ""  # known after the worker's own Hello
 
-    def listen(self, address: str, port: int, nb_workers: int) -> int:
+    def listen(self, address: str, port: int) -> int:
         """Start to listen; return the port.
 
         Raises:
@@ -65,7 +65,6 @@ class PeerServer:
             address,
             port,
             self._read,
-            nb_workers + _SPARE_STREAMS + _STREAMS_OF_OTHERS,
             service=PEER_SERVICE,
             guard=self._guard,
         )
@@ -153,8 +152,10 @@ class PeerServer:
             refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
         elif not greeting.worker:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
+        elif full := self._guard.hello_received(stream):
+            reason, refusal = pb.REASON_FULL, full[1]
+            self._guard.record_refusal(full[0], stream.peer, refusal)
         if refusal is None:
-            self._guard.hello_received(stream)
             self._authenticated.append(greeting.worker)
             return greeting.worker
         self._refuse(stream, reason, refusal)
@@ -168,7 +169,9 @@ class PeerServer:
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
     """Return the guard of a worker, all of whose peers may have the same address."""
-    return ConnectionGuard(credentials, Limits(streams_per_address=nb_workers + _SPARE_STREAMS))
+    own = nb_workers + _SPARE_STREAMS
+    limits = Limits(streams=own + _STREAMS_OF_OTHERS, streams_per_address=own)
+    return ConnectionGuard(credentials, limits)
 
 
 def pace_of(link: Link) -> Callable[[ServerStream], None]:

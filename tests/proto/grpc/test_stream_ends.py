@@ -12,6 +12,7 @@ import pytest
 from tests.proto.echoes import WAIT_SECONDS, connected, echo, serving
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import grpc
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,7 +86,7 @@ from thinwire.proto import grpc as proto_grpc
 def echo(stream):
     for data in stream.incoming():
         stream.send([data])
-server = proto_grpc.serve("127.0.0.1", 0, echo, 4)
+server = proto_grpc.serve("127.0.0.1", 0, echo)
 sys.stdout.write(f"{server.port}\\n")
 sys.stdout.flush()
 sys.stdin.read()
@@ -148,8 +149,16 @@ def test_stopping_the_server_cuts_open_streams():
 
 
 def test_one_stream_too_many_is_refused_and_its_place_freed():
-    with serving(echo, max_streams=1) as server:
+    guard = ConnectionGuard(limits=Limits(streams=1))
+    entered = queue.SimpleQueue()
+
+    def enter(stream):
+        entered.put(guard.hello_received(stream))
+        echo(stream)
+
+    with serving(enter, guard) as server:
         with connected(server):
+            assert entered.get(timeout=WAIT_SECONDS) is None
             second = grpc.ClientStream(f"127.0.0.1:{server.port}")
             with pytest.raises(grpc.Unreachable, match="all 1 streams"):
                 second.open(WAIT_SECONDS)
@@ -169,7 +178,7 @@ def test_a_port_in_use_is_a_clear_error():
         serving(echo) as server,
         pytest.raises(grpc.PortInUse, match=rf"{server.port}.*in use.*--port") as caught,
     ):
-        grpc.serve("127.0.0.1", server.port, echo, 1)
+        grpc.serve("127.0.0.1", server.port, echo)
     assert isinstance(caught.value, ConfigurationError)
 
 

@@ -70,7 +70,7 @@ def test_silence_is_no_progress_and_the_stream_goes_on():
 
 
 def test_64_streams_at_once():
-    with serving(echo, max_streams=64) as server, contextlib.ExitStack() as stack:
+    with serving(echo) as server, contextlib.ExitStack() as stack:
         clients = [stack.enter_context(connected(server)) for _ in range(64)]
         for number, client in enumerate(clients):
             client.send([b"%d" % number])

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import types
 
 import pytest
 
@@ -40,7 +41,7 @@ def serving(guard, handler=None):
             heard.put(refusal and refusal[0])
             stream.send([b"no" if refusal else b"welcome"])
 
-    server = grpc.serve("127.0.0.1", 0, handler or judge, 8, guard=guard)
+    server = grpc.serve("127.0.0.1", 0, handler or judge, guard=guard)
     try:
         yield server.port, heard
     finally:
@@ -266,18 +267,78 @@ def test_who_has_said_hello_may_be_silent():
     assert guard.refused == {}
 
 
+class Arrival:
+    """A stream that waits."""
+
+    def __init__(self, peer, shows_token=False):
+        self.peer, self.closed = peer, False
+        self.evidence = trust.PeerEvidence(shows_token=shows_token)
+
+    def close(self):
+        self.closed = True
+
+
+def arrive(guard, *peers, shows_token=False):
+    """Let streams come; return them."""
+    came = [Arrival(peer, shows_token) for peer in peers]
+    assert [guard.admit(stream) for stream in came] == [None] * len(came)
+    return came
+
+
 def test_an_address_does_not_take_all_streams():
-    guard = ConnectionGuard(limits=Limits(streams_per_address=2))
-    assert guard.admit("ipv4:10.0.0.1:1") is guard.admit("ipv4:10.0.0.1:2") is None
-    assert "all 2 streams that one address may have" in guard.admit("ipv4:10.0.0.1:3")
-    assert guard.admit("ipv4:10.0.0.2:1") is None
-    guard.release("ipv4:10.0.0.1:1")
-    assert guard.admit("ipv4:10.0.0.1:4") is None
-    assert guard.refused == {"streams": 1}
+    guard = ConnectionGuard(limits=Limits(streams=3, streams_per_address=2))
+    came = arrive(guard, *[f"ipv4:10.0.0.1:{port}" for port in (1, 2, 3)], "ipv4:10.0.0.2:1")
+    assert guard.hello_received(came[0]) is guard.hello_received(came[1]) is None
+    assert guard.hello_received(came[2])[0] == "streams"
+    assert guard.hello_received(came[3]) is None, "of another address"
+    assert "all 3 streams of this node" in guard.admit(Arrival("ipv4:10.0.0.3:1"))
+    guard.release(came[0])
+    assert "of this node" not in str(guard.admit(Arrival("ipv4:10.0.0.1:4")))
+    assert sum(guard.refused.values()) == 1
     with serving(ConnectionGuard(limits=Limits(streams_per_address=0))) as (port, _):
         stream = grpc.ClientStream(f"127.0.0.1:{port}")
         with pytest.raises(grpc.Unreachable, match="all 0 streams that one address"):
             stream.open(WAIT_SECONDS)
+
+
+def test_who_waits_takes_no_place_of_those_who_come_after():
+    guard = ConnectionGuard(limits=Limits(streams=1, waiting_streams=4))
+    silent = arrive(guard, *[f"ipv4:10.0.0.{n % 2}:{n}" for n in range(100)])
+    assert sum(not stream.closed for stream in silent) == 4
+    (honest,) = arrive(guard, "ipv4:10.0.1.1:1")
+    arrive(guard, *[f"ipv4:10.0.0.{n % 2}:{n}" for n in range(100)])
+    assert not honest.closed, "the only one of its address"
+    assert guard.hello_received(honest) is None
+    assert guard.refused == {"crowded": 197}
+
+
+def test_who_does_not_show_the_token_has_few_places_and_none_of_the_others():
+    guard = ConnectionGuard(WITH_TOKEN, Limits(waiting_streams=2, waiting_strangers=3))
+    (honest,) = arrive(guard, "ipv4:10.0.0.1:1", shows_token=True)
+    strangers = arrive(guard, *[f"ipv4:10.0.0.1:{n}" for n in range(50)])
+    assert sum(not stream.closed for stream in strangers) == 3
+    assert not honest.closed and guard.known_peers() == {honest.peer}
+
+
+def test_strangers_without_the_token_hold_no_stream_against_a_worker():
+    guard = ConnectionGuard(WITH_TOKEN, Limits(streams=2, waiting_strangers=2, waiting_streams=1))
+    with serving(guard) as (port, _), contextlib.ExitStack() as silent:
+        for _ in range(8):
+            stranger = grpc.ClientStream(f"127.0.0.1:{port}")
+            silent.callback(stranger.close, 0.0)
+            stranger.open(WAIT_SECONDS)
+        assert claim(port, WITH_TOKEN, WAIT_SECONDS) == b"welcome"
+    assert guard.refused == {"crowded": 6}
+
+
+@pytest.mark.parametrize("token", [b"", b"another token, as long"])
+def test_the_token_is_shown_where_a_stream_opens(token):
+    nonce = b"n" * 32
+    shown = ((trust.NONCE, nonce), (trust.PASS, trust.client_pass(token or TOKEN, nonce)))
+    context = types.SimpleNamespace(auth_context=dict, invocation_metadata=lambda: shown)
+    evidence, _ = trust.begin_handshake(context, WITH_TOKEN)
+    assert evidence.shows_token is (not token)
+    assert trust.check_client(evidence, WITH_TOKEN, WORKER, b"", ())[0] == pb.REASON_TOKEN
 
 
 def test_refusals_are_logged_now_and_then(monkeypatch):

@@ -32,7 +32,7 @@ class CollectiveNode:
         self.server = PeerServer(self.mailbox, self.answer, 1 << 26)
         self.peers = Peers(worker, None, CHUNK, 1 << 26)
         self.server.run_id = self.peers.run_id = run_id
-        port = self.server.listen("127.0.0.1", 0, 9)
+        port = self.server.listen("127.0.0.1", 0)
         self.member = CollectiveMember(worker, worker + 100, f"127.0.0.1:{port}")
         self.look = look
 

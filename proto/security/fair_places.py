@@ -1,0 +1,87 @@
+"""A bounded number of places for clients that nothing is known of yet, shared fairly by address."""
+
+from __future__ import annotations
+
+import collections
+import ipaddress
+from typing import Generic, TypeVar
+
+Holder = TypeVar("Holder")
+
+_NETWORK_BITS = 64  # of an IPv6 address; whoever has one such network has all of its addresses
+
+
+class FairPlaces(Generic[Holder]):
+    """Who has a place, in the order in which they came; not thread-safe.
+
+    A newcomer always gets a place. Where there is none, the one that came first of the address
+    that has the most loses its own, of the newcomer's if several have as many: many places of few
+    addresses cannot keep another address out, and of one address those stay that use their place
+    soonest.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[Holder, str] = {}
+        self._since: dict[Holder, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def holders(self) -> list[Holder]:
+        """Return everybody, the first first."""
+        return list(self._addresses)
+
+    def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
+        """Give a newcomer a place; return those that lose theirs.
+
+        Args:
+            holder: The newcomer.
+            address: Of it; see `address_of`.
+            now: In seconds.
+            most: How many places there are.
+        """
+        self._addresses[holder], self._since[holder] = address, now
+        return self.shrink(most, address)
+
+    def leave(self, holder: Holder) -> bool:
+        """Free a place; return whether the holder still had one."""
+        self._since.pop(holder, None)
+        return self._addresses.pop(holder, None) is not None
+
+    def shrink(self, most: int, newest: str = "") -> list[Holder]:
+        """Take places away until so many are left; return who had them.
+
+        Args:
+            most: That are left.
+            newest: The address of a newcomer.
+        """
+        counts = collections.Counter(self._addresses.values())
+        lost: list[Holder] = []
+        while len(self._addresses) > most:
+            address, count = counts.most_common(1)[0]
+            address = newest if 1 < counts[newest] == count else address
+            first = next(each for each, its in self._addresses.items() if its == address)
+            counts[address] -= 1
+            self.leave(first)
+            lost.append(first)
+        return lost
+
+    def overdue(self, since: float) -> list[Holder]:
+        """Take the place away from all that came at this time or before; return them."""
+        late = [holder for holder, came_at in self._since.items() if came_at <= since]
+        for holder in late:
+            self.leave(holder)
+        return late
+
+
+def address_of(host: str) -> str:
+    """Return what stands for all addresses that one client may have: of IPv6 its network."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
