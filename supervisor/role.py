@@ -243,7 +243,7 @@ class _Watcher:
         if shard.validates and not evaluator.was_started and not evaluator.why_not:
             evaluator.start()
         self._record_evaluations()
-        if not shard.halt_cause and (why := evaluator.failure()):
+        if not shard.halt_cause and (why := evaluator.tend()):
             logging.error("%s; training goes on without evaluations", why)
             self._offer_evaluator(why)
 
@@ -269,15 +269,15 @@ class _Watcher:
         if evaluator is None or shard.halt_cause not in END_REASONS:
             return
         deadline = time.monotonic() + _FINAL_SECONDS
-        while evaluator.is_running and time.monotonic() < deadline:
-            if self.interrupted.is_set() or shard.lost.is_set():
+        while time.monotonic() < deadline:
+            if why := evaluator.tend():
+                logging.error("%s", why)
+            if not evaluator.is_running or self.interrupted.is_set() or shard.lost.is_set():
                 break
-            evaluator.wait(0.1)
+            self.interrupted.wait(0.05)
             self._record_evaluations()
         if evaluator.is_running:
             logging.warning("the evaluator has not evaluated the final model in time")
-        elif why := evaluator.failure():
-            logging.error("%s", why)
         self._record_evaluations()
 
     def _ended(self) -> bool:

@@ -1,8 +1,9 @@
 """The evaluator of a script's run: a child of the Supervisor that runs the script and never trains.
 
 It is started when the first fit with validation data has begun, so that it takes nothing from the
-start of the workers, and ends with the Supervisor, however that ends: a watchdog sees to it. What
-it writes is kept in the run directory's logs.
+start of the workers, and ends with the Supervisor, however that ends: a watchdog sees to it. One
+that was killed is started again, some times: shard 0 knows what is not evaluated yet. What it
+writes is kept in the run directory's logs.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import pathlib
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -25,6 +26,9 @@ from thinwire.supervisor import flags as supervisor_flags
 
 _KILL = b"K"  # as the watchdog understands it
 _MOST_OUTPUT_BYTES = 1 << 16
+#: Before each new start of one that was killed; there are no more than these.
+_PAUSES_SECONDS = (1.0, 5.0, 25.0)
+_FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
 
 
 class ScriptEvaluator:
@@ -32,13 +36,16 @@ class ScriptEvaluator:
 
     Args:
         run: The run's settings; what `thinwire run` was given lies in its directory.
+        clock: Seconds.
     """
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._clock = run, clock
         self._output = run.run_dir / "logs" / "evaluator.out"
         self._process: subprocess.Popen[bytes] | None = None
         self.has_failed = False
+        self._num_restarts = 0
+        self._restart_at: float | None = None  # by the clock; None: it was not killed
         self._script: list[str] = []  # its path and its arguments
         self._folder, self._more_flags = "", [EVALUATES]
         found = launched_with(run.run_dir)
@@ -62,8 +69,10 @@ class ScriptEvaluator:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
+        """Whether it was started and has not ended, or will be started again."""
+        if self._process is None or self.has_failed:
+            return False
+        return self._restart_at is not None or self._process.poll() is None
 
     @property
     def was_started(self) -> bool:
@@ -78,7 +87,7 @@ class ScriptEvaluator:
         watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "quiet"]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
-        with open(self._output, "wb") as output:
+        with open(self._output, "ab" if self._num_restarts else "wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, *watchdog, *script],
                 stdin=subprocess.PIPE,
@@ -90,19 +99,33 @@ class ScriptEvaluator:
             )
         logging.info("started the evaluator; its output: %s", self._output)
 
-    def failure(self) -> str:
-        """Return, once, with what error it has ended; empty: with none, or not yet."""
+    def tend(self) -> str:
+        """Start it again, after a pause, if it was killed.
+
+        Returns:
+            Once, with what error it has ended for good; empty: with none, or not yet.
+        """
         process = self._process
-        if process is None or self.has_failed or not process.poll():
+        if process is None or self.has_failed:
+            return ""
+        if self._restart_at is not None:
+            if self._clock() >= self._restart_at:
+                self._restart_at, self._num_restarts = None, self._num_restarts + 1
+                self.end()  # closes what belongs to the old one
+                self.start()
+            return ""
+        code = process.poll()
+        if not code:
+            return ""
+        ended = f"the evaluator has ended with exit code {code}"
+        if _is_of_signal(code) and self._num_restarts < len(_PAUSES_SECONDS) and not self.why_not:
+            pause = _PAUSES_SECONDS[self._num_restarts]
+            logging.warning("%s; starting it again in %g s", ended, pause)
+            self._restart_at = self._clock() + pause
             return ""
         self.has_failed = True
-        return f"the evaluator has ended with exit code {process.poll()}: {self._last_line()}"
-
-    def wait(self, seconds: float) -> None:
-        """Wait for its end, for so long at most."""
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+        restarts = f" (started again {self._num_restarts} times)" if self._num_restarts else ""
+        return f"{ended}{restarts}: {self._last_line()}"
 
     def end(self) -> None:
         """End it immediately."""
@@ -127,6 +150,11 @@ class ScriptEvaluator:
             text = output.read().decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it has written nothing"
+
+
+def _is_of_signal(code: int) -> bool:
+    """Return whether an exit code is that of a command, or a watchdog, that a signal has ended."""
+    return code < 0 or code >= _FIRST_CODE_OF_SIGNAL
 
 
 def _package() -> pathlib.Path:

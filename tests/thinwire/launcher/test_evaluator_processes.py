@@ -120,3 +120,20 @@ def test_a_supervisor_that_is_killed(command, comes_back):
     else:
         assert run.output().count("was not evaluated (there is no Supervisor)") == 2
     assert sys.executable in words[0]
+
+
+def test_an_evaluator_that_is_killed_is_started_again(command):
+    run = command("--nb_workers=2", "toy.py", "slow", "12")
+    run.wait_for("epoch 2 ")
+    watchdog, evaluator = sorted(run.evaluators())
+    os.kill(evaluator, signal.SIGKILL)
+    wait_until(lambda: not run.evaluators(), 12)
+    assert run.end() == 0, run.output()
+    one, two = run.histories()
+    assert one["val_loss"] == two["val_loss"] and len(one["val_loss"]) == 12
+    assert run.output().count("starting it again in 1 s") == 1
+    lines = [line for line in run.output().splitlines() if "] epoch " in line]
+    assert len(lines) == len(set(lines)) == 2 * 12, "callbacks fire once"
+    found = run.evaluations()
+    assert found[-1]["final"] and len(found) == len({str(each["versions"]) for each in found}) + 1
+    assert watchdog != evaluator
