@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from thinwire.identity import note_settings
+from thinwire.keras.checkpoints import write_checkpoints_once
 from thinwire.keras.checks import check_exchanges, check_model
 from thinwire.keras.evaluate import evaluate_fit
 from thinwire.keras.fit import surround_fit
@@ -92,6 +93,7 @@ def _distribute_model(
     elif launched is not None and launched.evaluates:
         model.thinwire = ModelSession(model)
         evaluate_fit(model, read_settings(args, settings, type_node="Worker").run)
+        write_checkpoints_once(list, lambda: False)
     elif is_alone:
         model.thinwire = ModelSession(model)
     else:
@@ -172,4 +174,9 @@ def _new_session(
     look_fresh(model, session.loop)
     RECORD.add(session)
     note_settings(chosen)
+    write_checkpoints_once(_checkpointing, lambda: session.central.writes_files)
     return session
+
+
+def _checkpointing() -> list[ModelSession]:
+    return [each for each in RECORD.sessions if isinstance(each, ModelSession)]

@@ -26,6 +26,7 @@ _LOOKS = {
     "get_weights": False,
     "save": True,
     "save_weights": True,
+    "export": False,
 }
 
 

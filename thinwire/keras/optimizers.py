@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,11 @@ class ScriptOptimizers:
     def has(self, optimizer: Any) -> bool:
         """Return whether there is what stands in for an optimizer."""
         return id(optimizer) in self._stand_ins
+
+    def are_in(self, tracked: Collection[int]) -> bool:
+        """Return whether one that steps is among these, by identity."""
+        steps = self._stand_ins.values()
+        return any(id(each) in tracked for step in steps for each in (step.optimizer, step.inner))
 
     def prepare(self) -> None:
         """Stand in for the compiled optimizer, whichever that is now."""

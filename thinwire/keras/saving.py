@@ -14,6 +14,7 @@ import keras
 from thinwire.worker.temporary import is_temporary
 
 _METHODS = ("save", "save_weights")
+_OF_FOLDERS = ("export",)
 
 
 class SavingWorker(Protocol):
@@ -28,11 +29,13 @@ class SavingWorker(Protocol):
 
 
 def save_once(model: keras.Model, session: SavingWorker) -> None:
-    """Let a model's `save` and `save_weights` be done by one worker, and never leave half a file.
+    """Let one worker save a model: by `save` and `save_weights` never half a file, and by `export`.
 
     Every worker runs the whole script, so all of them save. Callbacks save by these methods, too.
     """
     for name in _METHODS:
+        setattr(model, name, _once(_whole(getattr(model, name)), session))
+    for name in _OF_FOLDERS:
         setattr(model, name, _once(getattr(model, name), session))
 
 
@@ -45,17 +48,16 @@ def is_own_file(path: Any) -> bool:
 
 
 def _once(alone: Callable[..., Any], session: SavingWorker) -> Callable[..., Any]:
-    whole = _whole(alone)
-
     @functools.wraps(alone)
-    def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
+    def save(filepath: Any, *args: Any, **keywords: Any) -> Any:
         with session.saving(is_own_file(filepath)) as writes:
-            return whole(filepath, overwrite, *args, **keywords) if writes else None
+            return alone(filepath, *args, **keywords) if writes else None
 
     return save
 
 
 def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(alone)
     def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
         path = _local_path(filepath)
         is_new = overwrite or not os.path.exists(path)  # else Keras has a question

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -164,6 +164,21 @@ class ModelSession(LeavesOnExit):
             )
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
+
+    # -- for TensorFlow's checkpoints -------------------------------------------------------------
+
+    def holds(self, tracked: Collection[int]) -> bool:
+        """Return whether the model, or an optimizer, is among these; see `CheckpointingWorker`."""
+        models = getattr(self._member.model, "models", [self._member.model])
+        return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
+
+    def checkpointing(self) -> CentralAccess:
+        """Bring the model of a loop up to date; return what saves it."""
+        if tf.executing_eagerly():
+            self.loop.refresh(with_slots=True)
+        return self.central
+
+    # -------------------------------------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
         """Return the places of this worker's other models."""

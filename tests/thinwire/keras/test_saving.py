@@ -67,3 +67,14 @@ def test_what_keras_objects_to_is_left_to_keras(model, tmp_path):
         model.save_weights(tmp_path / "nowhere" / "inner.txt")
     model.save(tmp_path / "folder", zipped=False)
     assert (tmp_path / "folder" / "config.json").is_file()
+
+
+def test_a_worker_that_does_not_write_exports_nothing(tmp_path):
+    class Other:
+        def saving(self, is_own):
+            return contextlib.nullcontext(is_own)
+
+    made = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    save_once(made, Other())
+    assert made.export(tmp_path / "served", verbose=False) is None
+    assert not (tmp_path / "served").exists()
