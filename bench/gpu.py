@@ -113,7 +113,7 @@ def _by_magnitude(given: Given) -> Iterator[Op]:
 
     size, x, kept = given.size, given.x, given.kept
     threshold, capacity = np.float32(np.abs(given.values).min()), min(size, 2 * kept)
-    where, values = numpy_select.at_least(x, threshold)  # more than are kept, if some are equal
+    where, values = numpy_select.at_least(x, threshold, kept)  # perhaps more: equals
     padded = np.full(capacity, size), np.zeros(capacity, np.float32)
     padded[0][: where.size], padded[1][: where.size] = where, values
     yield Op(
