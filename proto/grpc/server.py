@@ -8,7 +8,6 @@ them. A stream has one thread that reads and one that sends, and these end with 
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
 import threading
 import time
@@ -27,12 +26,12 @@ from thinwire.proto.grpc.common import (
     SERVICE,
     ChunkPace,
     Frames,
-    QueuedFrames,
     channel_options,
     host_and_port,
     wire_bytes,
 )
 from thinwire.proto.grpc.health import HealthService
+from thinwire.proto.grpc.send_queue import SendQueue
 from thinwire.proto.security import credentials as trust
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.connection_sweeper import ConnectionSweeper, most_connections
@@ -55,12 +54,12 @@ class ServerStream:
         requests: Iterator[bytes],
         context: grpc.ServicerContext,
         evidence: PeerEvidence,
+        on_unread: Callable[[str, str, str], None] = lambda reason, peer, text: None,
     ) -> None:
-        self._requests = requests
+        self._requests, self._context, self._on_unread = requests, context, on_unread
         self.evidence = evidence
-        self._num_made = self._num_to_make = 0
         self.chunks = ChunkPace()
-        self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
+        self._outgoing = SendQueue()
         self._sender: EmulatedSender | None = None
         self._lost = threading.Event()
         self._bytes_sent = 0
@@ -86,8 +85,13 @@ class ServerStream:
 
     @property
     def num_waiting(self) -> int:
-        """How many messages are still to be made, because the client does not take more."""
-        return self._num_to_make - self._num_made
+        """How many replies are still to be made, because the client does not take more."""
+        return self._outgoing.num_waiting
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """Bytes of messages that the client has not taken."""
+        return self._outgoing.num_bytes
 
     def incoming(self) -> Iterator[bytes]:
         """Yield frames until the client closes its half, or the stream ends in any way."""
@@ -103,10 +107,20 @@ class ServerStream:
             frames: Or a function that makes them, run in the sending thread just before.
             counted: Whether they are training bytes; an evaluation pull's reply is not.
         """
-        if not self._lost.is_set():
-            if callable(frames):  # by one thread alone, so that this counts
-                self._num_to_make += 1
-            self._outgoing.put((frames, counted, time.monotonic()))
+        if self._lost.is_set() or self._outgoing.put(frames, counted):
+            return
+        self._lost.set()
+        text = f"{self.num_waiting_bytes} bytes of messages wait to be taken"
+        self._on_unread("unread", self.peer, text)
+        self._context.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
+
+    def send_report(self, message: bytes) -> int:
+        """Queue a frame that may be missed; never blocks.
+
+        Returns:
+            How many older ones were dropped, because the client does not take them.
+        """
+        return 0 if self._lost.is_set() else self._outgoing.put_report(message)
 
     def pace(self, link: Link, share: float, seed: int) -> None:
         """Send over an emulated link from now on.
@@ -125,21 +139,20 @@ class ServerStream:
 
     def close(self) -> None:
         """End the stream in good order, after what has been queued."""
-        self._outgoing.put(None)
+        self._outgoing.end()
 
     def _wait(self, seconds: float) -> None:
         self._lost.wait(seconds)
 
     def _on_end(self) -> None:
         self._lost.set()
-        self._outgoing.put(None)
+        self._outgoing.end()
 
     def responses(self) -> Iterator[bytes]:
         """Yield what is to be sent; for the server's own thread."""
         while (outgoing := self._outgoing.get()) is not None:
             frames, counted, ready_at = outgoing
             if callable(frames):
-                self._num_made += 1
                 frames, ready_at = frames(), time.monotonic()
             for data in frames:
                 size = wire_bytes(len(data))
@@ -221,7 +234,7 @@ class _SessionHandler:
 
     def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         evidence, answer = trust.begin_handshake(context, self._guard.credentials)
-        stream = ServerStream(requests, context, evidence)
+        stream = ServerStream(requests, context, evidence, self._guard.record_refusal)
         refusal = self._guard.admit(stream)
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)

@@ -52,7 +52,7 @@ class Limits:
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
     #: Replies that one client may have requested and not received; a worker requests one at a time.
-    waiting_replies: int = 16
+    waiting_replies: int = 4
 
 
 class MessageRate:
@@ -176,9 +176,9 @@ class ConnectionGuard:
         most, most_of_one = self.limits.streams, self.limits.streams_per_address
         if most is not None and len(self._inside) >= most:
             return "no_room", f"all {most} streams of this node are taken"
-        if most_of_one is not None:
-            if sum(its == address for its in self._inside.values()) >= most_of_one:
-                return "streams", f"all {most_of_one} streams that one address may have are taken"
+        of_one = sum(its == address for its in self._inside.values())
+        if most_of_one is not None and of_one >= most_of_one:
+            return "streams", f"all {most_of_one} streams that one address may have are taken"
         return None
 
     def authenticate(

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from absl import logging
 
@@ -43,6 +43,10 @@ class Connection:
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
         """Queue a message without payload; `counted` if it belongs to training."""
         self.stream.send((frame(message),), counted=counted)
+
+    def send_report(self, report: pb.Report) -> int:
+        """Queue a report; return how many older ones were dropped, since the client reads none."""
+        return self.stream.send_report(frame(pb.ToClient(report=report)))
 
 
 class ReplySender:
@@ -201,25 +205,26 @@ class RoundsRelay:
         self._limit = kept_per_worker
         self._kept: dict[int, collections.deque[str]] = {}
 
-    def take(self, worker: int, batch: str, listeners: list[Connection]) -> None:
-        """Send a worker's batch to all listeners, and keep it for a while."""
+    def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
+        """Send a worker's batch to all listeners, and keep it; return how many were dropped."""
         kept = self._kept.setdefault(worker, collections.deque())
         kept.append(batch)
         size = sum(map(len, kept))
         while size > self._limit and len(kept) > 1:
             size -= len(kept.popleft())
-        for listener in listeners:
-            _send(listener, worker, batch)
+        report = pb.Report(rounds=batch, worker=worker)
+        return sum(listener.send_report(report) for listener in listeners)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all kept batches to a listener that has just joined."""
-        for worker, kept in self._kept.items():
-            for batch in kept:
-                _send(listener, worker, batch)
+        """Send all kept batches to a listener that has just joined, each made in its turn."""
+        kept = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 
+        def make() -> Iterator[bytes]:
+            for worker, batch in kept:
+                yield frame(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
 
-def _send(listener: Connection, worker: int, batch: str) -> None:
-    listener.send(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
+        if kept:
+            listener.stream.send(make, counted=False)
 
 
 class Observers:
@@ -227,6 +232,7 @@ class Observers:
 
     Attributes:
         on_status: Makes the status document that supervisors get; None: they get none.
+        num_dropped: Reports that supervisors have missed because they did not read them.
 
     Args:
         connections: Of this shard.
@@ -234,6 +240,7 @@ class Observers:
 
     def __init__(self, connections: Connections) -> None:
         self.on_status: Callable[[], str] | None = None
+        self.num_dropped = 0
         self._connections = connections
         self._rounds = RoundsRelay()
         self._epoch: pb.Membership | None = None  # the newest
@@ -275,7 +282,8 @@ class Observers:
     def pass_on_rounds(self, worker: int, batch: str) -> None:
         """Send a worker's rounds to the Supervisor."""
         supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        self._rounds.take(worker, batch, [each for each in supervisors if each.evaluates])
+        listeners = [each for each in supervisors if each.evaluates]
+        self.num_dropped += self._rounds.take(worker, batch, listeners)
 
     def publish_status(self) -> None:
         """Send the status document to every supervisor, and to the evaluator."""
@@ -283,9 +291,8 @@ class Observers:
         listeners = self._connections.with_role(pb.ROLE_SUPERVISOR)
         listeners += [each for each in evaluators if each.takes_requests]
         if self.on_status is not None and listeners:
-            report = pb.ToClient(report=pb.Report(document=self.on_status()))
-            for listener in listeners:
-                listener.send(report)
+            report = pb.Report(document=self.on_status())
+            self.num_dropped += sum(listener.send_report(report) for listener in listeners)
 
     def send_epoch(self, epoch: pb.Membership) -> None:
         """Send a new epoch to every following shard."""

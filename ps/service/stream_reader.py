@@ -19,6 +19,7 @@ from thinwire.proto.security.connection_guard import MessageRate
 from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
+from thinwire.ps.service.backlog import Backlog
 from thinwire.ps.service.barriers import BarrierArrival
 from thinwire.ps.service.connections import Connection
 from thinwire.ps.service.handshake import Identity, check_hello, checked_link, unanswered
@@ -169,6 +170,7 @@ class StreamReader:
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
+        self._backlog = Backlog(server.queue.put)
         limit = payload_limit(server.layout, decoder.aux_count)
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
 
@@ -199,6 +201,7 @@ class StreamReader:
     def _take(self, frame: bytes) -> None:
         if (beyond := self.rate.exceeded()) is not None:
             self._reject_stream("rate", (pb.REASON_LIMIT, beyond))
+        self._backlog.wait(lambda: self.stream.lost)
         complete = self.assembler.feed(frame)
         connection = self.connection
         if connection is not None and connection.role == pb.ROLE_WORKER:
@@ -216,6 +219,7 @@ class StreamReader:
         if handler is None:
             raise Malformed(f"a {body} message is not allowed here")
         handler(self, getattr(message, str(body)), payload)
+        self._backlog.add(len(frame) + len(payload))
 
     # -- hello ------------------------------------------------------------------------------
 

@@ -182,6 +182,11 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
             queues,
             "queue",
         ),
+        counter(
+            "dropped_reports",
+            "Reports that were dropped because a Supervisor did not read them.",
+            server.observers.num_dropped,
+        ),
         gauge("streams", "Open streams of clients.", streams, "of"),
         counter(
             "refused_peers",

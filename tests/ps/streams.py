@@ -46,6 +46,10 @@ class Stream:
             if complete is not None:
                 self.received.append(complete)
 
+    def send_report(self, message):
+        self.send((message,))
+        return 0
+
     def pace(self, link, share, seed):
         assert math.isfinite(link.mbps) and math.isfinite(link.delay_ms)
 

@@ -129,6 +129,8 @@ class PeerServer:
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
+            if stream.num_waiting >= self._guard.limits.waiting_replies:
+                raise Malformed(f"a query while {stream.num_waiting} replies wait to be taken")
             holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender

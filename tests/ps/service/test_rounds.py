@@ -9,8 +9,18 @@ class Listener:
     def __init__(self):
         self.heard = []
 
-    def send(self, message):
-        self.heard.append((message.report.worker, message.report.rounds))
+    @property
+    def stream(self):
+        return self
+
+    def send(self, make, counted):
+        assert not counted
+        for data in make():
+            self.send_report(pb.ToClient.FromString(data).report)
+
+    def send_report(self, report):
+        self.heard.append((report.worker, report.rounds))
+        return 0
 
 
 def test_a_listener_hears_at_once_and_a_late_one_what_is_kept():
