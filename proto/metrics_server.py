@@ -1,28 +1,46 @@
-"""The port at which Prometheus, or any reader of its text format, collects a node's instruments."""
+"""The port at which Prometheus, or any reader of its text format, collects a node's instruments.
+
+A request has one time limit for all of it, from the connection to the end of the answer, and where
+all places are taken a newcomer gets that of another (`thinwire.proto.security.fair_places`): those
+who send their requests byte by byte keep nobody out.
+"""
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import hmac
 import importlib
+import pathlib
+import socket
 import socketserver
+import ssl
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry.instruments import Instrument, since
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto.grpc.common import host_and_port, is_loopback
+from thinwire.proto.security.fair_places import FairPlaces, address_of
 
 #: Begins every name of ours; those of the process itself (memory, CPU, files) begin otherwise.
 PREFIX = "thinwire_"
 #: Upper bounds of a histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # at a time; further connections are closed
+_MOST_READERS = 8  # at a time; whoever comes then takes the place of another
+_MOST_THREADS = 32  # with those of readers that have lost their place and are about to end
 _POLL_SECONDS = 0.1  # between two checks whether to go on; closing waits for one
-_READ_SECONDS = 10.0  # for a reader's request
+_REQUEST_SECONDS = 10.0  # for a whole request, with the TLS handshake and the answer
+#: Of a file with the name and the password of readers.
+_MOST_LOGIN_BYTES, _SHORTEST_PASSWORD_BYTES = 4096, 16
 
 #: Reads a node's instruments; called in the port's threads, several at a time.
 Reader = Callable[[], Sequence[Instrument]]
@@ -44,7 +62,34 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
         "method": run.method.name,
         "protocol_version": str(messages.PROTOCOL_VERSION),
     }
-    return MetricsPort(run.metrics_host, run.metrics_port, about, read)
+    login = read_login(run.metrics_login) if run.metrics_login else b""
+    host, credentials = run.metrics_host, run.credentials
+    return MetricsPort(host, run.metrics_port, about, read, login, credentials)
+
+
+def read_login(path: str) -> bytes:
+    """Return what readers have to know, as ``name:password``.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or holds no such line.
+    """
+    try:
+        with pathlib.Path(path).open("rb") as file:
+            login = file.read(_MOST_LOGIN_BYTES + 1).strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"--metrics_login={path} cannot be read ({error.strerror}); expected a file that this "
+            "user may read."
+        ) from error
+    name, _, password = login.partition(b":")
+    is_line = len(login) <= _MOST_LOGIN_BYTES and len(login.splitlines()) == 1
+    if not (is_line and name and len(password) >= _SHORTEST_PASSWORD_BYTES):
+        raise ConfigurationError(
+            f"--metrics_login={path} has {len(login)} bytes that are no login; expected one line, "
+            f"name:password, with a password of {_SHORTEST_PASSWORD_BYTES} bytes at least, such as "
+            "`openssl rand -hex 32` makes."
+        )
+    return login
 
 
 class MetricsPort:
@@ -55,22 +100,31 @@ class MetricsPort:
         port: 0 takes a free one.
         about: Labels of `thinwire_node_info`, which identify the node.
         read: Reads the instruments.
+        login: ``name:password`` that readers must send; empty: none.
+        credentials: Of the node; beyond this machine its certificate encrypts what is read.
 
     Raises:
         ConfigurationError: The port is taken, or the library is missing.
     """
 
-    def __init__(self, host: str, port: int, about: Mapping[str, str], read: Reader) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        about: Mapping[str, str],
+        read: Reader,
+        login: bytes = b"",
+        credentials: Credentials = NO_CREDENTIALS,
+    ) -> None:
         self._library = _library()
         registry = self._library.CollectorRegistry()
         registry.register(_Collector(self._library, about, read))
         self._library.ProcessCollector(registry=registry)
-        exposition = importlib.import_module("prometheus_client.exposition")
-        handler = type(
-            "Handler", (exposition.MetricsHandler.factory(registry),), {"timeout": _READ_SECONDS}
-        )
+        encrypts = bool(credentials.certificate) and not is_loopback(host)
         try:
-            self._server = _server_class(host)((host, port), handler)
+            self._server = _Server(
+                (host, port), _handler(registry, login), _tls(credentials) if encrypts else None
+            )
         except OSError as error:
             raise ConfigurationError(
                 f"--metrics_port={port}: cannot listen on {host_and_port(host, port)} "
@@ -79,13 +133,16 @@ class MetricsPort:
                 "from this one on."
             ) from error
         self.port: int = self._server.server_address[1]
-        if not is_loopback(host):
+        if not is_loopback(host) and not (login and encrypts):
+            lack = "no password (--metrics_login)" if encrypts else "no TLS (--tls_cert)"
             logging.warning(
-                "metrics on %s are for whoever reaches this address: losses and traffic, no "
+                "metrics on %s have %s: others on the network may read losses and traffic, no "
                 "weights and no keys",
                 host,
+                lack,
             )
-        logging.info("metrics on http://%s/metrics", host_and_port(host, self.port))
+        scheme = "https" if encrypts else "http"
+        logging.info("metrics on %s://%s/metrics", scheme, host_and_port(host, self.port))
         name = f"metrics {self.port}"
         threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name=name, daemon=True
@@ -97,39 +154,104 @@ class MetricsPort:
         self._server.server_close()
 
 
-def _server_class(host: str) -> type[socketserver.TCPServer]:
-    """Return a server of a few threads for an address of its family."""
-    import socket
+def _handler(registry: Any, login: bytes) -> type[Any]:
+    """Return the library's handler of requests, which answers those with the login alone."""
+    exposition = importlib.import_module("prometheus_client.exposition")
+    library: type[Any] = exposition.MetricsHandler.factory(registry)
+    expected = b"Basic " + base64.b64encode(login)
 
-    class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-        allow_reuse_address = True
-        daemon_threads = True
-        block_on_close = False
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    class Handler(library):  # type: ignore[misc]  # made by the library as it runs
+        timeout = _REQUEST_SECONDS
 
-        def process_request(self, request: Any, client_address: Any) -> None:
-            if not free_readers.acquire(blocking=False):
-                self.shutdown_request(request)
+        def do_GET(self) -> None:  # noqa: N802 - the name of the library
+            given = self.headers.get("Authorization", "").encode()
+            if login and not hmac.compare_digest(given, expected):
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
+                self.end_headers()
                 return
-            super().process_request(request, client_address)
+            super().do_GET()
 
-        def process_request_thread(self, request: Any, client_address: Any) -> None:
-            try:
+    return Handler
+
+
+def _tls(credentials: Credentials) -> ssl.SSLContext:
+    """Return the settings of a server with a node's certificate; ssl reads it of files alone."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:  # of this user alone
+        certificate, key = pathlib.Path(folder, "certificate"), pathlib.Path(folder, "key")
+        certificate.write_bytes(credentials.certificate)
+        key.write_bytes(credentials.key)
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+    """A few readers at a time, each for a bounded time."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[Any], tls: ssl.SSLContext | None
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._tls = tls
+        # Of each reader a duplicate of its socket, by which another thread may end it.
+        self._readers: FairPlaces[socket.socket] = FairPlaces()
+        self._lock = threading.Lock()
+        self._free_threads = threading.Semaphore(_MOST_THREADS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free_threads.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            with self._placed(request, client_address[0]):
+                if self._tls is not None:
+                    request = self._tls.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
-            finally:
-                free_readers.release()
+        except OSError:  # of the handshake; all others go to handle_error
+            self.shutdown_request(request)
+        finally:
+            self._free_threads.release()
 
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            logging.log_every_n_seconds(
-                logging.WARNING,
-                "metrics: a reader at %s was not served",
-                10,
-                client_address[0],
-                exc_info=True,
-            )
+    @contextlib.contextmanager
+    def _placed(self, request: socket.socket, host: str) -> Iterator[None]:
+        """Give a reader a place, be it that of another."""
+        reader = request.dup()
+        with self._lock:
+            self._end(self._readers.take(reader, address_of(host), time.monotonic(), _MOST_READERS))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._readers.leave(reader)
+                reader.close()
 
-    free_readers = threading.Semaphore(_MOST_READERS)
-    return Server
+    def service_actions(self) -> None:
+        """End those whose time is over (listening thread, now and then)."""
+        with self._lock:
+            self._end(self._readers.overdue(time.monotonic() - _REQUEST_SECONDS))
+
+    def _end(self, readers: Sequence[socket.socket]) -> None:
+        for reader in readers:
+            with contextlib.suppress(OSError):  # it has left by itself
+                reader.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logging.log_every_n_seconds(
+            logging.WARNING,
+            "metrics: a reader at %s was not served",
+            10,
+            client_address[0],
+            exc_info=True,
+        )
 
 
 class _Collector:

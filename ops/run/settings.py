@@ -122,6 +122,7 @@ class Run:
     credentials: Credentials = NO_CREDENTIALS  # of this node
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
     metrics_host: str = "127.0.0.1"
+    metrics_login: str | None = None  # file with name and password of its readers
 
     @property
     def nb_ps(self) -> int:

@@ -1,9 +1,9 @@
 """What waits to be sent on one stream, bounded: a client that does not read costs no more memory.
 
 Three kinds of messages wait in one order. Whole ones (control messages of some bytes) are counted,
-and a client that leaves `MOST_CONTROL_BYTES` of them unread is to be cut off. Reports may be missed:
-beyond `MOST_REPORT_BYTES` the oldest are dropped. Replies are made when their turn has come, so
-that their number is what counts (`num_waiting`).
+and a client that leaves `MOST_CONTROL_BYTES` of them unread is to be cut off. Reports may be
+missed: beyond `MOST_REPORT_BYTES` the oldest are dropped. Replies are made when their turn has
+come, so that their number is what counts (`num_waiting`).
 """
 
 from __future__ import annotations

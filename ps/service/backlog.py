@@ -1,4 +1,4 @@
-"""Bounds what one client has in the queue of the writer thread: its reader waits, and TCP with it."""
+"""Bounds what one client has in the queue of the writer thread: its reader waits, and TCP."""
 
 from __future__ import annotations
 

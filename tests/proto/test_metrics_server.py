@@ -1,16 +1,22 @@
 """What a scraper reads at a node's metrics port, parsed by the scraper's own library."""
 
+import base64
 import contextlib
 import math
 import socket
+import ssl
+import time
 import types
+import urllib.error
 import urllib.request
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.certificates import Papers
 from thinwire.ops.telemetry.instruments import counter, gauge, histogram
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto import metrics_server
 from thinwire.proto.metrics_server import BUCKETS, MetricsPort, open_port
 
 ABOUT = {"node": "ps-0", "role": "PS", "method": "bsp", "protocol_version": "1"}
@@ -95,11 +101,83 @@ def test_without_the_flag_nothing_listens():
     assert open_port(types.SimpleNamespace(metrics_port=0), "ps-0", list) is None
 
 
-def test_readers_that_say_nothing_do_not_lock_others_out():
-    with listening(list) as port, contextlib.ExitStack() as silent:
-        for _ in range(7):
-            silent.enter_context(socket.create_connection(("127.0.0.1", port.port)))
+HALF_A_REQUEST = b"GET /metrics HTTP/1.1\r\nHost: me\r\nX-Slow: "
+
+
+def test_readers_that_trickle_do_not_lock_others_out():
+    with listening(list) as port, contextlib.ExitStack() as slow:
+        for _ in range(20):
+            reader = slow.enter_context(socket.create_connection(("127.0.0.1", port.port)))
+            reader.sendall(HALF_A_REQUEST)
         assert scraped(port)
-        for _ in range(20):  # of these the first at most is let in
-            silent.enter_context(socket.create_connection(("127.0.0.1", port.port)))
     # The end of the block closes it: nobody is waited for.
+
+
+def test_a_request_has_one_time_limit_however_often_it_goes_on(monkeypatch):
+    monkeypatch.setattr(metrics_server, "_REQUEST_SECONDS", 0.3)
+    with (
+        listening(list) as port,
+        socket.create_connection(("127.0.0.1", port.port), timeout=0.02) as reader,
+    ):
+        reader.sendall(HALF_A_REQUEST)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                reader.sendall(b"x")
+                assert reader.recv(100) == b""
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() < deadline
+
+
+LOGIN = b"prometheus:correct horse battery"
+
+
+def status(port, login=None, scheme="http", context=None):
+    """Return the status of an answer to who sends this login."""
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{port.port}/metrics")
+    if login is not None:
+        request.add_header("Authorization", "Basic " + base64.b64encode(login).decode())
+    try:
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        assert not error.read()
+        return error.code
+
+
+def test_who_does_not_know_the_password_reads_nothing(tmp_path):
+    (tmp_path / "login").write_bytes(LOGIN + b"\n")
+    login = metrics_server.read_login(str(tmp_path / "login"))
+    port = MetricsPort("127.0.0.1", 0, ABOUT, list, login)
+    try:
+        assert [status(port, given) for given in (None, b"prometheus:wrong", b"")] == [401] * 3
+        assert status(port, LOGIN) == 200
+    finally:
+        port.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"name", b"name:short", b":" + b"x" * 20, b"x" * 5000])
+def test_a_file_that_is_no_login_is_an_error_that_names_it(tmp_path, content):
+    (tmp_path / "login").write_bytes(content)
+    with pytest.raises(ConfigurationError, match="--metrics_login=.*name:password"):
+        metrics_server.read_login(str(tmp_path / "login"))
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        metrics_server.read_login(str(tmp_path / "missing"))
+
+
+def test_beyond_this_machine_figures_are_encrypted(monkeypatch):
+    monkeypatch.setattr(metrics_server, "is_loopback", lambda host: False)
+    papers = Papers()
+    port = MetricsPort("127.0.0.1", 0, ABOUT, list, LOGIN, papers.of("ps-0"))
+    try:
+        context = ssl.create_default_context(cadata=papers.authority.decode())
+        with socket.create_connection(("127.0.0.1", port.port)):  # no handshake yet
+            assert status(port, LOGIN, "https", context) == 200
+        with pytest.raises(OSError):
+            status(port, LOGIN)
+    finally:
+        port.close()

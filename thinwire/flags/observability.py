@@ -56,9 +56,18 @@ TOPICS = (
                 words(
                     "metrics_host",
                     "127.0.0.1",
-                    "Address that --metrics_port binds; whoever reaches it reads the figures.",
+                    "Address that --metrics_port binds; beyond this machine give --metrics_login.",
                     "address",
                     rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
+                ),
+                words(
+                    "metrics_login",
+                    None,
+                    "File with the name and the password, as name:password, that readers of "
+                    "--metrics_port send by HTTP's basic authentication.",
+                    "file",
+                    rule=FlagRule(lambda path: bool(path.strip()), "must not be empty"),
+                    unset="nobody is refused",
                 ),
             ),
         ),
@@ -94,9 +103,19 @@ def check(run: Run, given: flags.FlagValues) -> None:
             f"--metrics_port={port} is for nodes of a run, and this is "
             f"--type_node={run.type_node}; leave it out."
         )
-    if not port and given["metrics_host"].value != given["metrics_host"].default:
+    for name in ("metrics_host", "metrics_login"):
+        if not port and given[name].value != given[name].default:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} without --metrics_port does nothing; give both."
+            )
+    from thinwire.proto.grpc.common import is_loopback
+
+    is_open = port and not is_loopback(given.metrics_host) and not given.metrics_login
+    if is_open and not ("insecure" in given and given.insecure):
         raise ConfigurationError(
-            f"--metrics_host={given.metrics_host} without --metrics_port does nothing; give both."
+            f"--metrics_host={given.metrics_host} is reachable from other machines, and nothing "
+            "keeps strangers from the figures; give a --metrics_login, leave --metrics_host out, "
+            "or add --insecure if every machine that can reach this address is trusted."
         )
     last = port + run.nb_ps + run.nb_workers
     if port and run.type_node == "Cluster" and last > _HIGHEST_PORT:
