@@ -20,7 +20,7 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-FORMAT = 2
+FORMAT = 3
 #: A longer document is not read: it must fit into one message of the wire. A thousand variables
 #: take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
@@ -88,6 +88,7 @@ class Offer:
         num_examples: Of the whole training set; 0: unknown.
         weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.
         script_optimizer: The compiled optimizers wherever they step, to compare scripts by.
+        succession: How often the script has gone on from one of its models to another before.
     """
 
     spec: ModelSpec
@@ -99,6 +100,7 @@ class Offer:
     num_examples: int = 0
     weights_digest: str = ""
     script_optimizer: str = ""
+    succession: int = 0
 
     def to_json(self) -> str:
         """Return the document."""
@@ -199,6 +201,7 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         _count(found["num_examples"]),
         _word(found["weights_digest"]),
         _word(found["script_optimizer"]),
+        _count(found["succession"]),
     )
 
 

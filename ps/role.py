@@ -52,7 +52,7 @@ from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.ended_models import EndedModel
+from thinwire.ps.service.ended_models import EndedModel, EndedModels
 from thinwire.ps.service.handshake import (
     Identity,
     guard_of,
@@ -350,7 +350,8 @@ class ShardProcess:
         server = self.server
         if self.run.model_is_offered:
             is_agreed = server.scripts.has_begun if self.leads else lambda phase: True
-            server.ended_models.since = self.saved.since
+            server.ended_models = EndedModels(self.saved.folder / "ended")
+            server.ended_models.restore(self.saved.since)
             self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
         server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
@@ -458,15 +459,11 @@ class ShardProcess:
             self.phases.close(stage)
             return
         journaled.close()
-        has_other = (initials.model.spec, initials.model.layouts[self.own.id_ps]) != (
-            self.spec,
-            self.layout,
-        )
-        if has_other:
-            ended, last = server.ended_models, self.phase
-            generation, whole = self.core.config.generation, self.core.whole()
-            model = EndedModel(ended.since, last, self.layout, generation, whole)
-            ended.add(model, stage.phase)
+        model, layout = initials.model, initials.model.layouts[self.own.id_ps]
+        before = 0 if self.offer is None else self.offer.succession
+        after = 0 if model.offer is None else model.offer.succession
+        if (model.spec, layout, after) != (self.spec, self.layout, before):
+            self._keep_ended(stage.phase)
         self._hold(initials.model)
         self.phase, self.bounds = stage.phase, initials.bounds
         self.core.begin_phase(core)
@@ -487,6 +484,15 @@ class ShardProcess:
             self.leader.begin_phase(hello_to_leader(self._identity()))
         self.phases.close(stage)
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
+
+    def _keep_ended(self, phase: int) -> None:
+        """Keep what the present model has ended with: another one's phase begins."""
+        ended, whole = self.server.ended_models, self.core.whole()
+        generation = self.core.config.generation
+        try:
+            ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
+        except OSError as error:  # missed only by a worker that is started again
+            logging.error("what phase %d ended with cannot be saved: %s", phase - 1, error)
 
     # -- running ----------------------------------------------------------------------------
 

@@ -144,6 +144,16 @@ class Checkpoints:
                 _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
         return None
 
+    def load_all(self) -> list[State]:
+        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
+        states = []
+        for _, path in self._found():
+            try:
+                states.append(load(path)[1])
+            except DamagedCheckpointError as error:
+                _log.warning("Skipping a checkpoint: %s.", error)
+        return states
+
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[int, State]:
         """See the function ``load``."""

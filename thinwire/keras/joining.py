@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from thinwire.keras.checks import check_variables
@@ -49,8 +50,12 @@ class Joining:
         member = self._member
         member.join()
         session = member.joined
+        stepping = [step.inner for step in self._optimizers.stepping]
         if member.catch_up.is_behind and not session.stopped:
             self._stop.pass_over()
+            member.catch_up.forget_states(stepping)
+        else:
+            member.catch_up.remember_states(stepping)
         self._optimizers.start(session)
 
     def join_by_flags(self) -> None:
@@ -114,6 +119,7 @@ class Joining:
         plan.check(method, member.model.name)
         num_train = self._num_train or data.num_examples
         offer = make_offer(shared, plan, method, data.batch_size, num_train)
+        offer = dataclasses.replace(offer, succession=member.num_before)
         if method.steps_on_workers:
             reads_schedule = method.schedule_clock == "examples"
         else:

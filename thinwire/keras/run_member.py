@@ -30,6 +30,7 @@ class RunMember:
         has_left: Whether this worker has left the run at the end of its last `fit`.
         has_place: Whether of the script's models it is this one that the run has, the newest.
         succeeds: Whether `session` is another model's, until this one's phase begins.
+        num_before: How often the script had gone on from one of its models to another, up to this.
     """
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
@@ -40,6 +41,7 @@ class RunMember:
         self.lock = threading.Lock()
         self.in_fit = self.in_loop = self.has_left = False
         self.has_place = self.succeeds = False
+        self.num_before = 0
         self._exchanges_before = 0
 
     @property
@@ -117,6 +119,7 @@ class RunMember:
         self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
         self.catch_up.go_to_next_model(other.joined.shared.variables)
         other.has_place, self.has_place, self.succeeds = False, True, True
+        self.num_before = other.num_before + 1
 
     def join(self) -> None:
         """Join or join again, and take over the server's weights."""

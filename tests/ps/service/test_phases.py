@@ -14,6 +14,7 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.ps.initial_model import offered_layouts
+from thinwire.ps.service import ended_models
 from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.client.control import Control
 from thinwire.worker.core.messages import ScriptFigures
@@ -114,7 +115,7 @@ def central(run, script, spec, phase):
         model.close()
 
 
-def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path):
+def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path, monkeypatch):
     with offered_run(tmp_path, "--nb_workers=1", nb_ps=2) as run:
         run.listen(0)
         run.listen(1)
@@ -124,6 +125,7 @@ def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path)
         second = script.step().copy()
         for spec, phase, weights in ((SPEC, 0, first), (LAST, 4, second)):
             np.testing.assert_array_equal(central(run, script, spec, phase), weights)
+        monkeypatch.setattr(ended_models, "_MOST_BYTES", 0)
         for shard in run.shards.values():
             kept = shard.server.ended_models
             other = dataclasses.replace(kept.find(0), first=3, last=3)

@@ -28,6 +28,15 @@ class JoinAttempt:
         pass
 
 
+@pytest.fixture(autouse=True)
+def kept(monkeypatch):
+    """The phases of which the shards have kept what they ended with."""
+    phases = set()
+    take = lambda catch_up, session, phase: phase in phases  # noqa: E731
+    monkeypatch.setattr(CatchUp, "_take_ended", take)
+    return phases
+
+
 def variable(path):
     return types.SimpleNamespace(path=path)
 
@@ -55,3 +64,19 @@ def test_a_script_that_has_all_of_them_goes_on():
     assert not catch_up.open(JoinAttempt(base, accepts=False), None)
     assert catch_up.open(JoinAttempt(base, head, num_restarts=1), 4)
     assert not catch_up.is_behind
+
+
+def test_what_the_shards_have_kept_is_not_lost(kept):
+    catch_up, first, second = CatchUp(), variable("kernel"), variable("kernel")
+    kept.add(3)
+    assert not catch_up.open(JoinAttempt(first, accepts=False), None)
+    catch_up.go_to_next_model([first])
+    assert catch_up.open(JoinAttempt(second, num_restarts=2), 4)
+
+
+def test_what_a_later_fit_has_made_of_the_same_is_enough(kept):
+    catch_up, base, head = CatchUp(), variable("base"), variable("head")
+    assert not catch_up.open(JoinAttempt(base, head, accepts=False), None)
+    kept.add(3)
+    assert not catch_up.open(JoinAttempt(base, head, accepts=False), 2)
+    assert catch_up.open(JoinAttempt(head), 6)

@@ -179,9 +179,18 @@ def all_then_head(model, fits=2):
 
 
 @pytest.mark.product
-def test_a_run_whose_trained_values_are_gone_is_not_resumed_silently(tmp_path):
-    with pytest.raises(ConfigurationError, match="2 more variables|1 more variables"):
-        in_two_runs(tmp_path, all_then_head, 2, 2)
+@pytest.mark.parametrize("nb_ps", [1, 2])
+def test_the_same_command_has_what_is_not_shared_any_more(nb_ps, tmp_path):
+    def story(model, fits=3):
+        all_then_head(model)
+        for _ in range(2, fits):
+            model.fit(X, Y, epochs=1, **FIT)
+        return model
+
+    models, _ = in_two_runs(tmp_path, story, 2, 3, nb_ps=nb_ps)
+    expected = story(plain_model(), 4)  # the second run trains both fits that it is in
+    for model in models:
+        assert_same(model, expected)
 
 
 def student_after_teacher(train, fits=((1, 0), (2, 1))):
@@ -239,15 +248,16 @@ def test_models_that_take_turns_keep_their_optimizers(nb_ps, tmp_path):
     assert {(shard.phase, shard.core.version) for shard in shards} == {(10, 20)}
 
 
-def folds(train):
-    """Train three models of the same names, each on other rows."""
+def folds(train, count=3, again=-1):
+    """Train models of the same names, each on other rows, one of them twice as long."""
     models = []
-    for fold in range(3):
+    for fold in range(count):
         rows = np.arange(96) % 3 != fold
         model = plain_model(name="same" if fold else "other")
         model.compile(keras.optimizers.Adam(0.05), loss=LOSS)
         model = train(model)
-        model.fit(X[rows], Y[rows], epochs=2, batch_size=16, shuffle=False, verbose=0)
+        epochs = 4 if fold == again else 2
+        model.fit(X[rows], Y[rows], epochs=epochs, batch_size=16, shuffle=False, verbose=0)
         models.append(model)
     return models
 
@@ -284,16 +294,41 @@ def test_models_that_are_trained_at_a_time_are_refused(tmp_path):
         run.each(script)
 
 
-@pytest.mark.product
-def test_a_script_that_is_started_again_at_its_second_model_is_refused(tmp_path):
-    def story(train, fits):
-        return student_after_teacher(train, ((1, 0), (1, 1)) + ((1, 1),) * (fits - 2))
+def resumed(folder, make, *ends):
+    """Run a story of several models to `ends[0]`, and on by the same command; return the models."""
+    for end in ends:
+        with scripts(folder, "bsp", 2) as run:
+            found = run.each(lambda given, end=end: make(lambda each: distribute(each, given), end))
+            run.interrupt()
+    return found
 
-    with pytest.raises(ConfigurationError, match="more variables that an earlier fit has trained"):
-        for fits in (2, 3):
-            with scripts(tmp_path, "bsp", 2) as run:
-                run.each(lambda given, fits=fits: story(lambda each: distribute(each, given), fits))
-                run.interrupt()
+
+def taking_turns(train, fits):
+    return student_after_teacher(train, ((1, 0), (1, 1)) + ((1, 1),) * (fits - 2))
+
+
+def test_the_same_command_goes_on_at_a_second_model(tmp_path):
+    expected = taking_turns(lambda model: model, 4)
+    for models in resumed(tmp_path, taking_turns, 2, 3):
+        for mine, theirs in zip(models, expected, strict=True):
+            assert_same(mine, theirs)
+
+
+@pytest.mark.product
+def test_the_same_command_goes_on_at_a_later_fold(tmp_path):
+    expected = folds(lambda model: model, again=1)
+    for models in resumed(tmp_path, folds, 2, 3):
+        for mine, theirs in zip(models, expected, strict=True):
+            assert_same(mine, theirs)
+
+
+@pytest.mark.product
+def test_a_model_whose_optimizer_s_state_is_gone_is_not_trained_on(tmp_path):
+    def story(train, fits):
+        return student_after_teacher(train, ((1, 0), (1, 1), (1, 0))[:fits])
+
+    with pytest.raises(ConfigurationError, match="state of Adam .* for toy/hidden/kernel is not kept"):
+        resumed(tmp_path, story, 2, 3)
 
 
 def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
