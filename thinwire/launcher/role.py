@@ -480,9 +480,14 @@ class Cluster:
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
-        return self.root_cause or max(
+        found = self.root_cause or max(
             0, *(code for name, code in codes.items() if name not in lost)
         )
+        absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
+        if found == EXIT_DONE and absent:
+            names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
+            logging.warning("the run has gone on without %s", names)
+        return found
 
     def _is_lost(self, worker: Child) -> bool:
         """Return whether a script could not reach the PS, or go on with the others."""

@@ -58,6 +58,15 @@ def test_all_workers_may_die_at_once(cluster):
     assert not launcher.heard("ps-0")
 
 
+def test_a_run_names_those_that_it_has_gone_on_without(cluster, caplog):
+    quiet = {"ps-0": Script(20), "ps-1": Script(20), "worker-1": Script(20)}
+    for lives, is_named in ((KILLED, True), (Script(5), False)):
+        caplog.clear()
+        code, _ = cluster(quiet | {"worker-2": lives})
+        assert code == 0
+        assert ("has gone on without worker-2 (exit code -9)" in caplog.text) is is_named
+
+
 def test_nobody_is_started_again_unless_asked_or_when_the_run_is_over(cluster):
     _, launcher = cluster({"worker-1": [KILLED, Script(5)]})
     assert launcher.lives["worker-1"] == 1

@@ -1,0 +1,68 @@
+"""A worker of `thinwire run` that is killed while a later model of its script is trained."""
+
+import os
+import signal
+
+import pytest
+
+from tests.thinwire.launcher.test_run_processes import Command, commands
+
+pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
+
+SCRIPT = """
+import sys, time
+import keras, numpy as np
+import thinwire
+
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y = x.sum(1, keepdims=True)
+
+class Slow(keras.callbacks.Callback):
+    def __init__(self, fold):
+        super().__init__()
+        self.fold = fold
+    def on_epoch_end(self, epoch, logs=None):
+        print("fold", self.fold, "epoch", epoch)
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.05 if self.fold else 0)
+
+scores = []
+for fold in range(3):
+    rows = np.arange(96) % 3 != fold
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model = thinwire.distribute(model)
+    epochs = 12 if fold == 1 else 2
+    model.fit(x[rows], y[rows], batch_size=16, epochs=epochs, verbose=0, callbacks=[Slow(fold)])
+    scores.append(model.evaluate(x[~rows], y[~rows], verbose=0))
+print("scores", *scores)
+"""
+
+
+class Folds(Command):
+    """One `thinwire run` of the script above."""
+
+    def __init__(self, folder, *arguments):
+        super().__init__(folder, *arguments, script=SCRIPT)
+
+
+def scores_of(run):
+    lines = [line for line in run.output().splitlines() if "] scores " in line]
+    return [line.partition("] scores ")[2] for line in lines]
+
+
+@pytest.mark.parametrize("restarts", [1, 0])
+def test_it_comes_back_with_what_the_earlier_folds_have_made(tmp_path, restarts):
+    with commands(Folds, tmp_path) as command:
+        flags = ["--nb_workers=2", f"--restart_workers={restarts}", "--lease_seconds=3"]
+        run = command(*flags, "toy.py")
+        run.wait_for("fold 1 epoch 2")
+        os.kill(run.find("--id_worker=2"), signal.SIGKILL)
+        assert run.end() == 0, run.output()
+        found = scores_of(run)
+        assert len(found) == 1 + restarts, run.output()
+        assert len({each.split()[0] for each in found}) == 1, "which was over when it was killed"
+        assert len({each.split()[2] for each in found}) == 1, "which both have trained"
+        lost = "the run has gone on without worker-2 (exit code -9)"
+        assert run.output().count(lost) == 1 - restarts
+        assert run.output().count("this fit is passed over") == restarts
