@@ -69,6 +69,10 @@ from thinwire.ps.telemetry.tensorboard import PsScalars
 from thinwire.ps.wire.claims import ClaimBounds
 
 
+#: How long an interrupted PS, when its run has ended, waits for clients that it sends nothing to.
+_INTERRUPTED_LINGER_SECONDS = 1.5
+
+
 class ShardInitials:
     """Everything that a shard's cores begin with, be it now or in a replay: weights and limits.
 
@@ -251,6 +255,7 @@ class ShardProcess:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
         self.interrupted = False
+        self._flowed = (0, 0.0)  # bytes sent, and when the last were, in seconds after the end
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
         self.saved.check(self.spec, self.offer)
@@ -525,12 +530,22 @@ class ShardProcess:
         if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
             return True
         since = time.monotonic() - (self.core.ended_at or 0.0)
-        if since >= self.own.linger_seconds:
+        if since >= self.own.linger_seconds or (self.interrupted and self._nothing_flows(since)):
             return True
         waits_for_supervisor = self.leads and not self._had_supervisor() and not self.interrupted
         everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
         patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
         return everyone_left and since >= patience
+
+    def _nothing_flows(self, since: float) -> bool:
+        """Return whether nobody has been sent anything for a while, so long after the end.
+
+        A client that is stopped, or whose host has gone, does not leave.
+        """
+        num_bytes = sum(each.stream.bytes_sent for each in self.server.connections.everyone())
+        if num_bytes != self._flowed[0]:
+            self._flowed = num_bytes, since
+        return since - self._flowed[1] >= _INTERRUPTED_LINGER_SECONDS
 
     def _had_supervisor(self) -> bool:
         """Return whether the run's Supervisor has come; of an offered model it only looks on."""

@@ -12,6 +12,8 @@ import importlib
 import sys
 from typing import NoReturn
 
+from thinwire.ops.run.signals import handle_first_signals
+
 #: Subcommand -> the role that it plays (a value of --type_node), and what it does.
 ROLES = {
     "ps": ("PS", "serve one shard of the model to workers"),
@@ -40,6 +42,7 @@ _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 
 def run_command() -> NoReturn:
     """Run the subcommand that the command line names, and exit with its code."""
+    handle_first_signals()
     command, *rest = sys.argv[1:] or ["help"]
     if command in ("help", "-h", "--help") and not rest:
         sys.stdout.write(overview())
@@ -62,6 +65,7 @@ def run_command() -> NoReturn:
 
 def run_role() -> NoReturn:
     """Play the role that --type_node names, or `run` a script, and exit with its code."""
+    handle_first_signals()
     if sys.argv[1:2] == [*RUN]:
         run_command()
     _play(sys.argv[0], sys.argv[1:])

@@ -5,7 +5,9 @@ TensorFlow is imported only inside a role, so that ``--help`` is instant.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import gc
 import importlib
 import importlib.util
@@ -37,7 +39,7 @@ from thinwire.ops.run.settings import (
     Diverged,
     Run,
 )
-from thinwire.ops.run.signals import END_SIGNALS
+from thinwire.ops.run.signals import END_SIGNALS, raise_at_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
 from thinwire.simulator import flags as simulator_flags
@@ -66,6 +68,8 @@ LEVELS = {
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
+#: Roles that start other processes, which must not be left behind.
+_STARTERS = ("Cluster", "Advisor")
 #: Roles that need no model of their own where workers bring it.
 _WITHOUT_MODEL = ("PS", "Supervisor")
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio")
@@ -146,8 +150,12 @@ def _play(script: list[str] | None) -> int:
             logging.warning("%s", warning)
     _prepare_process(run)
     if script is not None:
-        return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).main(run, script))
-    return int(importlib.import_module(ROLES[run.type_node]).main(run))
+        module = importlib.import_module(_WITH_SCRIPT[run.type_node])
+        main_of_role = functools.partial(module.main, run, script)
+    else:
+        main_of_role = functools.partial(importlib.import_module(ROLES[run.type_node]).main, run)
+    with raise_at_signals() if run.type_node in _STARTERS else contextlib.nullcontext():
+        return int(main_of_role())
 
 
 def _exit_code(error: Exception) -> int | None:
@@ -276,7 +284,6 @@ def run(
         role: A value of --type_node; None: the flags name it.
         runs_script: Whether workers run a script.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until a role handles it
     define_flags()
     own = [] if role is None else [f"--type_node={role}"]
     if runs_script or role == "Advisor":

@@ -120,7 +120,7 @@ def exchange_for(
 
 
 #: What an interrupted exchange may still take; where the PS is interrupted too, it answers before.
-_CUT_SECONDS = DRAIN_SECONDS + 2.0
+_CUT_SECONDS = DRAIN_SECONDS + 0.5
 
 
 class WorkerSession:

@@ -12,6 +12,7 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import Schedule
 from thinwire.ops.routing.base import Transport
+from thinwire.ops.run import signals
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.run.target import ACCURACY_REACHED, REACHED, Target
 from thinwire.ops.types import ConfigurationError, Link
@@ -24,10 +25,10 @@ EXIT_CONFIGURATION = 2
 EXIT_UNREACHABLE = 3
 EXIT_REFUSED = 4
 EXIT_DIVERGED = 5
-EXIT_INTERRUPTED = 130
+EXIT_INTERRUPTED = signals.EXIT_INTERRUPTED
 
 #: How long an interrupted run waits for pushes that are on their way.
-DRAIN_SECONDS = 5.0
+DRAIN_SECONDS = 1.5
 
 #: Stop reasons that the scripts of a run bring about: all have ended; one has raised an error; one
 #: has ended while another trains on.

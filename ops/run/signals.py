@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from thinwire.ops.run.settings import EXIT_INTERRUPTED
-
+#: What a process ends with that a signal has ended (docs/OPERATIONS.md).
+EXIT_INTERRUPTED = 130
 #: Ctrl-C, and what `kill` and service managers send.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: A signal this soon after the first is the same request: a service manager signals every process
@@ -25,6 +25,30 @@ def end_immediately(number: int, frame: Any) -> None:
     """End this process without clean-up, as `kill -9` does."""
     del number, frame
     os._exit(EXIT_INTERRUPTED)
+
+
+def handle_first_signals() -> None:
+    """End immediately on signals until a role handles them; main thread only.
+
+    For the first moments of a process, when there is nothing to clean up: a KeyboardInterrupt in
+    the middle of an import shows as anything. Signals that whoever started this process has
+    blocked until now, lest they meet an interpreter that is not ready, take effect here.
+    """
+    for number in END_SIGNALS:
+        signal.signal(number, end_immediately)
+    admit_signals()
+
+
+def admit_signals() -> None:
+    """Let signals through that a watchdog has blocked for the first moments of this process."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
+
+
+@contextlib.contextmanager
+def raise_at_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt at a signal inside the block, so that what was started is ended."""
+    with handle_signals(signal.default_int_handler):
+        yield
 
 
 @contextlib.contextmanager

@@ -56,6 +56,7 @@ from thinwire.ops.run.settings import (
     SCRIPT_FAILED,
     Diverged,
 )
+from thinwire.ops.run.signals import admit_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD, LeftBehind
 from thinwire.worker.temporary import record_temporary
@@ -222,6 +223,8 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         if _ENDED:  # what TensorFlow has made of the SystemExit
             return 128 + _ENDED[0]
         error = RECORD.cause_of(error)
+        if isinstance(error, ImportError) and _was_interrupted(error):
+            return EXIT_INTERRUPTED
         failure = _failure(error, path)
         if failure is None:  # the run was ended by others
             return _code_of_end(error)
@@ -242,6 +245,16 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     return code
 
 
+def _was_interrupted(error: BaseException) -> bool:
+    """Return whether Ctrl-C is behind an error: extension modules make others of it."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
+
+
 def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
     """Run the script as the evaluator, whose end is that of the run; return the exit code."""
     try:
@@ -257,6 +270,7 @@ def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
 
 def _execute(path: pathlib.Path, words: Sequence[str]) -> None:
     """Run the file as the main module, which it then stays."""
+    admit_signals()  # from here on what they raise is caught
     source = path.read_bytes()
     main_module: Any = types.ModuleType("__main__")
     main_module.__file__ = words[0]

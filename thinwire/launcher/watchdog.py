@@ -1,4 +1,4 @@
-"""Runs one command on a host, and ends it when the launcher is gone.
+"""Runs one node of a run on a host, and ends it when the launcher is gone.
 
 ``python -I watchdog.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
 of the standard input, through ssh or a pipe. However the launcher ends, this input ends too; where
@@ -48,9 +48,12 @@ class Watchdog:
         self.orphaned = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        # A node admits them when it can handle them: an interpreter that is starting cannot.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent()
         )
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run(self) -> int:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""

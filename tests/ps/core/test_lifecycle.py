@@ -124,8 +124,8 @@ def test_an_interrupted_run_does_not_wait_for_ever():
     core = core_of(method("asgd"), lease=100.0)
     join(core, 1)
     core.handle(events.Stop("interrupted"), 1.0)
-    assert core.next_deadline() == 6.0
-    assert of(events.RunEnded, core.handle(events.Tick(), 6.0))
+    assert core.next_deadline() == 2.5
+    assert of(events.RunEnded, core.handle(events.Tick(), 2.5))
 
 
 def test_whoever_waits_when_its_lease_ends_is_told():

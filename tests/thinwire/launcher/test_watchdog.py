@@ -17,6 +17,7 @@ CHILD = """
 import os, signal, sys
 def end(number, frame):
     sys.exit(7)
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
 signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "stubborn" else end)
 print(os.getpid(), flush=True)
 signal.pause()
