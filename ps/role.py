@@ -95,7 +95,9 @@ class ShardInitials:
         self._budget = Budget(run.iter_max, examples)
         self.loss_scale = model.offer.loss_scale if model.offer else None
         scales_loss = self.loss_scale is not None
-        self.bounds = ClaimBounds.of(model.method, model.num_examples, scales_loss)
+        self.bounds = ClaimBounds.of(
+            model.method, model.num_examples, scales_loss, run.guards.measures
+        )
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = load_kernels(run.kernels)
 

@@ -205,6 +205,10 @@ class Session:
         self._counted = self._counters()  # by the newest StepInfo
         self._versions: list[int] = []  # of the base that the present step began at
         self._means: Float32 | None = None  # where a step begins before the one before is averaged
+        # [num_parameters] what the script has changed of the weights itself, and the shards' do not
+        # have yet; and whether it was sent.
+        self._change: Float32 | None = None
+        self._is_change_sent = False
         if before is not None:
             self.part.before, self.part.loss = before.part.metrics(), before.part.loss
 
@@ -220,8 +224,17 @@ class Session:
 
     @property
     def weights(self) -> Float32:
-        """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
-        return self.part.core.weights
+        """The weights to compute the next gradient at: [num_parameters] float32, perhaps no copy.
+
+        What the script has set stays in them until the shards have it.
+        """
+        own = self.part.core.weights
+        return own if self._change is None else own + self._change
+
+    @property
+    def sent_weights(self) -> Float32:
+        """The same without what the script has set and no shard was sent yet."""
+        return self.weights if self._is_change_sent else self.part.core.weights
 
     @property
     def offer(self) -> Offer | None:
@@ -290,7 +303,8 @@ class Session:
 
     def stay_behind(self) -> None:
         """Go on with the model's own values: the run is in a later phase than this script."""
-        np.copyto(self.weights, self.variables.read())
+        self._change = None
+        np.copyto(self.part.core.weights, self.variables.read())
         np.copyto(self.means, self.statistics.read())
 
     def end_as(self, before: Session) -> None:
@@ -434,6 +448,7 @@ class Session:
         except ShardGone:
             part.core.stopped = applied = True
         try:
+            self._note_change(figures.change, done if applied else None)
             part.record_outcome(applied)
         except Diverged:
             self.close("diverged")
@@ -441,6 +456,20 @@ class Session:
         info = self._info(done.request if applied else None, done.replies)
         self.begin_compute()
         return dataclasses.replace(info, skipped=skipped)
+
+    def _note_change(self, change: Float32 | None, done: _Exchanged | None) -> None:
+        """Note whether the shards have what the script had changed before a step.
+
+        Args:
+            change: [num_parameters] what is new of it; None: nothing.
+            done: The exchange; None: of a step that came to nothing.
+        """
+        if done is None or not self.settings.run.method.overlap:
+            replies = [] if done is None else done.replies
+            was_taken = any(reply is not None and reply.step for reply in replies)
+            self._change, self._is_change_sent = None if was_taken else change, False
+        else:
+            self._change, self._is_change_sent = change, True
 
     def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
         """Begin to code and exchange a change of weights while the script goes on from it.
@@ -486,6 +515,8 @@ class Session:
 
     def _settle(self) -> _Exchanged:
         """Wait for the exchange that is under way, if there is one; return it."""
+        if self._is_change_sent:  # whatever the answer is, it replaces the weights
+            self._change, self._is_change_sent = None, False
         done = self._exchanges.result()
         if done is not None:
             return done
@@ -568,8 +599,8 @@ class Session:
     def renew(self) -> None:
         """Begin another incarnation of this worker, as a process that was started again."""
         old = self.part
-        self.part = self._new_part(self.means)
-        np.copyto(self.weights, old.core.weights)  # until the server's come
+        self.part, self._change = self._new_part(self.means), None
+        np.copyto(self.part.core.weights, old.core.weights)  # until the server's come
         self.part.before, self.part.loss = old.metrics(), old.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:

@@ -124,6 +124,9 @@ class ServerUpdate(Policy, Protocol):
     def save(self, state: State) -> State:
         """Return copies of the state as plain data."""
 
+    def set_weights(self, theta: Float32, state: State) -> None:
+        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load what `save` returned; the weights are `theta`."""
 
@@ -193,6 +196,9 @@ class FlatOptimizer(Protocol):
 
     def save(self) -> State:
         """Return copies of the slots, as plain data."""
+
+    def set_weights(self, theta: Float32) -> None:
+        """Go on from weights that something else has changed; the slots stay."""
 
     def restore(self, slots: State, theta: Float32) -> None:
         """Load what `save` returned; the weights are `theta`."""

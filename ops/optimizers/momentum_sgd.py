@@ -57,6 +57,10 @@ class MomentumSGD:
             velocity -= change
             theta[piece] += velocity
 
+    def set_weights(self, theta: Float32) -> None:
+        """Do nothing: it steps the weights where they lie."""
+        del theta
+
     def save(self) -> State:
         """Return copies of what Keras's SGD has as variables, in its order."""
         return {

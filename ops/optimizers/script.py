@@ -95,6 +95,10 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         del state
         return {}
 
+    def set_weights(self, theta: Float32, state: State) -> None:
+        """Do nothing."""
+        del theta, state
+
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Change nothing."""
         del saved, theta
@@ -259,6 +263,11 @@ class ScriptUpdate(GradientsOnly):
             "slots": {} if inner is None else inner.save(),
         }
 
+    def set_weights(self, theta: Float32, state: State) -> None:
+        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        if "optimizer" in state["inner"]:
+            state["inner"]["optimizer"].set_weights(theta)
+
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load what `save` returned; the weights are `theta`."""
         state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
@@ -395,6 +404,12 @@ class ScriptUpdates(GradientsOnly):
         """Return copies of the slots, count and rate of each."""
         parts = enumerate(state["parts"])
         return {str(number): part.update.save(part.state) for number, part in parts}
+
+    def set_weights(self, theta: Float32, state: State) -> None:
+        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        for part in state["parts"]:
+            part.read(theta)
+            part.update.set_weights(part.theta, part.state)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load what `save` returned; the weights are `theta`."""

@@ -173,6 +173,11 @@ class OptimizerUpdate(RunsOwnRate):
         saved: State = state["optimizer"].save() if "optimizer" in state else {}
         return saved
 
+    def set_weights(self, theta: Float32, state: State) -> None:
+        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        if "optimizer" in state:
+            state["optimizer"].set_weights(theta)
+
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load what `save` returned; the weights are `theta`."""
         if "optimizer" in state:

@@ -31,6 +31,7 @@ class Arrival:
     loss_scale: float = 0.0  # of the loss that it was computed with; 0: none
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
+    change: Update | None = None  # of the weights, by the script itself
 
     @property
     def computed_at(self) -> int:

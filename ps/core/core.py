@@ -623,10 +623,12 @@ class PsCore:
                     loss_scale=push.loss_scale,
                     overflow=push.overflow,
                     optimizer=push.optimizer,
+                    change=push.change,
                 )
                 for push in pushes
             ],
             self._members.oldest_base(live, version),
+            self._scheduler.share_of(pushes[0].worker),
         )
         kept_keys = {(arrival.worker, arrival.step) for arrival in kept}
         merged = [push for push in pushes if (push.worker, push.step) in kept_keys]

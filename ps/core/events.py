@@ -59,6 +59,7 @@ class Push:
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
     repeats_batch: bool = False  # an earlier push has counted its examples
+    change: Update | None = None  # of the weights, by the script itself since the last answer
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False

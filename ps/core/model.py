@@ -17,6 +17,7 @@ from thinwire.ops.downlink import own_entries, replicas
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.kernels import Kernels
+from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers.schedule import Budget, Schedule
@@ -28,7 +29,7 @@ from thinwire.ps.core.loss_scale import LossScaler
 from thinwire.ps.core.members import CoreConfig
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
 
 #: Part of a policy's state that is only working memory.
 _SCRATCH = "scratch"
@@ -132,14 +133,17 @@ class ShardModel:
         """The factor of the loss from now on; 0: none."""
         return self._scaler.scale
 
-    def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
+    def apply(
+        self, arrivals: Sequence[Arrival], oldest_base: int, share: float = 1.0
+    ) -> list[Arrival]:
         """Weigh, merge and apply one release; version + 1 unless nothing was kept.
 
-        A release with an overflow changes no weights; it counts nevertheless.
+        With a release with an overflow no optimizer steps; it counts nevertheless.
 
         Args:
             arrivals: In order of worker id, all for the same optimizer.
             oldest_base: Smallest base version a live worker may still push from.
+            share: These workers' part of all workers: of what their scripts change themselves.
 
         Returns:
             The arrivals that the weighting kept.
@@ -150,8 +154,8 @@ class ShardModel:
             self._server = self.method.server.set_rate(rates[0], self._server, number)
         if self._scaler.skips(arrivals):
             self.version += 1
-            nothing = np.empty(0, np.int64)
-            self._down = self.method.down_codec.record_update(nothing, self.version, self._down)
+            changed = self._take_changes(arrivals, share)
+            self._down = self.method.down_codec.record_update(changed, self.version, self._down)
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
@@ -160,6 +164,7 @@ class ShardModel:
             return kept
         updates = [arrival.update for arrival in kept]
         merged = self.method.aggregate.merge(updates, len(self.theta))
+        changed = self._take_changes(kept, share)
         lone = self._lone(arrivals)
         before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(
@@ -173,8 +178,33 @@ class ShardModel:
         )
         self.version += 1
         own = own_entries.find(lone, before, self._seen, self.version)
+        if changed is None or len(changed):
+            touched = None if touched is None or changed is None else union([touched, changed])
         self._down = self.method.down_codec.record_update(touched, self.version, self._down, own)
         return kept
+
+    def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
+        """Add what scripts have changed of their weights themselves, before an optimizer steps.
+
+        All scripts of a run do the same, so theirs is one change: the aggregate of those that had
+        a mini-batch counts as much as these workers' group is of all. What all have changed is
+        added once, be it in one round or in one release for each.
+
+        Returns:
+            The entries that have changed, ascending; None: perhaps all.
+        """
+        nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
+        if all(arrival.change is None for arrival in arrivals):
+            return nothing.indices
+        stepped = [each for each in arrivals if each.samples or each.change is not None]
+        changes = [each.change or nothing for each in stepped]
+        merged = self.method.aggregate.merge(changes, len(self.theta))
+        if merged.indices is None:
+            self.kernels.apply_dense(self.theta, merged.values, -share)
+        else:
+            self.kernels.apply_sparse(self.theta, merged.indices, merged.values, -share)
+        self.method.server.set_weights(self.theta, self._server)
+        return merged.indices
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
         """Return the arrival whose worker could add its own entries: its reply may omit them."""
@@ -183,7 +213,7 @@ class ShardModel:
         if not can_add or not method.server.adds(method.kind):
             return None
         alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
-        return arrivals[0] if alone else None
+        return arrivals[0] if alone and arrivals[0].change is None else None
 
     def take(self, update: Update) -> None:
         """Overwrite the weights [n]; the version stays.
@@ -387,9 +417,11 @@ class CollectiveShardModel(ShardModel):
         """Only a worker that took part in the last round may report the next one."""
         return base_version == self.version
 
-    def apply(self, arrivals: Sequence[Arrival], oldest_base: int) -> list[Arrival]:
+    def apply(
+        self, arrivals: Sequence[Arrival], oldest_base: int, share: float = 1.0
+    ) -> list[Arrival]:
         """Count one round, and take the weights that came with it."""
-        del oldest_base
+        del oldest_base, share
         self.version += 1
         for arrival in arrivals:
             self.take(arrival.update)

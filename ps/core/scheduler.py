@@ -36,6 +36,11 @@ class RoundScheduler:
         group = self._rule.groups[self._rule.group_of(worker)]
         return [each for each in group if self._rule.is_live(each)]
 
+    def share_of(self, worker: int) -> float:
+        """Return the worker's group / all workers of the run, live or not."""
+        groups = self._rule.groups
+        return len(groups[self._rule.group_of(worker)]) / sum(map(len, groups))
+
     # -- workers ----------------------------------------------------------------------------
 
     def join(self, worker: int, epoch: int) -> None:

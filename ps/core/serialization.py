@@ -69,7 +69,8 @@ _RECORDS = (
         "Push",
         events.Push,
         "worker incarnation step base_version generation epoch update samples local_steps loss aux "
-        "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch",
+        "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch "
+        "change",
     ),
     _Record(
         "Query",

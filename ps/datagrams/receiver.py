@@ -217,7 +217,7 @@ class DatagramReceiver:
         if push.step <= session.closed_step:
             self._repeat(session, push, contents)
             return
-        session.add_message(push, contents.aux, contents.num_bytes)
+        session.add_message(push, contents)
         try:
             session.reassembler.add_reliable(push.step, contents.blocks, manifest, now)
             if not push.more:
@@ -237,7 +237,7 @@ class DatagramReceiver:
         elif not push.more:
             if session.refusal is not None:  # whatever it holds now, it was refused
                 raise NonFinite(session.refusal)
-            session.pending = PendingPush(push, contents.aux, contents.num_bytes)
+            session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
 
     # -- complete pushes --------------------------------------------------------------------
@@ -273,7 +273,7 @@ class DatagramReceiver:
             update = self._decoder.flatten(list(assembled.blocks))
         try:
             event = self._decoder.event(
-                session.worker, pending.push, update, pending.aux, num_bytes
+                session.worker, pending.push, update, pending.aux, num_bytes, pending.change
             )
         except NonFinite as error:
             session.refusal = str(error)

@@ -14,9 +14,10 @@ from thinwire.ops.routing.datagram_format import DatagramSession
 from thinwire.ops.routing.reassembler import ReassembledStep, Reassembler
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.wire.push_decoder import DecodedPush
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Update
 
 _SESSION_BYTES, _KEY_BYTES = 8, 32
 
@@ -28,6 +29,7 @@ class PendingPush:
     push: pb.Push  # the newest message of it
     aux: Float32 | None
     num_bytes: int
+    change: Update | None = None  # of the weights, by the script itself
 
 
 @dataclasses.dataclass
@@ -46,12 +48,12 @@ class WorkerReassembly:
     late_before: int = 0  # datagrams that had come late then
     was_member: bool = False  # at some time
 
-    def add_message(self, push: pb.Push, aux: Float32 | None, num_bytes: int) -> None:
+    def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
         """Record a message of a push; there may be several of one push."""
         before = self.pending
         goes_on = before is not None and before.push.step == push.step and before.push.more
-        total = num_bytes + (before.num_bytes if before and goes_on else 0)
-        self.pending = PendingPush(push, aux, total)
+        total = contents.num_bytes + (before.num_bytes if before and goes_on else 0)
+        self.pending = PendingPush(push, contents.aux, total, contents.change)
 
     def on_complete(self, assembled: ReassembledStep) -> int:
         """Record that the push is complete.

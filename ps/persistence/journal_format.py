@@ -101,6 +101,11 @@ class EventCoder:
         blocks = blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]
         pieces = list(messages.blocks_to_message(coded, message.blocks))
+        if push.change is not None:
+            changed = map(IndexChooser().encode, blocks_of(push.change, self._layout))
+            beside = messages.blocks_to_message(changed, message.changes)
+            message.change_bytes = sum(map(len, beside))
+            pieces += beside
         if push.aux is not None:
             pieces.append(push.aux.astype("<f4").tobytes())
         return message, pieces
@@ -129,7 +134,9 @@ class EventCoder:
         message = pb.Push.FromString(bytes(content[_PUSH.size : start]))
         contents = self._decoder.read(message, memoryview(bytes(content[start:])))
         update = contents.plain or self._decoder.flatten(contents.blocks)
-        return self._decoder.event(worker, message, update, contents.aux, num_bytes)
+        return self._decoder.event(
+            worker, message, update, contents.aux, num_bytes, contents.change
+        )
 
 
 def _event(content: Any) -> events.Event:

@@ -172,6 +172,8 @@ class StreamReader:
         self._renewed_at = 0.0
         self._backlog = Backlog(server.queue.put)
         limit = payload_limit(server.layout, decoder.aux_count)
+        if server.bounds.takes_changes:
+            limit += payload_limit(server.layout)
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
 
     def read(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -54,6 +55,7 @@ class ClaimBounds:
     learning_rate           Finite and not negative; at most 1e6 where the optimizer steps with it.
     loss_scale              0 without a LossScaleOptimizer; with it finite and above 0.
     overflow                Only with a loss scale, and then without blocks.
+    changes                 None where workers sum among themselves, or updates are measured.
     ..._seconds             0 to 1e6; not NaN.
     ======================= =====================================================================
 
@@ -66,19 +68,27 @@ class ClaimBounds:
     largest_batch: int = _MOST_SAMPLES
     lags: bool = True  # updates may be computed at an older version than the worker holds
     scales_loss: bool = True  # a script has a LossScaleOptimizer
+    takes_changes: bool = True  # a script may change weights itself
 
     @staticmethod
-    def of(method: Method, num_train: int | None = None, scales_loss: bool = False) -> ClaimBounds:
+    def of(
+        method: Method,
+        num_train: int | None = None,
+        scales_loss: bool = False,
+        measures: bool = False,
+    ) -> ClaimBounds:
         """Return the bounds of a run.
 
         Args:
             method: Its composition.
             num_train: Size of the training set; None: not known.
             scales_loss: Whether a script has a LossScaleOptimizer.
+            measures: Whether the norms of updates are compared.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
         batch = num_train or _LARGEST_BATCH
-        return ClaimBounds(most_local_steps, batch, method.overlap, scales_loss)
+        takes_changes = method.collective == THROUGH_PS and not measures
+        return ClaimBounds(most_local_steps, batch, method.overlap, scales_loss, takes_changes)
 
     def check_push(self, push: pb.Push) -> None:
         """Check everything that a push counts.
@@ -97,6 +107,12 @@ class ClaimBounds:
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
         self._check_scale(push)
+        if push.changes and not self.takes_changes:
+            raise Malformed(
+                "changes: the script has set weights itself, and this run measures updates "
+                "(--max_update_norm, --update_norm_factor), or its workers sum among themselves "
+                "(--collective); expected none. Leave these flags out."
+            )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)

@@ -44,6 +44,7 @@ class DecodedPush:
     aux: Float32 | None
     num_bytes: int  # of the blocks, coded
     plain: Update | None  # the blocks, where they are the whole shard as it lies in memory
+    change: Update | None = None  # of the weights, by the script itself
 
 
 class PushDecoder:
@@ -93,7 +94,7 @@ class PushDecoder:
             raise Malformed(f"step {push.step}: a part of an update, in a run without")
         contents = self.read(push, payload)
         update = contents.plain or self.flatten(contents.blocks)
-        event = self.event(worker, push, update, contents.aux, contents.num_bytes)
+        event = self.event(worker, push, update, contents.aux, contents.num_bytes, contents.change)
         if not self.keeps_coded:
             return event
         push.ClearField("payload")  # it is in the other argument as well
@@ -119,11 +120,29 @@ class PushDecoder:
         self._check_group(push)
         expected = 0 if push.more else self.aux_count
         payload, aux = messages.carve_aux(payload, push.aux_count, (expected,))
+        payload, change = self._carve_change(push, payload)
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
             plain = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
-        return DecodedPush(blocks, aux, len(payload), plain)
+        return DecodedPush(blocks, aux, len(payload), plain, change)
+
+    def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:
+        """Take what the script has changed of the weights itself off a payload's end.
+
+        Raises:
+            Malformed: It does not fit the shard, or the push continues.
+        """
+        if not push.changes and not push.change_bytes:
+            return payload, None
+        start = len(payload) - push.change_bytes
+        if start < 0 or push.more:
+            raise Malformed(
+                f"{push.change_bytes} bytes of changes in a payload of {len(payload)}; expected "
+                "no more than that, and none before the last message of an update"
+            )
+        blocks = messages.blocks_from_message(push.changes, payload[start:], self._sizes)
+        return payload[:start], self.flatten(blocks)
 
     def event(
         self,
@@ -132,6 +151,7 @@ class PushDecoder:
         update: Update,
         aux: Float32 | None,
         num_bytes: int,
+        change: Update | None = None,
     ) -> events.Push:
         """Return a whole update as an event; the arguments are those of its fields.
 
@@ -142,6 +162,8 @@ class PushDecoder:
             raise NonFinite(f"step {push.step}: the update or its loss is not finite")
         if aux is not None and not all_finite(aux):
             raise NonFinite(f"step {push.step}: what is averaged beside the update is not finite")
+        if change is not None and not all_finite(change.values):
+            raise NonFinite(f"step {push.step}: what the script has set is not finite")
         return events.Push(
             worker=worker,
             incarnation=push.incarnation,
@@ -162,6 +184,7 @@ class PushDecoder:
             overflow=push.overflow,
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
+            change=change,
         )
 
     def _check_group(self, push: pb.Push) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from tests.fuzz.target import Reader, Target, joined, parsed
 from tests.harness import KERNELS, SPEC, method
 from tests.proto.samples import GOLDEN, samples
-from thinwire.ops.types import Kind, ShardLayout
+from thinwire.ops.types import Kind, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexCoding
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
@@ -92,21 +92,29 @@ def push(data: bytes) -> None:
         event = decoder.decode(1, message, payload)
     except (Malformed, NonFinite):
         return
-    values, indices = event.update.values, event.update.indices
-    assert np.isfinite(values).all() and np.isfinite(event.loss)
-    assert values.dtype == np.float32
+    assert np.isfinite(event.loss)
+    record = memoryview(b"".join(bytes(piece) for piece in coder.code(event, 2.5)))
+    ((_, body),) = bodies(record)
+    again, now = coder.decode(body)
+    assert now == 2.5 and (again.change is None) == (event.change is None)
+    for one, other in ((event.update, again.update), (event.change, again.change)):
+        if one is not None and other is not None:
+            _check_update(one, other)
+
+
+def _check_update(one: Update, other: Update) -> None:
+    """Check that an update fits the shard, and is the same after it was written down."""
+    values, indices = one.values, one.indices
+    assert np.isfinite(values).all() and values.dtype == np.float32
     if indices is None:
         assert values.size == LAYOUT.size
     else:
         assert values.size == indices.size <= LAYOUT.size
         assert (np.diff(indices) > 0).all()
         assert not indices.size or 0 <= indices[0] <= indices[-1] < LAYOUT.size
-    record = memoryview(b"".join(bytes(piece) for piece in coder.code(event, 2.5)))
-    ((_, body),) = bodies(record)
-    again, now = coder.decode(body)
-    assert now == 2.5 and again.update.values.tobytes() == values.tobytes()
-    assert (again.update.indices is None) == (indices is None)
-    assert indices is None or (again.update.indices == indices).all()
+    assert other.values.tobytes() == values.tobytes()
+    assert (other.indices is None) == (indices is None)
+    assert indices is None or (other.indices == indices).all()
 
 
 def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
@@ -120,8 +128,9 @@ def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
     if mends & 4:
         message.aux_count = aux
     if mends & 8:
-        for slot, block in enumerate(message.blocks):
-            block.slot = slot
+        for blocks in (message.blocks, message.changes):
+            for slot, block in enumerate(blocks):
+                block.slot = slot
     if mends & 16:
         mend_lengths(message)
     if mends & 32:
@@ -130,15 +139,21 @@ def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
 
 def mend_lengths(message: pb.Push | pb.Reply) -> None:
     """Let each block's bytes be as many as its description says, and no more than come."""
-    expected = 4 * message.aux_count
-    for block in message.blocks:
-        width = (4, 2, 2, 1)[block.value_dtype % 4]
-        block.value_bytes = block.value_bytes % 64 if block.value_coding else 0
-        block.index_bytes %= 64
-        block.count %= 32
-        expected += block.index_bytes + (block.value_bytes or block.count * width)
+    expected = 4 * message.aux_count + sum(map(_mend_length, message.blocks))
+    if isinstance(message, pb.Push):
+        message.change_bytes = sum(map(_mend_length, message.changes))
+        expected += message.change_bytes
     if expected < 4096:
         message.payload = message.payload[:expected].ljust(expected, b"\1")
+
+
+def _mend_length(block: pb.Block) -> int:
+    """Let a block's description name few bytes; return how many."""
+    width = (4, 2, 2, 1)[block.value_dtype % 4]
+    block.value_bytes = block.value_bytes % 64 if block.value_coding else 0
+    block.index_bytes %= 64
+    block.count %= 32
+    return block.index_bytes + (block.value_bytes or block.count * width)
 
 
 def _push_seeds() -> list[bytes]:
@@ -152,6 +167,9 @@ def _push_seeds() -> list[bytes]:
     sparse = pb.Block(slot=0, count=2, coding=pb.INDEX_CODING_UINT32, index_bytes=8)
     positions = np.array([1, 7], "<u4").tobytes() + np.float32([0.5, -1]).tobytes()
     found.append(pb.Push(blocks=[sparse], payload=positions).SerializeToString())
+    both = pb.Push(blocks=blocks, changes=[sparse], change_bytes=16)
+    both.payload = dense.payload + positions
+    found.append(both.SerializeToString())
     found += [m.push.SerializeToString() for m in samples().values() if m_is_push(m)]
     shards = range(len(SHARDS))
     return [bytes([shard, mends]) + one for shard in shards for mends in (0, 63) for one in found]

@@ -145,6 +145,14 @@ def _pushes() -> dict[str, Message]:
     coded = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=14)
     coded.value_coding = pb.VALUE_CODING_EXPONENTS
     with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
+    changed = pb.Push(
+        step=41,
+        blocks=[pb.Block(count=1)],
+        changes=[pb.Block(count=1, coding=pb.INDEX_CODING_BITMAP, index_bytes=1)],
+        change_bytes=5,
+        payload_bytes=9,
+        payload=bytes(range(9)),
+    )
     checked = pb.Push(step=1000, base_version=40, base_checksum=2**32 - 2)
     manifest = pb.Manifest(
         channels=[pb.Announced(channel=1, first=2**32 - 1, count=3)],
@@ -156,6 +164,7 @@ def _pushes() -> dict[str, Message]:
     )
     return {
         "to_server_push": pb.ToServer(push=push),
+        "to_server_push_changes": pb.ToServer(push=changed),
         "to_server_push_aux": pb.ToServer(push=with_aux),
         "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
         "to_server_push_checksum": pb.ToServer(push=checked),

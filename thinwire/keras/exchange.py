@@ -6,6 +6,7 @@ lost: what goes wrong is kept, and raised where Python is in charge again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from absl import logging
 
 from thinwire.gradient_sgd import RATE_TOLERANCE
 from thinwire.keras.checks import check_rate_change
-from thinwire.keras.held_weights import check_held
+from thinwire.keras.held_weights import changed_by_script
 from thinwire.keras.joining import Joining
 from thinwire.keras.loops import LoopSteps
 from thinwire.keras.optimizers import ScriptOptimizers
@@ -158,14 +159,15 @@ class StepExchange:
             if session.stopped:
                 return
             for number in optimizers.sequence[:1] if takes_weights else optimizers.sequence:
-                weights = session.weights
-                nothing = weights.copy() if takes_weights else np.zeros_like(weights)
+                held = session.variables.read()
+                nothing = held if takes_weights else np.zeros_like(held)
                 step = optimizers.stepping[number]
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
                 means = session.means.copy()
-                self._try_step(step, None, nothing, 0, 0.0, means, step.known_rate, figures)
-            session.assign()
+                before = None if takes_weights else held
+                self._try_step(step, before, nothing, 0, 0.0, means, step.known_rate, figures)
+                session.assign()
 
     def _unchanged(
         self, values: Float32, statistics: Float32, rate: float, scale: float
@@ -202,13 +204,14 @@ class StepExchange:
     ) -> None:
         """Step from the weights [num_parameters] that the model holds; keep what goes wrong.
 
-        None: whatever they are, their change travels, or nothing does.
+        What the script has changed of them itself travels beside the step. None: within it.
         """
         member, session = self._member, self._member.joined
         try:
             if not session.stopped:
                 if held is not None:
-                    check_held(session, held, member.model.name)
+                    change = changed_by_script(session, held, member.model.name)
+                    figures = dataclasses.replace(figures, change=change)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 
@@ -30,28 +31,29 @@ def set_by_script(session: Session) -> Float32 | None:
     return None if is_like(held, session.weights) else held
 
 
-def check_held(session: Session, held: Float32, name: str) -> None:
-    """Refuse to step from weights that a script has changed itself, where the PS steps.
+def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | None:
+    """Return by how much a script has changed weights itself since the newest step.
 
     Args:
         session: Of the run.
         held: [num_parameters] float32 weights that the model has.
         name: Of the model.
 
+    Returns:
+        [num_parameters], to be sent with the next step; None: nothing is new of it.
+
     Raises:
-        ConfigurationError: They are not those that the run gave it last.
+        ConfigurationError: The PS would take no such changes.
     """
-    if is_like(held, session.weights):
-        return
-    changed = np.flatnonzero(held != session.weights)
-    path = session.shared.spec.tensors[
-        int(np.searchsorted(session.shared.spec.offsets, changed[0], "right")) - 1
-    ].path
-    raise ConfigurationError(
-        f"the script has changed {len(changed)} weights of {name!r} itself since "
-        f"the newest step, the first of them in {path}: by assign or set_weights in a "
-        "train_step, a loop, a layer or a callback. The PS steps from its own weights, so that "
-        "this would be lost; expected weights that only optimizers and constraints change "
-        "while the model trains. Take a method whose workers step themselves, which exchange "
-        "whatever has changed: --method=dgs, --method=dgc, --method=gd or --method=esync."
-    )
+    known = session.sent_weights
+    if is_like(held, known):
+        return None
+    run = session.settings.run
+    if run.method.collective != THROUGH_PS or run.guards.measures:
+        raise ConfigurationError(
+            f"the script has set weights of {name!r} itself since the newest step (assign or "
+            "set_weights in a callback, a train_step, a loop or a layer), and this run takes only "
+            "updates: its workers sum among themselves (--collective), or its PS measures them "
+            "(--max_update_norm, --update_norm_factor). Leave these flags out."
+        )
+    return held - known

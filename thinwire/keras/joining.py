@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from thinwire.keras.checks import check_variables
 from thinwire.keras.early_stop import EarlyStop
-from thinwire.keras.held_weights import check_held, set_by_script
+from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.offers import make_offer
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
@@ -77,17 +77,12 @@ class Joining:
 
         Returns:
             By how much the run's weights [num_parameters] have changed meanwhile; None: not.
-
-        Raises:
-            ConfigurationError: The script has set weights, and the PS steps.
         """
         member, session = self._member, self._member.session
         if session is None or session.stopped or member.in_fit or not member.has_left:
             return None
         member.has_left = False
         before, set_here = session.weights.copy(), set_by_script(session)
-        if set_here is not None and not session.takes_weights:
-            check_held(session, set_here, member.model.name)
         self.join()
         if member.barriers is not None:
             member.take_end(member.barriers.begin_loop())

@@ -10,7 +10,7 @@ from absl import logging
 
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.exchange import StepExchange
-from thinwire.keras.held_weights import check_held, is_like
+from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.joining import Joining
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.phases import Phases
@@ -54,8 +54,7 @@ class OwnLoop:
             Whether the model has other weights than before.
 
         Raises:
-            ConfigurationError: The server's model and optimizer come from its flags, or the script
-                has set weights that would be lost.
+            ConfigurationError: The server's model and optimizer come from its flags.
         """
         if self._member.in_fit:
             return False
@@ -108,12 +107,8 @@ class OwnLoop:
         member, session = self._member, self._member.session
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:
             return
-        if not session.stopped:
-            held = session.variables.read()
-            if not session.takes_weights:
-                check_held(session, held, member.model.name)
-            elif not is_like(held, session.weights):
-                return  # the script has set them; they travel with its next step
+        if not session.stopped and set_by_script(session) is not None:
+            return  # what it has set travels with its next step
         member.finish_rounds(session)
         with member.lock:
             if not session.stopped:

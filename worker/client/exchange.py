@@ -256,6 +256,7 @@ class Exchange:
             staleness=reply.staleness,
             lost=self._lost(number, reply),
             loss_scale=reply.loss_scale,
+            step=reply.step,
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:

@@ -73,6 +73,11 @@ def push_messages(
         )
         message.push.manifest.CopyFrom(proto_messages.manifest_to_message(manifest))
     pieces = proto_messages.blocks_to_message(coded, message.push.blocks)
+    if outgoing.changes and outgoing.changes[shard]:
+        changed = map(IndexChooser().encode, outgoing.changes[shard])
+        beside = proto_messages.blocks_to_message(changed, message.push.changes)
+        message.push.change_bytes = sum(map(len, beside))
+        pieces += beside
     if shard == 0 and outgoing.aux is not None:
         message.push.aux_count = len(outgoing.aux)
         pieces.append(outgoing.aux.astype("<f4", copy=False).data)

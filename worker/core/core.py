@@ -8,22 +8,32 @@ part that turns a change of weights into packets: codec, split over the shards, 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from thinwire.ops.codecs.base import EncodeContext, TouchedRows
+from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels.numpy_ops import aligned
+from thinwire.ops.kernels.numpy_ops import aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
-from thinwire.ops.types import Block, Kind, ModelSpec, Packet, ShardLayout, State, where_of
+from thinwire.ops.types import (
+    Block,
+    CodedValues,
+    Kind,
+    ModelSpec,
+    Packet,
+    ShardLayout,
+    State,
+    where_of,
+)
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.local_round import LocalRound
 from thinwire.worker.core.messages import NO_FIGURES, PushRequest, ScriptFigures, ShardReply
@@ -36,6 +46,8 @@ if TYPE_CHECKING:
 
 #: Touched rows of a tensor / its rows, up to which these alone are sent.
 _MOST_ROWS = 0.75
+#: Changed entries of a tensor / its entries, up to which their positions are sent with them.
+_MOST_POSITIONS = 0.9
 
 
 class UpdatePacker:
@@ -154,6 +166,23 @@ class UpdatePacker:
             part, self._router_state = router.cut(shard, blocks, self._router_state, context)
             routed.append(part)
         return routed
+
+    def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
+        """Return a change of weights [num_parameters] as blocks of each shard; None: none."""
+        if change is None:
+            return []
+        blocks = []
+        for slot, (start, stop) in enumerate(itertools.pairwise(self._offsets)):
+            values = change[start:stop]
+            indices = np.flatnonzero(values)
+            if not indices.size:
+                continue
+            if indices.size < _MOST_POSITIONS * values.size:
+                coded = CodedValues("float32", values[indices])
+                blocks.append(Block(slot, values.size, indices, coded))
+            else:
+                blocks.append(Block(slot, values.size, None, CodedValues("float32", values)))
+        return split_packet(Packet(tuple(blocks), self._method.kind), self._layouts)
 
     def record_loss(self, shard: int, lost: Sequence[LostEntries]) -> None:
         """Record the entries of the last push to a shard that are known to be lost."""
@@ -296,6 +325,10 @@ class WorkerCore:
                 NaN or infinity; nothing has changed, and `weights` and `statistics` are the last
                 good ones.
         """
+        if figures.change is not None and not all_finite(figures.change):
+            raise NonFiniteUpdate(
+                "the script has set weights to NaN or infinity; expected finite ones"
+            )
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
         if self.own is not None:
@@ -392,6 +425,7 @@ class WorkerCore:
             sets_rate=own_rate is not None,
             optimizer=figures.optimizer,
             repeats_batch=figures.repeats_batch,
+            changes=self._packer.divide_change(figures.change),
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:

@@ -27,6 +27,8 @@ class ScriptFigures:
         repeats_batch: Whether an earlier push has counted the examples of this mini-batch.
         touched: Tensor's number -> ascending numbers of its rows that the gradient is not 0 in;
             tensors left out are touched everywhere. A row is an index of the first axis.
+        change: By how much the script itself has changed weights since the last answer; the PS
+            adds it before the optimizer steps. None: it has not.
     """
 
     learning_rate: float | None = None
@@ -35,6 +37,7 @@ class ScriptFigures:
     optimizer: int = 0
     repeats_batch: bool = False
     touched: Mapping[int, Int64] = dataclasses.field(default_factory=dict)
+    change: Float32 | None = None  # [num_parameters]
 
 
 #: Of a mini-batch whose gradient is all.
@@ -59,6 +62,7 @@ class ShardReply:
     staleness: int = 0  # of the push
     refused: bool = False  # the push was too large; this is the model without it
     loss_scale: float = 0.0  # the factor of the loss from now on; 0: none. Shard 0's counts
+    step: int = 0  # of the answered push; 0: of a pull, perhaps in the place of a push
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,6 +87,7 @@ class PushRequest:
     sets_rate: bool = False  # `learning_rate` is the script's
     optimizer: int = 0  # which of the script's optimizers the PS steps
     repeats_batch: bool = False  # an earlier push has counted the examples
+    changes: Sequence[tuple[Block, ...]] = ()  # per shard: of weights, by the script itself
 
 
 def was_accepted(replies: Sequence[ShardReply | None]) -> bool:

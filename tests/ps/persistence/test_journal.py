@@ -68,6 +68,21 @@ class Scripted(JournaledRun):
         return super().feed(shard, event)
 
 
+class Setting(JournaledRun):
+    """Some scripts set weights themselves: a few of them, or all."""
+
+    def feed(self, shard, event):
+        if isinstance(event, events.Push):
+            rng = np.random.default_rng([event.worker, event.step])
+            size = self.layouts[shard].size
+            values = rng.normal(0, 0.1, size).astype(np.float32)
+            few = np.flatnonzero(rng.random(size) < 0.2)
+            changes = (None, Update(few, values[few]), Update(None, values))
+            change = changes[rng.integers(3)] if len(few) else None
+            event = dataclasses.replace(event, change=change)
+        return super().feed(shard, event)
+
+
 def scripted(name, **config):
     """A PS that steps as a script's compiled optimizer does."""
     chosen = method("asgd", 3, overrides={"server_optimizer": "script"})
@@ -123,6 +138,16 @@ def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
     run.join_all()
     live(run, rng.randint(40, 130), rng)
     for number in range(nb_ps):
+        assert_back(run, number)
+        assert run.shards[number].version > 5
+
+
+@pytest.mark.parametrize("name", ["adacomp", "sparse", "gsp", "adam"])
+def test_replay_adds_what_scripts_have_set(tmp_path, name):
+    run = Setting(tmp_path, METHODS[name](), iter_max=150, nb_ps=2)
+    run.join_all()
+    live(run, 70, random.Random(name))
+    for number in range(2):
         assert_back(run, number)
         assert run.shards[number].version > 5
 

@@ -307,11 +307,19 @@ def interpolate(settings):
     return model.get_weights()
 
 
-def test_weights_that_a_loop_sets_travel_with_its_next_step(tmp_path):
-    with scripts(tmp_path, "dgs", 1, compression_rate=1) as run:
-        [found] = run.each(interpolate)
-    for mine, initial in zip(found, plain_model().get_weights(), strict=True):
-        np.testing.assert_allclose(mine, initial - 0.5 * 0.2 - 0.5 * 0.4, atol=1e-6)
+@pytest.mark.parametrize(
+    ("method", "nb_workers", "settings"),
+    [
+        pytest.param("dgs", 1, {"compression_rate": 1}, marks=pytest.mark.product),
+        ("bsp", 2, {}),
+    ],
+)
+def test_weights_that_a_loop_sets_travel_with_its_next_step(method, nb_workers, settings, tmp_path):
+    with scripts(tmp_path, method, nb_workers, **settings) as run:
+        several = run.each(interpolate)
+    for found in several:
+        for mine, initial in zip(found, plain_model().get_weights(), strict=True):
+            np.testing.assert_allclose(mine, initial - 0.5 * 0.2 - 0.5 * 0.4, atol=1e-6)
 
 
 # -- what cannot be right ------------------------------------------------------------------------
@@ -367,7 +375,6 @@ def unbuilt(settings):
     [
         (other_optimizer, "write `optimizer = thinwire.distribute"),
         (of_nothing, "without a model"),
-        (interpolate, "changed .* weights of 'toy' itself.*--method=dgs"),
         (three_of_one_model, "a model of its own"),
         *(
             pytest.param(script, words, marks=pytest.mark.product)
