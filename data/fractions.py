@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
 
 Fractions = Sequence[tuple[float, float]]
@@ -42,7 +43,7 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
     nothing and loses or doubles examples where the fractions do not meet.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_bounded(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(
             f"--data_sharding_file {path} cannot be read: {error}. Expected a text file with "

@@ -68,7 +68,6 @@ from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
 from thinwire.ps.wire.claims import ClaimBounds
 
-
 #: How long an interrupted PS, when its run has ended, waits for clients that it sends nothing to.
 _INTERRUPTED_LINGER_SECONDS = 1.5
 

@@ -37,6 +37,7 @@ def run_main(*flags, cwd, seconds=40):
     return done.returncode, done.stderr.strip()
 
 
+CLUSTER = ("--type_node=Cluster", "--port=0", "--dataset=synthetic")
 #: flags, exit code, words of the one line.
 AT_ONCE = [
     (["--no_such_flag=1"], 1, ["no_such_flag"]),
@@ -71,6 +72,17 @@ AT_ONCE = [
     (["--partition=file", "--no_block_shuffle"], 2, ["data_sharding_file", "--partition=file"]),
     (["--no_block_shuffle"], 2, ["no_block_shuffle", "--partition=class", "--partition=iid"]),
     (["--partition=file", "--data_sharding_file=absent"], 2, ["data_sharding_file", "absent"]),
+    (
+        ["--type_node=Supervisor", "--token_file=/dev/zero"],
+        2,
+        ["token_file", "no regular file"],
+    ),
+    (["--method=gsp", "--groups_file=/dev/zero"], 2, ["groups_file", "no regular file"]),
+    (["--partition=file", "--data_sharding_file=/dev/zero"], 2, ["sharding_file", "no regular"]),
+    (["--flagfile=/dev/zero"], 1, ["flagfile", "no regular file"]),
+    ([*CLUSTER, "--tls_cert=/dev/zero", "--tls_key=/dev/zero"], 2, ["tls_cert", "no regular"]),
+    ([*CLUSTER, "--port=2222", "--hosts_file=/dev/zero"], 2, ["hosts_file", "no regular file"]),
+    ([*CLUSTER, "--nb_ps=50", "--network=lenet"], 2, ["nb_ps=50", "expected 1..10 shards"]),
     (["--model=missing.py"], 2, ["model", "missing.py"]),
     (["--ps_hosts=nonsense"], 2, ["ps_hosts", "nonsense"]),
     (["--local_optimizer=sdg"], 1, ["local_optimizer", "sdg", "momentum"]),

@@ -26,6 +26,7 @@ from thinwire.flags import run as run_flags
 from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
@@ -311,9 +312,24 @@ def _repeated_flags() -> list[str]:
         sys.exit(EXIT_CONFIGURATION)
 
 
+def _check_flag_files(arguments: list[str]) -> None:
+    """Refuse flag files without end, which absl would go on reading; raises `flags.Error`."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name in ("-flagfile", "--flagfile") and (path := value if equals else following):
+            try:
+                read_bounded(os.path.expanduser(path))
+            except OSError as error:
+                raise flags.Error(
+                    f"--flagfile={path} cannot be read ({error.strerror}); expected a text file "
+                    "with a flag a line"
+                ) from error
+
+
 def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:
     """Parse the flags; a bad one ends the process with one clear line and code 1."""
     try:
+        _check_flag_files(arguments)
         rest = list(FLAGS([program, *own, *arguments]))
         if role not in (None, FLAGS.type_node):
             raise flags.Error(

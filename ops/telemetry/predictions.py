@@ -14,6 +14,7 @@ from typing import Any
 
 from thinwire.ops.methods.method import Method
 from thinwire.ops.persistence.documents import Document, parse_json
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry.run_status import RunStatus
 from thinwire.ops.types import ConfigurationError
@@ -103,7 +104,7 @@ def load(path: pathlib.Path) -> Recommendation:
         ConfigurationError: It cannot be read, or is not an Advisor's.
     """
     try:
-        advice = Recommendation.from_dict(parse_json(path.read_bytes()))
+        advice = Recommendation.from_dict(parse_json(read_bounded(path)))
         if advice.schema != _SCHEMA or advice.proposal >= len(advice.predicted):
             raise ValueError(f"schema {advice.schema}, proposal {advice.proposal}")
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ import grpc
 from absl import logging
 
 from thinwire.ops.run.credentials import Credentials
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 
@@ -354,13 +355,14 @@ def _content(path: str, flag: str, secret: bool) -> bytes:
         ConfigurationError: It cannot be read.
     """
     try:
+        content = read_bounded(path)
         if secret and stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
             logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
-        return pathlib.Path(path).read_bytes()
+        return content
     except OSError as error:
         raise ConfigurationError(
             f"--{flag}={path} cannot be read ({error.strerror}); expected a file that this user "
-            "may read."
+            "may read, of at most a MiB."
         ) from error
 
 

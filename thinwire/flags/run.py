@@ -37,6 +37,7 @@ from thinwire.ops.methods.validation import check_shards, why_no_overlap
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, Schedule, parse_drops
 from thinwire.ops.optimizers.server import SCRIPT
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
     FlagRule,
@@ -585,7 +586,7 @@ def _auto_groups(given: flags.FlagValues) -> AutoGroups:
 
 def _groups_of_file(given: flags.FlagValues) -> Groups:
     try:
-        text = pathlib.Path(given.groups_file).read_text()
+        text = read_bounded(given.groups_file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--groups_file={given.groups_file}: {error}.") from error
     return parse_groups_file(text, given.groups_file)

@@ -71,14 +71,37 @@ def credentials(given: flags.FlagValues) -> Credentials:
         return NO_CREDENTIALS
     if given.type_node not in _NUMBERED:
         return _refuse(given)
+    flag = _NUMBERED[given.type_node]
+    return _of_node(given, given.type_node, 0 if flag is None else getattr(given, flag))
+
+
+def check_nodes(given: flags.FlagValues, nb_ps: int, nb_workers: int) -> None:
+    """Refuse files of no use to the nodes that are started on this host, before any is.
+
+    Args:
+        given: The flags of who starts them.
+        nb_ps: Number of shards.
+        nb_workers: Number of workers.
+
+    Raises:
+        ConfigurationError: As `credentials` of one of them would.
+    """
+    has_own = any("{node}" in (given[name].value or "") for name in NAMES)
+    for shard in range(nb_ps if has_own else 1):
+        _of_node(given, "PS", shard)
+    for worker in range(1, (nb_workers if has_own else 1) + 1):
+        _of_node(given, "Worker", worker)
+    _of_node(given, "Supervisor", 0)
+
+
+def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
+    """Return the credentials of a node; raises ConfigurationError."""
     in_environment = os.environ.get("THINWIRE_TOKEN", "")
     if not in_environment and not any(given[name].value for name in NAMES):
         return NO_CREDENTIALS
     from thinwire.proto.security import credentials as trust
 
-    flag = _NUMBERED[given.type_node]
-    number = 0 if flag is None else getattr(given, flag)
-    node = f"{given.type_node.lower()}-{number}"
+    node = f"{role.lower()}-{number}"
     parts = {
         "PS": trust.part_of_shard(number),
         "Worker": trust.part_of_worker(number),
@@ -89,8 +112,8 @@ def credentials(given: flags.FlagValues) -> Credentials:
     return trust.read(
         trust.CredentialFiles(*paths),
         in_environment,
-        parts[given.type_node],
-        serves=given.type_node == "PS",
+        parts[role],
+        serves=role == "PS",
     )
 
 

@@ -19,8 +19,9 @@ from typing import Any, Protocol
 
 from absl import flags, logging
 
-from thinwire.flags import launch, observability
+from thinwire.flags import launch, observability, security
 from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -253,6 +254,7 @@ def main(run: Run) -> int:
     name = launch.check()
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics)
+    check_nodes_here(run, name)
     claim_run_directory(run)
     if finished := finished_summary(run):
         logging.info(
@@ -266,6 +268,29 @@ def main(run: Run) -> int:
         return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
     finally:
         launcher.close()
+
+
+#: A run of more shards has its model built here first: each would otherwise do so to refuse it.
+_MOST_UNCHECKED_SHARDS = 4
+
+
+def check_nodes_here(run: Run, launcher: str) -> None:
+    """Refuse what every node would refuse, before one is started.
+
+    Args:
+        run: The run's settings.
+        launcher: Its name; files that flags name may lie elsewhere where it is not local.
+
+    Raises:
+        ConfigurationError: Files of no use, or more shards than the model has tensors.
+    """
+    if launcher == "local":
+        security.check_nodes(FLAGS, run.nb_ps, run.nb_workers)
+    if run.nb_ps > _MOST_UNCHECKED_SHARDS and not run.model_is_offered:
+        import_quietly("tensorflow")
+        from thinwire.models.flat_model import SharedModel
+
+        run.method.place(SharedModel(run.model, run.seed).spec, run.nb_ps)
 
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:

@@ -33,6 +33,7 @@ from thinwire.launcher.role import (
     Launcher,
     Node,
     Process,
+    check_nodes_here,
     nodes_of,
 )
 from thinwire.launcher.run_locks import claim_run_directory
@@ -116,6 +117,7 @@ def main(run: Run, script: Sequence[str]) -> int:
     name = _check(run)
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
+    check_nodes_here(run, name)
     claim_run_directory(run)
     report = run.run_dir / "report" / "index.html"
     if finished := finished_summary(run):

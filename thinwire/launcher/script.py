@@ -220,11 +220,9 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         code = EXIT_INTERRUPTED
         time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
-        if _ENDED:  # what TensorFlow has made of the SystemExit
-            return 128 + _ENDED[0]
         error = RECORD.cause_of(error)
-        if isinstance(error, ImportError) and _was_interrupted(error):
-            return EXIT_INTERRUPTED
+        if (ended := _code_of_signal(error)) is not None:
+            return ended
         failure = _failure(error, path)
         if failure is None:  # the run was ended by others
             return _code_of_end(error)
@@ -245,14 +243,19 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     return code
 
 
-def _was_interrupted(error: BaseException) -> bool:
-    """Return whether Ctrl-C is behind an error: extension modules make others of it."""
-    cause: BaseException | None = error
+def _code_of_signal(error: BaseException) -> int | None:
+    """Return the exit code where a signal is behind an error; None: where none is.
+
+    TensorFlow makes others of a SystemExit, and of Ctrl-C where that meets an import.
+    """
+    if _ENDED:
+        return 128 + _ENDED[0]
+    cause: BaseException | None = error if isinstance(error, ImportError) else None
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt):
-            return True
+            return EXIT_INTERRUPTED
         cause = cause.__cause__ or cause.__context__
-    return False
+    return None
 
 
 def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:

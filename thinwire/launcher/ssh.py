@@ -31,6 +31,7 @@ from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines
 from thinwire.launcher.role import Node, threads_of
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
@@ -512,7 +513,7 @@ def prepare(run: Run, script: pathlib.Path | None = None) -> SshLauncher:
 def read_hosts() -> tuple[Host, ...]:
     """Return a host per slot of --hosts_file; raises ConfigurationError."""
     try:
-        text = pathlib.Path(FLAGS.hosts_file).read_text()
+        text = read_bounded(FLAGS.hosts_file).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--hosts_file={FLAGS.hosts_file}: {error}.") from error
     return parse_hosts(text, f"--hosts_file={FLAGS.hosts_file}")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import pathlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.settings import per_worker
 from thinwire.ops.types import ConfigurationError
 
 _LONGEST_SECONDS = 86_400.0
 _WIDEST_SIGMA = 5.0
 _FLAG = "sim_step_seconds"
+_MOST_TRACE_BYTES = 1 << 28
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
     With one column worker w begins w - 1 n-ths down, so that not all go in step.
     """
     try:
-        text = pathlib.Path(path).read_text(encoding="utf-8")
+        text = read_bounded(path, _MOST_TRACE_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"--{_FLAG}=trace:{path}: {error}.") from error
     lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]

@@ -46,12 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
         parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
     from thinwire.ops.run.credentials import Credentials
+    from thinwire.ops.run.files import read_bounded
     from thinwire.ops.run.settings import EXIT_DONE, EXIT_UNREACHABLE
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
 
     files = (given.tls_cert, given.tls_key, given.tls_ca)
     try:
-        credentials = Credentials(*(b"" if path is None else path.read_bytes() for path in files))
+        credentials = Credentials(*(b"" if path is None else read_bounded(path) for path in files))
         status = probe(given.address, given.seconds, credentials)
     except (HealthCheckFailed, OSError) as error:
         sys.stderr.write(f"{given.address}: {error}\n")

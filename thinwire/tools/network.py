@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from thinwire.launcher.hosts import Host
     from thinwire.launcher.ssh import Ssh
     from thinwire.ops.run.credentials import Credentials
+    from thinwire.ops.run.files import read_bounded
 
 _PROBE = pathlib.Path(link_probe.__file__)
 _CONNECTIONS = 5
@@ -127,7 +128,7 @@ def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Itera
     from thinwire.launcher.ssh import Ssh
 
     try:
-        named = parse_hosts(path.read_text(), str(path))
+        named = parse_hosts(read_bounded(path).decode(), str(path))
         ssh = Ssh(shlex.split(ssh_options))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--hosts_file={path}: {error}.") from error
