@@ -1,4 +1,4 @@
-"""Chaos on a virtual clock: many short runs, each struck by one fault, each examined to the bit.
+"""Chaos on a virtual clock: many short runs, each struck by faults, each history checked.
 
     python -m tests.chaos.simulated --runs 1000 --seed 0
     python -m tests.chaos.simulated --runs 200 --method adacomp --fault "kill after push"
@@ -9,6 +9,7 @@ prints a table of faults, victims and methods; a run that fails is named by what
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import logging as python_logging
 import os
@@ -19,13 +20,18 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from absl import logging
 
+from tests.chaos.checker import Declared, Violation, check
 from tests.chaos.faults import Fault, Plan, Victim, plans
+from tests.chaos.recorder import Recorder
 from tests.chaos.simulated_faults import SIMULATED, Striker
-from tests.chaos.simulated_run import Case, ChaoticRun, Outcome
+from tests.chaos.simulated_outcome import Outcome
+from tests.chaos.simulated_run import Case, ChaoticRun, Stuck
 from thinwire.ops.sync.groups import AutoGroups
 
 _GROUPS = (("groups", ((1, 2), (3,))),)
@@ -52,6 +58,11 @@ CASES = (
     Case("gsp", nb_ps=2, journal="auto", choices=_GROUPS),
     Case("dcasgd", journal="auto"),
     Case("esync", journal="auto", iter_max=14),
+    Case("dgc", nb_ps=2, choices=(("compression_rate", 0.3),)),
+    Case("gd", choices=(("compression_rate", 0.3),)),
+    Case("ssgd", nb_ps=2, iter_max=18),
+    Case("asgd", journal="auto", choices=(("momentum", 0.9),)),
+    Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), iter_max=18),
 )
 
 
@@ -64,33 +75,45 @@ def possible(plan: Plan, case: Case) -> bool:
 
 @functools.cache
 def quiet_seconds(case: Case) -> float:
-    """Return what a case takes undisturbed, in virtual seconds; it is examined as well."""
-    outcome = played(case, None)
+    """Return what a case takes undisturbed, in virtual seconds; it is checked as well."""
+    outcome = played(case)
     if outcome.error:
         raise AssertionError(f"{case} without a fault: {outcome.error}")
     return outcome.seconds
 
 
-def played(case: Case, plan: Plan | None) -> Outcome:
-    """Play and examine one run."""
-    outcome = Outcome(case, plan, struck=False)
+def played(
+    case: Case, *plans: Plan, plant: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Outcome:
+    """Play a run that these faults befall, and check its history.
+
+    Args:
+        case: What is run.
+        plans: The faults.
+        plant: Makes a context in which the product has a bug; the check is outside of it.
+    """
+    outcome = Outcome(case, plans)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_disk()))
+    history = outcome.history
+    recorder = Recorder(history.append, lambda: 0.0)
+    seconds = quiet_seconds(dataclasses.replace(case, seed=1)) if plans else 0.0
+    declared: Declared | None = None
     try:
-        seconds = quiet_seconds(case) if plan is not None else 0.0
-        run = ChaoticRun(case, folder)
-        striker = Striker(run, plan, seconds) if plan is not None else None
-        outcome.reason = run.play_on()
-        outcome.seconds = run.clock.now
-        outcome.struck = striker is not None and striker.struck
-        outcome.restarts = sum(ledger.num_restarts for ledger in run.ledgers)
-        counted = sum(shard.core.counters.lost_updates for shard in run.shards)
-        outcome.lost_updates = (counted, sum(ledger.num_undone for ledger in run.ledgers))
-        outcome.models = run.checked_models
-        run.check()
+        with plant(), recorder.installed():
+            run = ChaoticRun(case, folder, recorder)
+            declared = run.declared
+            strikers = [Striker(run, plan, seconds) for plan in plans]
+            outcome.reason = run.play_on()
+            outcome.seconds = run.clock.now
+            outcome.struck = bool(strikers) and all(each.struck for each in strikers)
+    except Stuck as error:
+        outcome.violations += (Violation("ends", str(error)),)
     except Exception:  # noqa: BLE001 - whatever goes wrong is a finding
-        outcome.error = traceback.format_exc()
+        outcome.violations += (Violation("raises", traceback.format_exc()),)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    if declared is not None:
+        outcome.violations += tuple(check(history, declared))
     return outcome
 
 
@@ -137,7 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for outcome in outcomes(given.seed, given.runs, *_chosen(given)):
         failures += bool(outcome.error)
         tell(outcome)
-        row = (outcome.plan.fault.value, outcome.plan.victim.value, outcome.case.name)
+        (plan,) = outcome.plans
+        row = (plan.fault.value, plan.victim.value, outcome.case.name)
         table[row, "runs"] += 1
         table[row, "struck"] += outcome.struck
         table[row, "restarts"] += outcome.restarts
@@ -186,7 +210,7 @@ def _chosen(given: argparse.Namespace) -> tuple[list[Case], list[tuple[Fault, Vi
 def tell(outcome: Outcome) -> None:
     """Print what failed."""
     if outcome.error:
-        say(f"FAILED {outcome.case} | {outcome.plan!r}\n{outcome.error}")
+        say(f"FAILED {outcome.case} | {outcome.plans}\n{outcome.error}")
 
 
 def print_table(table: Counter) -> None:

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class Day(Simulation):
         examples = dataset(20 * given.workers)
         super().__init__(run, own, trainer, examples, KERNELS, StorageSetup("on", self.disks))
         self.run, self.blind_until = run, 0.0
-        self.ledgers = [SimpleNamespace(keeps_journal=True)] * given.shards
+        self.keeps_journal = True
         self.num_restarts = self.num_revived = 0
         self.hours: list[Hour] = []
         self.strikers: list[Striker] = []

@@ -255,7 +255,7 @@ class Striker:
         self.struck = True
         disk = self.run.disks[shard.number]
         disk.is_full = True
-        if not self.run.ledgers[shard.number].keeps_journal:
+        if not self.run.keeps_journal:
             later = self.run.clock.now + min(5.0, self._seconds())
             self.run.clock.at(later, functools.partial(_free_space, disk))
 

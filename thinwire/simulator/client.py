@@ -78,6 +78,9 @@ class ClientOwner(Protocol):
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
         """A shard's part of the request is settled; None: it was refused as not finite."""
 
+    def on_expelled(self) -> None:
+        """A shard has ended this worker's membership."""
+
     def on_refused(self) -> None:
         """A shard has refused this worker for good."""
 
@@ -168,6 +171,10 @@ class SimulatedClient:
         """Push the shard's part of an exchange."""
         self._perform(self.protocol.push(request))
 
+    def abandon_push(self) -> None:
+        """Give up the push that is open, if one is, and pull instead."""
+        self._perform(self.protocol.abandon_push())
+
     def query(self, query: pb.Query) -> None:
         """Query the state server; where it is away, the answer to that comes a moment later."""
         for action in self.protocol.query(query):
@@ -235,6 +242,8 @@ class SimulatedClient:
                     pass  # the exchange opens streams in the order in which it waits for replies
                 case Rejoin():
                     self.join()
+                    if action.after is Trigger.EXPEL:
+                        self._owner.on_expelled()
 
     def _wake(self, incarnation: int) -> None:
         if self._owner.lives(incarnation):

@@ -238,12 +238,20 @@ class SimulatedExchange:
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
         """Keep one shard's part; with everybody's, pass them on."""
         self._replies[shard] = reply
+        if self.clients[0].protocol.is_expelled:
+            self.on_expelled()
         self._ensure_joined()
         if not self._requesting():
             if self._totals is not None and (step := self.clients[0].step):
                 self._totals.log(step)
             replies, self._replies = self._replies, {}
             self._owner.on_replies([replies[number] for number in range(len(self._shards))])
+
+    def on_expelled(self) -> None:
+        """Finish nowhere what some shard has finished: at the others it is another round by now."""
+        if any(not client.is_requesting for client in self.clients):
+            for client in self.clients:
+                client.abandon_push()
 
     def on_answer(self, answer: pb.Answer | None) -> None:
         """Pass on what the state server answers."""

@@ -81,7 +81,16 @@ def to_client(message: ToWorker) -> pb.ToClient:
             return pb.ToClient(refusal=refusal)
         case events.Answer(step=step, local_steps=local_steps, ready=ready):
             return pb.ToClient(answer=pb.Answer(step=step, local_steps=local_steps, ready=ready))
-    return pb.ToClient(reply=pb.Reply(step=message.step, epoch=message.epoch))
+    reply = message.reply
+    return pb.ToClient(
+        reply=pb.Reply(
+            step=message.step,
+            epoch=message.epoch,
+            version=reply.version,
+            generation=reply.generation,
+            stop=reply.stop,
+        )
+    )
 
 
 def reply_in_flight(

@@ -141,7 +141,7 @@ class SimulatedWorker:
 
     def _consider(self) -> None:
         """Go on with a mini-batch, or end the round if the state server wants that."""
-        if self.core.stopped:
+        if self.core.stopped or not self.alive:
             return
         if self._divergence.has_diverged:
             logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)

@@ -189,11 +189,22 @@ class Exchange:
             shard.hello.epoch = welcome.epoch
 
     def _note_expulsion(self, shard: ShardClient) -> None:
-        """Do not finish elsewhere what shard 0 has finished: there it is another round by now."""
-        first, *others = self.shards
-        if not first.is_in_use:
-            for other in others if shard is first else [shard]:
-                other.abandon_push()
+        """Finish nowhere what some shard has finished: at the others it is another round by now."""
+        del shard
+        if any(not each.protocol.is_requesting for each in self.shards):
+            for each in self.shards:
+                each.abandon_push()
+
+    def _poll(self, shards: Sequence[ShardClient]) -> None:
+        """Look after what is requested of other shards while shard 0 is waited for.
+
+        One that settles its part while this worker is no member at shard 0 does so in a round of
+        the time when it was: shard 0 finished that round without it.
+        """
+        for shard in shards:
+            shard.poll()
+        if self.shards[0].protocol.is_expelled:
+            self._note_expulsion(self.shards[0])
 
     def _reach_others(self) -> None:
         for shard in self.shards[1:]:
@@ -214,7 +225,7 @@ class Exchange:
         """Wait until a shard's part is settled; None: the push was refused as not finite."""
         shard, others = self.shards[number], self.shards[number + 1 :]  # those before are settled
         try:
-            replied, payload = shard.wait_for_reply(*([lambda: _poll(others)] if others else []))
+            replied, payload = shard.wait_for_reply(*([lambda: self._poll(others)] if others else []))
         except PushRefused as refusal:
             raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
         if replied.reply is None:
@@ -265,11 +276,6 @@ class Exchange:
         if channel is None or not reply.step:
             return None
         return channel.record(reply.outcome)
-
-
-def _poll(shards: Sequence[ShardClient]) -> None:
-    for shard in shards:
-        shard.poll()
 
 
 def _hello(

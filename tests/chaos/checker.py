@@ -1,0 +1,416 @@
+"""What must hold of every history: pure functions of the records and of what a run has declared.
+
+Policies are spoken to through their interfaces alone: a rule of synchronisation is played once
+more call by call, a model is made anew by the weighting, aggregate and optimizer of the
+composition, a codec is handed the same values once more. So a policy that comes is covered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from tests.chaos.checked_replay import replayed_codecs, replayed_model, replayed_rule
+from tests.chaos.history import (
+    Acknowledged,
+    Arrived,
+    CutOff,
+    Ended,
+    Followed,
+    Forgot,
+    Handed,
+    History,
+    Life,
+    Made,
+    Published,
+    Record,
+    Released,
+    Request,
+    RuleCall,
+    Snapshot,
+    Took,
+)
+from thinwire.ops.methods.method import Method
+from thinwire.ops.types import ModelSpec, ShardLayout
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import Malformed
+from thinwire.ps.wire.claims import ClaimBounds
+
+#: Of the durable state: what a shard that comes back has bit for bit as the one that died ...
+COMES_BACK = (
+    *("model", "scheduler", "members' steps", "members' bases", "averages", "counters", "guard"),
+    "quarantine",
+)
+#: ... and where that one had ended, or could not write its last answers any more.
+COMES_BACK_OF_ENDED = ("scheduler", "members' steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What a run has declared: its policies, and what follows from its flags."""
+
+    method: Method
+    spec: ModelSpec
+    layouts: tuple[ShardLayout, ...]
+    seed: int
+    iter_max: int  # versions
+    claims: ClaimBounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Violation:
+    """A promise that a history breaks."""
+
+    promise: str  # one of PROMISES
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.text}"
+
+
+@dataclasses.dataclass
+class Past:
+    """What a shard has become by the end of a history.
+
+    Attributes:
+        entries: What happened to its model, in order, as far as it still counts.
+        undone: Rounds that restarts have undone.
+        num_undone: Versions that they have.
+    """
+
+    shard: int
+    lives: list[Life] = dataclasses.field(default_factory=list)
+    entries: list[Released | Handed | Forgot] = dataclasses.field(default_factory=list)
+    undone: list[Released] = dataclasses.field(default_factory=list)
+    num_undone: int = 0
+
+    @property
+    def applied(self) -> list[Released]:
+        """The rounds that count."""
+        return [entry for entry in self.entries if isinstance(entry, Released)]
+
+    @property
+    def version(self) -> int:
+        """That they lead to."""
+        applied = self.applied
+        return applied[-1].version if applied else self.lives[0].version
+
+    @property
+    def digest(self) -> str:
+        """Of what they lead to."""
+        applied = self.applied
+        return applied[-1].digest if applied else self.lives[0].digest
+
+    def pushes(self) -> Iterator[tuple[Released, Arrived]]:
+        """Go through what was applied."""
+        return ((each, push) for each in self.applied for push in each.arrivals)
+
+
+def check(history: History, declared: Declared) -> list[Violation]:
+    """Return what a history breaks, nothing if all is well."""
+    found: list[Violation] = []
+    pasts = {}
+    for shard in history.shards:
+        pasts[shard] = Past(shard)
+        found += [Violation(*each) for each in _follow(history, pasts[shard])]
+    for promise, proof in PROMISES.items():
+        found += [Violation(promise, text) for text in proof(history, pasts, declared)]
+    return found
+
+
+def _follow(history: History, past: Past) -> Iterator[tuple[str, str]]:
+    """Work out a shard's past; yield what its restarts break."""
+    collected: list[tuple[Snapshot | Life, int]] = []  # and how many entries there were
+    cut = 0  # updates that were cut from the journal on purpose
+    for record in history:
+        if getattr(record, "shard", None) != past.shard:
+            continue
+        if isinstance(record, Released | Handed | Forgot):
+            past.entries.append(record)
+        elif isinstance(record, Snapshot):
+            collected.append((record, len(past.entries)))
+        elif isinstance(record, CutOff):
+            cut += record.updates
+        elif isinstance(record, Life):
+            if past.lives:
+                yield from _come_back(past, record, collected, cut)
+                cut = 0
+            past.lives.append(record)
+            collected.append((record, len(past.entries)))
+
+
+def _come_back(
+    past: Past, life: Life, collected: list[tuple[Snapshot | Life, int]], cut: int
+) -> Iterator[tuple[str, str]]:
+    """Compare what a shard comes back with with what it was."""
+    before = past.version
+    name = f"shard {past.shard}, generation {life.generation}"
+    if past.lives[-1].journal:
+        if not before - cut <= life.version <= before:
+            yield (
+                "kept",
+                f"{name}, comes back at version {life.version}; with a journal at "
+                f"{before}{f' less {cut} cut off' * bool(cut)}",
+            )
+        kept = [e for e in past.entries if not isinstance(e, Released) or e.version <= life.version]
+    else:
+        states = [
+            number
+            for state, number in collected
+            if (state.digest, state.backups) == (life.digest, life.backups)
+        ]
+        if not states and past.entries:
+            yield "weights", f"{name}, comes back with a state that was never saved"
+        at = states[-1] if states else len(past.entries)
+        kept = past.entries[:at]
+    there = {id(each) for each in kept}
+    past.undone += [each for each in past.applied if id(each) not in there]
+    past.entries = kept
+    past.num_undone += before - life.version
+    if past.version != life.version:
+        yield "versions", f"{name}, begins at version {life.version}; its past ends at {past.version}"
+    elif past.digest != life.digest:
+        yield "weights", f"{name}, begins with other weights or another optimizer's state"
+    if past.lives[-1].journal and not cut and life.before is not None:
+        names = COMES_BACK_OF_ENDED if life.disk_failed else COMES_BACK
+        other = [each for each in names if life.before[each] != life.parts[each]]
+        if other:
+            yield "kept", f"{name}, comes back with another state of {', '.join(other)}"
+
+
+Pasts = dict[int, Past]
+Proof = Callable[[History, Pasts, Declared], Iterable[str]]
+
+
+def _kept(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """Nothing that was acknowledged is lost, but for what restarts without a journal undo."""
+    there = {
+        shard: {(push.worker, push.step) for _, push in past.pushes()}
+        | {(push.worker, push.step) for each in past.undone for push in each.arrivals}
+        for shard, past in pasts.items()
+    }
+    for each in history.of(Acknowledged):
+        if not each.step or each.stop or each.refused or each.version >= declared.iter_max:
+            continue
+        if (each.worker, each.step) not in there[each.shard]:
+            yield (
+                f"shard {each.shard} acknowledged step {each.step} of worker {each.worker} "
+                f"(version {each.version}) and has not applied it"
+            )
+
+
+def _losses(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """What a shard counts as lost is what restarts have undone."""
+    for end in history.of(Ended):
+        undone = pasts[end.shard].num_undone
+        if end.lost_updates != undone:
+            yield f"shard {end.shard} counts {end.lost_updates} lost updates; {undone} were undone"
+
+
+def _once(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """Nothing is applied twice, in whichever life."""
+    for shard, past in pasts.items():
+        seen: set[tuple[int, int]] = set()
+        for _, push in past.pushes():
+            if (push.worker, push.step) in seen:
+                yield f"shard {shard} applied step {push.step} of worker {push.worker} twice"
+            seen.add((push.worker, push.step))
+
+
+def _versions(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """A version follows the one before, and goes back only with a generation that undoes some."""
+    for shard, past in pasts.items():
+        version = past.lives[0].version
+        for each in past.applied:
+            if each.before != version or each.version - each.before not in (0, 1):
+                yield f"shard {shard} went from {version} over {each.before} to {each.version}"
+            version = each.version
+    journaled = {(p.shard, life.generation): life.journal for p in pasts.values() for life in p.lives}
+    cut = {record.shard for record in history.of(CutOff)}
+    newest: dict[tuple[int, int], Acknowledged] = {}
+    for each in history.of(Acknowledged):
+        known = newest.get((each.worker, each.shard))
+        newest[each.worker, each.shard] = each
+        if known is None or each.version >= known.version:
+            continue
+        announced = each.generation > known.generation and (
+            not journaled.get((each.shard, known.generation), True) or each.shard in cut
+        )
+        if not announced:
+            yield (
+                f"worker {each.worker} had version {known.version} of shard {each.shard} "
+                f"(generation {known.generation}) and got {each.version} ({each.generation})"
+            )
+
+
+def _generations(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """Of the lives of a shard only the newest applies, and its replies alone are accepted."""
+    newest: dict[int, int] = {}  # shard -> generation
+    accepted: dict[tuple[int, int], int] = {}
+    for record in history:
+        if isinstance(record, Life):
+            if record.generation <= newest.get(record.shard, -1):
+                yield f"shard {record.shard} began generation {record.generation} once more"
+            newest[record.shard] = max(record.generation, newest.get(record.shard, -1))
+        elif isinstance(record, Released):
+            if record.generation != newest.get(record.shard):
+                yield (
+                    f"shard {record.shard} applied version {record.version} in generation "
+                    f"{record.generation}, when generation {newest.get(record.shard)} had begun"
+                )
+            for push in record.arrivals:
+                if push.generation != record.generation:
+                    yield (
+                        f"shard {record.shard} of generation {record.generation} applied step "
+                        f"{push.step} of worker {push.worker}, computed with generation "
+                        f"{push.generation}"
+                    )
+        elif isinstance(record, Acknowledged):
+            known = accepted.get((record.worker, record.shard), 0)
+            if record.generation < known:
+                yield (
+                    f"worker {record.worker} accepted a reply of generation {record.generation} "
+                    f"of shard {record.shard} after one of {known}"
+                )
+            accepted[record.worker, record.shard] = max(known, record.generation)
+
+
+def _bound(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """Nobody proceeds further ahead of the slowest than the rule's bound."""
+    bound = declared.method.sync.bound
+    for each in history.of(RuleCall) if bound is not None else ():
+        if each.shard or not each.proceeding:
+            continue
+        least = min(each.clocks[str(worker)] for worker in each.live)
+        for worker in each.proceeding:
+            if (ahead := each.clocks[str(worker)] - least) > bound:
+                yield f"worker {worker} proceeds {ahead} iterations ahead; the bound is {bound}"
+
+
+def _rule(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """A rule that is told the same releases the same, and lets the same workers proceed."""
+    policy = declared.method.sync
+    for shard, past in pasts.items():
+        for life in past.lives:
+            calls = [
+                each
+                for each in history.of(RuleCall)
+                if each.shard == shard and each.generation == life.generation
+            ]
+            yield from replayed_rule(policy.without_bound() if shard else policy, life, calls)
+
+
+def _weights(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """The policies that are told the same make the same weights of the updates, divisor and all."""
+    for past in pasts.values():
+        if past.lives[0].theta:
+            yield from replayed_model(declared.method, past.lives[0], past.entries)
+    for end in history.of(Ended):
+        if not end.finite:
+            yield f"shard {end.shard} holds NaN or infinity"
+        past = pasts[end.shard]
+        if (end.version, end.digest) != (past.version, past.digest):
+            yield f"shard {end.shard} ended with version {end.version}, not with what it applied"
+
+
+def _contents(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """What is applied is what was sent, where nothing may be lost on the way."""
+    if declared.method.router.uses_datagrams:
+        return
+    made = {(each.worker, each.shard, each.step, each.digest) for each in history.of(Made)}
+    for shard, past in pasts.items():
+        for _, push in past.pushes():
+            if (push.worker, shard, push.step, push.digest) not in made:
+                yield f"shard {shard} applied another step {push.step} than worker {push.worker} sent"
+
+
+def _claims(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """What counts is what the worker claimed, it is within the bounds, and it is counted once."""
+    claims = ("base_version", "generation", "samples", "local_steps", "lag")
+    requested: dict[tuple[int, int, int], list[Request]] = {}
+    for each in history.of(Request):
+        requested.setdefault((each.worker, each.shard, each.step), []).append(each)
+    handed = {(e.shard, e.generation, e.worker, e.version) for e in history.of(Handed)}
+    kind = pb.UpdateKind.Value(f"UPDATE_KIND_{declared.method.kind.name}")
+    for shard, past in pasts.items():
+        samples = past.lives[0].samples
+        for released, push in past.pushes():
+            what = f"step {push.step} of worker {push.worker} on shard {shard}"
+            claimed = {name: getattr(push, name) for name in claims}
+            known = requested.get((push.worker, shard, push.step), [])
+            if not any(claimed == {n: getattr(e, n) for n in claims} for e in known):
+                yield f"{what} counts as {claimed}, which the worker has not claimed"
+            try:
+                declared.claims.check_push(pb.Push(step=push.step, kind=kind, **claimed))
+            except Malformed as error:
+                yield f"{what}: {error}"
+            if push.base_version > released.before:
+                yield f"{what} is of version {push.base_version}, {released.before} was there"
+            if (shard, push.generation, push.worker, push.base_version) not in handed:
+                yield f"{what} is of version {push.base_version}, which the worker was not sent"
+            samples += push.samples if push.kept else 0
+        for end in (each for each in history.of(Ended) if each.shard == shard):
+            if end.samples != samples:
+                yield f"shard {shard} counts {end.samples} examples of {samples}"
+
+
+def _epochs(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """Every shard follows every epoch that it is told of, and releases no push of a later one."""
+    published: dict[int, set[int]] = {}
+    for record in history:
+        if isinstance(record, Published):
+            published[record.number] = set(record.live)
+        elif isinstance(record, Followed):
+            if record.epoch < record.number:
+                yield (
+                    f"shard {record.shard} was told of epoch {record.number} and is in "
+                    f"{record.epoch}"
+                )
+            elif record.epoch == record.number and set(record.present) != set(record.live):
+                yield (
+                    f"shard {record.shard} has workers {sorted(record.present)} in epoch "
+                    f"{record.number}; {sorted(record.live)} are"
+                )
+        elif isinstance(record, Released):
+            for push in record.arrivals:
+                if push.epoch > record.epoch:
+                    yield (
+                        f"shard {record.shard}, in epoch {record.epoch}, released a push of "
+                        f"epoch {push.epoch}"
+                    )
+
+
+def _residuals(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """A codec that is handed the same sends the same: nothing kept back is lost or comes twice."""
+    return replayed_codecs(declared.method, declared.spec, declared.seed, history)
+
+
+def _copies(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
+    """What a worker holds is what the shard holds that it holds."""
+    handed = {(e.shard, e.worker, e.generation, e.version): e.digest for e in history.of(Handed)}
+    for each in history.of(Took):
+        known = handed.get((each.shard, each.worker, each.generation, each.version))
+        if known != each.digest:
+            yield (
+                f"worker {each.worker} at version {each.version} of generation {each.generation} "
+                f"does not have what shard {each.shard} has for it"
+            )
+
+
+#: Name -> what proves it: yields how a history breaks it.
+PROMISES: dict[str, Proof] = {
+    "kept": _kept,
+    "losses": _losses,
+    "once": _once,
+    "versions": _versions,
+    "generations": _generations,
+    "bound": _bound,
+    "rule": _rule,
+    "weights": _weights,
+    "contents": _contents,
+    "claims": _claims,
+    "epochs": _epochs,
+    "residuals": _residuals,
+    "copies": _copies,
+}

@@ -1,0 +1,467 @@
+"""Writes a history down: hooks in the product's classes, the same in the Simulator and in a node.
+
+What a worker requests and is answered is seen where `ShardProtocol` and `WorkerCore` decide it;
+what a shard applies and sends, where `JournaledCore` has its core handle an event. Both are the
+same code on real streams and on the virtual clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from tests.chaos.history import (
+    Acknowledged,
+    Arrived,
+    BeganLife,
+    Coded,
+    Dropped,
+    Ended,
+    Followed,
+    Forgot,
+    Handed,
+    Kept,
+    Life,
+    Made,
+    Published,
+    PutBack,
+    Record,
+    Released,
+    Request,
+    Restored,
+    RuleCall,
+    Snapshot,
+    Took,
+    Welcomed,
+    digest,
+)
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.sync.base import ArrivalToken
+from thinwire.ops.types import State, Update
+from thinwire.ops.wire.low_rank import expanded
+from thinwire.ps.core import events
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import MemberTable
+from thinwire.ps.core.model import ShardModel
+from thinwire.ps.core.serialization import to_plain
+from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.ps.persistence.replay import ReplaySettings
+from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.simulator.client import SimulatedClient
+from thinwire.simulator.shard import SimulatedShard
+from thinwire.worker.client.protocol import ShardProtocol
+from thinwire.worker.client.shard_client import ShardClient
+from thinwire.worker.core.core import UpdatePacker, WorkerCore
+from thinwire.worker.core.messages import PushRequest
+
+#: Of a model's durable state: what follows from the updates applied, and nothing else.
+FOLLOWS = ("version", "theta", "optimizer", "weighting")
+#: Models larger than this are recorded by digests alone.
+MOST_ENTRIES = 4096
+_MUTATORS = ("join", "leave", "submit", "withdraw", "pause", "regroup")
+
+
+def follows(model: ShardModel) -> str:
+    """Return the digest of what follows from the updates that a model has applied."""
+    state = model.state_dict(soft=False)
+    return digest([state[name] for name in FOLLOWS])
+
+
+def backups(model: ShardModel) -> str:
+    """Return the digest of the copies of what workers hold."""
+    return digest(model.state_dict(soft=False)["backups"])
+
+
+class RecordingRule:
+    """A rule of synchronisation whose calls are written down; in all else it is the rule."""
+
+    def __init__(self, rule: Any, write: Callable[..., None]) -> None:
+        self._rule, self._write = rule, write
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._rule, name)
+        if name not in _MUTATORS:
+            return found
+
+        def call(*arguments: Any) -> None:
+            found(*arguments)
+            plain = [
+                [each.worker, each.step] if isinstance(each, ArrivalToken) else each
+                for each in arguments
+            ]
+            self._write(call=name, arguments=plain)
+
+        return call
+
+    def advance(self, now: float) -> Any:
+        """Have the rule settle what can be settled; write down what was, and who is how far."""
+        found = self._rule.advance(now)
+        self._write(
+            call="advance",
+            arguments=[now],
+            released=[[[each.worker, each.step] for each in group] for group in found.released],
+            proceeding=list(found.proceeding),
+            clocks={str(worker): clock for worker, clock in self._rule.clocks().items()},
+            live=tuple(self._rule.live()),
+        )
+        return found
+
+
+class Recorder:
+    """Writes down what goes on in this process.
+
+    Args:
+        write: Is called with each record.
+        now: A clock that all nodes of the run share, in seconds.
+        shard: Which shard this process is, if it is one; the Simulator's introduce themselves.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Record], None],
+        now: Callable[[], float] = time.monotonic,
+        shard: int = -1,
+    ) -> None:
+        self._write, self.now, self._shard = write, now, shard
+        # In a node of one client or shard each; in the Simulator of all.
+        self._owners: weakref.WeakKeyDictionary[ShardProtocol, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._numbers: dict[int, int] = {}  # id of a JournaledCore -> its shard
+        self._lives: dict[int, JournaledCore] = {}  # shard -> its newest life
+        self._of: dict[int, tuple[int, PsCore]] = {}  # id of a core's part -> (shard, core)
+        self._accepted: dict[int, dict[tuple[int, int], events.Push]] = {}  # by shard
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Recorder]:
+        """Record within this context."""
+        with contextlib.ExitStack() as patches:
+            for owner, name, around in self._hooks():
+                outer = _around(getattr(owner, name), around)
+                patches.enter_context(mock.patch.object(owner, name, outer))
+            yield self
+
+    def install(self) -> None:
+        """Record for as long as this process lives."""
+        for owner, name, around in self._hooks():
+            setattr(owner, name, _around(getattr(owner, name), around))
+
+    def _hooks(self) -> list[tuple[type, str, Callable[..., Any]]]:
+        return [
+            (SimulatedClient, "begin_life", self._on_simulated_life),
+            (SimulatedShard, "take_core", self._on_simulated_shard),
+            (ShardClient, "__init__", self._on_client),
+            (ShardProtocol, "_open", self._on_open),
+            (ShardProtocol, "_settle", self._on_settle),
+            (ShardProtocol, "_on_welcome", self._on_welcome),
+            (WorkerCore, "_request", self._on_made),
+            (WorkerCore, "receive", self._on_receive),
+            (WorkerCore, "save", self._on_keep),
+            (WorkerCore, "restore", self._on_restore),
+            (WorkerCore, "undelivered", self._on_put_back),
+            (UpdatePacker, "__init__", self._on_packer),
+            (UpdatePacker, "encode", self._on_encode),
+            (UpdatePacker, "forget", self._on_drop),
+            (JournaledCore, "handle", self._on_handle),
+            (PsCore, "state_dict", self._on_state),
+            (MemberTable, "buffer", self._on_buffer),
+            (ShardModel, "apply", self._on_apply),
+            (ShardModel, "record_reply", self._on_hand),
+            (ShardModel, "forget", self._on_forget),
+        ]
+
+    def write(self, kind: type[Record], **fields: Any) -> None:
+        """Write a record of now."""
+        self._write(kind(at=self.now(), **fields))
+
+    # -- workers --------------------------------------------------------------------------------
+
+    def _on_simulated_life(self, inner: Any, client: Any, *arguments: Any) -> None:
+        inner(client, *arguments)
+        self._owners[client.protocol] = (client._owner.number, client._shard.number)
+
+    def _on_client(self, inner: Any, client: Any, *arguments: Any, **named: Any) -> None:
+        inner(client, *arguments, **named)
+        self._owners[client.protocol] = (client.hello.id, client.hello.shard)
+
+    def _of_worker(self, protocol: ShardProtocol) -> dict[str, int]:
+        worker, shard = self._owners[protocol]
+        return {"worker": worker, "shard": shard, "incarnation": protocol.incarnation}
+
+    def _on_open(self, inner: Any, protocol: ShardProtocol, request: Any, step: int) -> Any:
+        claims = {}
+        if isinstance(request, PushRequest):
+            shard = self._owners[protocol][1]
+            claims = {
+                "base_version": request.base_versions[shard],
+                "generation": request.generations[shard],
+                "samples": request.samples,
+                "local_steps": request.local_steps,
+                "lag": request.lags[shard] if request.lags else 0,
+            }
+        self.write(Request, step=step, **claims, **self._of_worker(protocol))
+        return inner(protocol, request, step)
+
+    def _on_settle(self, inner: Any, protocol: ShardProtocol, replied: Any) -> Any:
+        reply, owner = replied.reply, self._of_worker(protocol)
+        if reply is not None:
+            fields = {"version": reply.version, "generation": reply.generation, "stop": reply.stop}
+            refused = replied.is_outlier
+            self.write(Acknowledged, step=reply.step, refused=refused, **fields, **owner)
+        return inner(protocol, replied)
+
+    def _on_welcome(self, inner: Any, protocol: ShardProtocol, *arguments: Any) -> Any:
+        found = inner(protocol, *arguments)
+        self.write(Welcomed, **self._of_worker(protocol))
+        return found
+
+    def _on_made(self, inner: Any, core: WorkerCore, *arguments: Any, **named: Any) -> Any:
+        request = inner(core, *arguments, **named)
+        worker = core._packer._number
+        for shard, (layout, blocks) in enumerate(zip(core.layouts, request.shards, strict=True)):
+            decoder = PushDecoder(layout, request.kind, core.kernels)
+            found = digest_of(decoder.flatten([expanded(block) for block in blocks]))
+            self.write(Made, worker=worker, shard=shard, step=request.step, digest=found)
+        return request
+
+    def _on_receive(self, inner: Any, core: WorkerCore, shard: int, reply: Any) -> Any:
+        found = inner(core, shard, reply)
+        where = shard_positions(core.spec, core.layouts[shard])
+        held = digest(np.concatenate([core.base[at] for at in where]))
+        fields = {"version": reply.version, "generation": reply.generation, "digest": held}
+        self.write(Took, worker=core._packer._number, shard=shard, **fields)
+        return found
+
+    def _on_keep(self, inner: Any, core: WorkerCore) -> Any:
+        self.write(Kept, worker=core._packer._number, step=core.step)
+        return inner(core)
+
+    def _on_restore(self, inner: Any, core: WorkerCore, state: State, applied: int) -> Any:
+        fields = {"saved": state["step"], "applied": applied}
+        self.write(Restored, worker=core._packer._number, **fields)
+        return inner(core, state, applied)
+
+    def _on_put_back(self, inner: Any, core: WorkerCore) -> Any:
+        self.write(PutBack, worker=core._packer._number)
+        return inner(core)
+
+    def _on_packer(self, inner: Any, packer: UpdatePacker, *arguments: Any, **named: Any) -> None:
+        inner(packer, *arguments, **named)
+        self.write(BeganLife, worker=packer._number)
+
+    def _on_encode(
+        self,
+        inner: Any,
+        packer: UpdatePacker,
+        values: Any,
+        step: int,
+        learning_rate: float,
+        epoch: float,
+        touched: Any = None,
+        group: int = 0,
+        keep: float | None = None,
+    ) -> Any:
+        small = len(values) <= MOST_ENTRIES
+        content = np.asarray(values, np.float32).tobytes() if small else b""
+        packet = inner(packer, values, step, learning_rate, epoch, touched, group, keep)
+        self.write(
+            Coded,
+            worker=packer._number,
+            step=step,
+            learning_rate=learning_rate,
+            epoch=epoch,
+            group=group,
+            keep=keep,
+            values=content,
+            digest=digest(packet.blocks),
+        )
+        return packet
+
+    def _on_drop(self, inner: Any, packer: UpdatePacker, shards: Any) -> None:
+        self.write(Dropped, worker=packer._number)
+        inner(packer, shards)
+
+    # -- shards ---------------------------------------------------------------------------------
+
+    def _on_simulated_shard(self, inner: Any, shard: Any, core: Any, journaled: Any) -> None:
+        self._numbers[id(journaled)] = shard.number
+        inner(shard, core, journaled)
+
+    def _on_handle(self, inner: Any, journaled: JournaledCore, event: Any, now: float) -> Any:
+        shard = self._numbers.get(id(journaled), self._shard)
+        if self._lives.get(shard) is not journaled:
+            self._begin(shard, journaled)
+        core = journaled.core
+        actions = inner(journaled, event, now)
+        about = {"shard": shard, "generation": core.config.generation}
+        for action in actions:
+            if isinstance(action, events.NewEpoch):
+                epoch = action.epoch
+                self.write(Published, number=epoch.number, live=tuple(epoch.live), **about)
+        if isinstance(event, events.MembershipEpoch) and not core.membership.leads:
+            self.write(
+                Followed,
+                number=event.number,
+                live=tuple(event.live),
+                epoch=core.membership.epoch,
+                present=core._scheduler.present(),
+                **about,
+            )
+        return actions
+
+    def _begin(self, shard: int, journaled: JournaledCore) -> None:
+        """Write down what a shard begins its life with."""
+        before, core = self._lives.get(shard), journaled.core
+        self._lives[shard] = journaled
+        model, scheduler = core.model, core._scheduler
+        small = len(model.theta) <= MOST_ENTRIES
+        generation = core.config.generation
+        hard = scheduler._rule.state_dict(soft=False)
+        soft = to_plain(scheduler._rule.state_dict(soft=True))
+        self.write(
+            Life,
+            shard=shard,
+            generation=generation,
+            version=core.version,
+            samples=core.samples,
+            journal=journaled.journal is not None,
+            digest=follows(model),
+            backups=backups(model),
+            rule={"hard": hard, "soft": soft},
+            steps=dict(core._members.state_dict(soft=False)["steps"]),
+            parts=_parts(core),
+            before=None if before is None else _parts(before.core),
+            disk_failed=before is not None and before.failure is not None,
+            settings=ReplaySettings(core.config, 0.0, {}).to_plain(),
+            theta=model.theta.tobytes() if small else b"",
+        )
+        self._accepted[shard] = {}
+        for part in (core, model, core._members):
+            self._of[id(part)] = (shard, core)
+        write = functools.partial(self.write, RuleCall, shard=shard, generation=generation)
+        scheduler._rule = RecordingRule(scheduler._rule, write)  # type: ignore[assignment]
+
+    def _found(self, part: Any) -> tuple[dict[str, int], PsCore] | None:
+        """Return the shard that a part of a core belongs to; None: a replay's."""
+        shard, core = self._of.get(id(part), (-1, None))
+        if core is None or part not in (core, core.model, core._members):
+            return None
+        return {"shard": shard, "generation": core.config.generation}, core
+
+    def _on_state(self, inner: Any, core: PsCore, soft: bool = False) -> Any:
+        state = inner(core, soft)
+        if not soft and (found := self._found(core)) is not None:
+            fields = {"version": core.version, "samples": core.samples}
+            model = core.model
+            kept = {"digest": follows(model), "backups": backups(model)}
+            self.write(Snapshot, **fields, **kept, **found[0])
+        return state
+
+    def _on_buffer(self, inner: Any, table: MemberTable, push: events.Push) -> None:
+        inner(table, push)
+        if (found := self._found(table)) is not None:
+            self._accepted[found[0]["shard"]][push.worker, push.step] = push
+
+    def _on_apply(self, inner: Any, model: ShardModel, arrivals: Any, oldest_base: int) -> Any:
+        found = self._found(model)
+        if found is None:
+            return inner(model, arrivals, oldest_base)
+        about, core = found
+        before, samples, epoch = model.version, model.samples, core.membership.epoch
+        came = [dataclasses.replace(each) for each in arrivals]
+        small = len(model.theta) <= MOST_ENTRIES
+        content = [_content(each.update, small) for each in came]
+        kept = inner(model, arrivals, oldest_base)
+        keys = {(each.worker, each.step) for each in kept}
+        accepted = self._accepted[about["shard"]]
+        pushes = [accepted[each.worker, each.step] for each in came]
+        self.write(
+            Released,
+            before=before,
+            version=model.version,
+            samples=samples,
+            oldest_base=oldest_base,
+            epoch=epoch,
+            arrivals=tuple(
+                Arrived(
+                    worker=push.worker,
+                    incarnation=push.incarnation,
+                    step=push.step,
+                    base_version=push.base_version,
+                    generation=push.generation,
+                    epoch=push.epoch,
+                    samples=push.samples,
+                    local_steps=push.local_steps,
+                    lag=push.lag,
+                    kept=(push.worker, push.step) in keys,
+                    **update,
+                )
+                for push, update in zip(pushes, content, strict=True)
+            ),
+            digest=follows(model),
+            theta=model.theta.tobytes() if small else b"",
+            **about,
+        )
+        return kept
+
+    def _on_hand(self, inner: Any, model: ShardModel, worker: int, reply: Any) -> None:
+        inner(model, worker, reply)
+        if (found := self._found(model)) is not None:
+            copy = model._copy_of(worker, reply.version)
+            held = digest(model.theta if copy is None else copy)
+            self.write(Handed, worker=worker, version=reply.version, digest=held, **found[0])
+
+    def _on_forget(self, inner: Any, model: ShardModel, worker: int) -> None:
+        inner(model, worker)
+        if (found := self._found(model)) is not None:
+            self.write(Forgot, worker=worker, **found[0])
+
+    def end(self, shard: int, core: PsCore) -> None:
+        """Write down what a shard has ended with."""
+        self.write(
+            Ended,
+            shard=shard,
+            generation=core.config.generation,
+            version=core.version,
+            samples=core.samples,
+            lost_updates=core.counters.lost_updates,
+            digest=follows(core.model),
+            finite=bool(np.isfinite(core.model.theta).all()),
+            reason=core.stop_reason or "",
+        )
+
+
+def _around(inner: Any, around: Callable[..., Any]) -> Any:
+    @functools.wraps(inner)
+    def outer(owner: Any, *arguments: Any, **named: Any) -> Any:
+        return around(inner, owner, *arguments, **named)
+
+    return outer
+
+
+def _parts(core: PsCore) -> dict[str, str]:
+    """Return the name of each part of a core, and the digest of its durable state."""
+    states = {name: part.state_dict(soft=False) for name, part in core._parts().items()}
+    states |= {f"members' {name}": state for name, state in states.pop("members").items()}
+    return {name: digest(state) for name, state in states.items()}
+
+
+def _content(update: Update, small: bool) -> dict[str, Any]:
+    indices, values = update.indices, np.asarray(update.values, np.float32)
+    where = None if indices is None else indices.astype(np.int64).tobytes()
+    content = (where, values.tobytes()) if small else (None, b"")
+    return {"digest": digest_of(update), "indices": content[0], "values": content[1]}
+
+
+def digest_of(update: Update) -> str:
+    """Return the digest of an update; a dense one equals itself with all positions."""
+    indices = np.arange(len(update.values)) if update.indices is None else update.indices
+    return digest(indices.astype(np.int64), np.asarray(update.values, np.float32))

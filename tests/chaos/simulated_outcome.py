@@ -1,0 +1,48 @@
+"""What became of a simulated run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.chaos.checker import Violation
+from tests.chaos.faults import Plan
+from tests.chaos.history import Acknowledged, Ended, History, Life, Took
+from tests.chaos.simulated_run import Case
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What became of a run."""
+
+    case: Case
+    plans: tuple[Plan, ...]
+    struck: bool = False  # by every fault
+    violations: tuple[Violation, ...] = ()
+    reason: str = ""
+    seconds: float = 0.0  # virtual
+    history: History = dataclasses.field(default_factory=History)
+
+    @property
+    def error(self) -> str:
+        """What the run has broken, a line each."""
+        return "\n".join(map(str, self.violations))
+
+    @property
+    def lost_updates(self) -> int:
+        """As all shards count them."""
+        return sum(end.lost_updates for end in self.history.of(Ended))
+
+    @property
+    def restarts(self) -> int:
+        """How often shards came back."""
+        return len(list(self.history.of(Life))) - len(self.history.shards)
+
+    @property
+    def models(self) -> int:
+        """How often a worker's own model was compared with what its shard has for it."""
+        return len(list(self.history.of(Took)))
+
+    @property
+    def acknowledged(self) -> int:
+        """How many pushes and pulls were answered."""
+        return len(list(self.history.of(Acknowledged)))
