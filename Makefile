@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types proto bench peers format product soak fuzz clean
+.PHONY: help setup demo test lint types proto bench peers format product chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -54,6 +54,11 @@ product: $(STAMP) ## Every legal combination of policies, and every mode under f
 
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))
+
+# RUNS=1000 is the whole; SEED= plays others, SECONDS= begins none after so many.
+chaos: $(STAMP) ## RUNS=500 simulated runs under random faults: each history checked, failures made small
+	$(BIN)/python -m tests.chaos.search --runs $(or $(RUNS),500) --seed $(or $(SEED),0) \
+	  $(addprefix --seconds ,$(SECONDS))
 
 # It must run alone. SOAK=--protected: with certificates and a token; python -m tests.chaos.soak --help
 soak: $(STAMP) ## MINUTES=30 of faults on real processes, a report in OUT=runs/soak

@@ -216,9 +216,7 @@ class _WorkerCodec:
         return digest(self._last.blocks)
 
 
-def replayed_codecs(
-    method: Method, spec: ModelSpec, seed: int, history: History
-) -> Iterator[str]:
+def replayed_codecs(method: Method, spec: ModelSpec, seed: int, history: History) -> Iterator[str]:
     """Yield where a worker sent another thing than its codec makes of its gradients."""
     codecs: dict[int, _WorkerCodec] = {}
     wrong: set[int] = set()

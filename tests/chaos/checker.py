@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 from tests.chaos.checked_replay import replayed_codecs, replayed_model, replayed_rule
 from tests.chaos.history import (
@@ -24,7 +23,6 @@ from tests.chaos.history import (
     Life,
     Made,
     Published,
-    Record,
     Released,
     Request,
     RuleCall,
@@ -169,7 +167,10 @@ def _come_back(
     past.entries = kept
     past.num_undone += before - life.version
     if past.version != life.version:
-        yield "versions", f"{name}, begins at version {life.version}; its past ends at {past.version}"
+        yield (
+            "versions",
+            f"{name}, begins at version {life.version}; its past ends at {past.version}",
+        )
     elif past.digest != life.digest:
         yield "weights", f"{name}, begins with other weights or another optimizer's state"
     if past.lives[-1].journal and not cut and life.before is not None:
@@ -226,7 +227,9 @@ def _versions(history: History, pasts: Pasts, declared: Declared) -> Iterator[st
             if each.before != version or each.version - each.before not in (0, 1):
                 yield f"shard {shard} went from {version} over {each.before} to {each.version}"
             version = each.version
-    journaled = {(p.shard, life.generation): life.journal for p in pasts.values() for life in p.lives}
+    journaled = {
+        (p.shard, life.generation): life.journal for p in pasts.values() for life in p.lives
+    }
     cut = {record.shard for record in history.of(CutOff)}
     newest: dict[tuple[int, int], Acknowledged] = {}
     for each in history.of(Acknowledged):
@@ -274,6 +277,13 @@ def _generations(history: History, pasts: Pasts, declared: Declared) -> Iterator
                     f"of shard {record.shard} after one of {known}"
                 )
             accepted[record.worker, record.shard] = max(known, record.generation)
+        elif isinstance(record, Took):
+            known = accepted.get((record.worker, record.shard), 0)
+            if record.generation < known:
+                yield (
+                    f"worker {record.worker} took over a model of generation {record.generation} "
+                    f"of shard {record.shard}; it had been answered by {known}"
+                )
 
 
 def _bound(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
@@ -322,7 +332,8 @@ def _contents(history: History, pasts: Pasts, declared: Declared) -> Iterator[st
     for shard, past in pasts.items():
         for _, push in past.pushes():
             if (push.worker, shard, push.step, push.digest) not in made:
-                yield f"shard {shard} applied another step {push.step} than worker {push.worker} sent"
+                what = f"step {push.step} of worker {push.worker}"
+                yield f"shard {shard} applied something else as {what} than was sent"
 
 
 def _claims(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:

@@ -23,7 +23,6 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.membership import FollowerMembership
 from thinwire.ps.persistence.journal import JournaledCore
-from thinwire.simulator.links import SimulatedConnection
 from thinwire.worker.core.core import WorkerCore
 
 #: (class, name of its method, what takes its place, called with the method first).
@@ -195,15 +194,17 @@ def _old_generation_accepted() -> list[Patch]:
     return [(PsCore, "_usable_base", usable_base)]
 
 
-@_plant("generations", "versions", "copies", "kept")
+@_plant("generations")
 def _reply_of_an_old_generation_accepted() -> list[Patch]:
-    """A worker takes what comes on a stream that it has given up."""
+    """A worker takes the last reply of a shard's former life for the first one of the next."""
+    last: dict[tuple[int, int], Any] = {}
 
-    def delivers(inner: Any, connection: SimulatedConnection, number: int, again: Any) -> bool:
-        del inner, number
-        return not connection._waits(1, again)
+    def receive(inner: Any, core: WorkerCore, shard: int, reply: Any) -> None:
+        old = last.get((id(core), shard), reply)
+        last[id(core), shard] = reply
+        inner(core, shard, old if old.generation < reply.generation else reply)
 
-    return [(SimulatedConnection, "delivers", delivers)]
+    return [(WorkerCore, "receive", receive)]
 
 
 @_plant("weights")

@@ -1,11 +1,11 @@
 """Random faults on random runs until a promise is broken: ``make chaos``.
 
-    python -m tests.chaos.search --runs 1000 --processes 100
+    python -m tests.chaos.search --runs 1000
     python -m tests.chaos.search --seed 3 --repeat 17
     python -m tests.chaos.search --seed 3 --repeat 17 --faults 0,2 --workers 2 --steps 9
 
-plays runs on a virtual clock and runs of real processes, one after the other, each with another
-method, several faults and its own seed, and checks the history of each. A run that breaks a promise
+plays runs on a virtual clock, one after the other, each with another method, several faults and its
+own seed, and checks the history of each. A run that breaks a promise
 is made as small as it still does, and named by the command that repeats it.
 """
 

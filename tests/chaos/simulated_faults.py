@@ -97,7 +97,8 @@ class Striker:
     def _come_back(self, shard: SimulatedShard) -> None:
         """Start a shard that has just been killed again, after a while."""
         self.struck = True
-        self.run.clock.at(self.run.clock.now + self._seconds(), functools.partial(_start, shard))
+        back = functools.partial(_start, self.run, shard)
+        self.run.clock.at(self.run.clock.now + self._seconds(), back)
 
     def _kill_at_push(self, shard: SimulatedShard, before: bool) -> None:
         handle, life = shard.journaled.handle, shard.life
@@ -260,11 +261,18 @@ class Striker:
             self.run.clock.at(later, functools.partial(_free_space, disk))
 
 
-def _start(shard: SimulatedShard) -> None:
-    """Start a shard on a machine that has perhaps been started anew: its clock begins anywhere."""
+def _start(run: ChaoticRun, shard: SimulatedShard) -> None:
+    """Start a shard on a machine that has perhaps been started anew: its clock begins anywhere.
+
+    Whoever looks after it frees space if it does not start, and tries again.
+    """
+    if shard.alive or run.is_over:
+        return
+    shard.skew = float(np.random.default_rng([67, shard.life]).uniform(-1e5, 1e5))
+    shard.start()
     if not shard.alive:
-        shard.skew = float(np.random.default_rng([67, shard.life]).uniform(-1e5, 1e5))
-        shard.start()
+        run.disks[shard.number].is_full = False
+        run.clock.at(run.clock.now + _SHORT, functools.partial(_start, run, shard))
 
 
 def _arrive_if_it_lives(shard: SimulatedShard, life: int, event: Any) -> None:

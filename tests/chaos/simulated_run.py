@@ -229,4 +229,3 @@ class ChaoticRun(Simulation):
                 except SimulatedKill:
                     shard.kill()
         self.num_observations += 1
-

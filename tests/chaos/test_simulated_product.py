@@ -15,6 +15,6 @@ def test_no_fault_changes_what_was_acknowledged(case):
     for outcome in outcomes(seed=5, count=RUNS, cases=[case]):
         struck += outcome.struck
         if outcome.error:
-            failures.append(f"{outcome.case} | {outcome.plan!r}\n{outcome.error}")
+            failures.append(f"{outcome.case} | {outcome.plans}\n{outcome.error}")
     assert not failures, "\n".join(failures)
     assert struck > RUNS // 2

@@ -32,6 +32,7 @@ from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
+_ATTEND_SECONDS = 1.0  # after which a lost stream is opened though nothing is requested on it
 _ENTROPY = 73  # of the pauses between attempts to reach a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
 
@@ -271,6 +272,26 @@ class SimulatedExchange:
         if self.incarnation:
             client.on_lost()
             self._ensure_joined()
+            self._attend_later()
+
+    def _attend_later(self) -> None:
+        when = self._clock.now + _ATTEND_SECONDS
+        self._clock.at(when, functools.partial(self._attend, self.incarnation))
+
+    def _attend(self, incarnation: int) -> None:
+        """Open the streams on which nothing is requested, as a real worker's heartbeat does.
+
+        Shard 0 comes last where it has expelled this worker because of another.
+        """
+        if not self.lives(incarnation) or len(self._welcomed) < len(self._shards):
+            return
+        first, *others = self.clients
+        for client in others:
+            client.ensure_joined()
+        if not first.protocol.is_expelled or all(other.connection.stands for other in others):
+            first.ensure_joined()
+        if not all(client.connection.stands for client in self.clients):
+            self._attend_later()
 
     def _ensure_joined(self) -> None:
         """Open the stream that is waited for: replies are awaited one shard after the other."""

@@ -259,6 +259,7 @@ class SimulatedConnection:
         self._delay_seconds, self._rng = delay_seconds, rng
         self.number, self.stands, self.dials = 0, False, False
         self._broken_to = 0  # streams up to this number are no more
+        self._life = 0  # of the worker; grows
         self.cut_until = 0.0
         self.held_until = [0.0, 0.0]
         self.on_lost: Callable[[], None] = lambda: None
@@ -275,6 +276,7 @@ class SimulatedConnection:
         """Belong to another life of the worker: nothing is open."""
         self.stands = self.dials = False
         self._broken_to = self.number
+        self._life += 1
 
     def dial(
         self, hello: Callable[[], None], give_up: Callable[[], None], patience_seconds: float
@@ -287,12 +289,12 @@ class SimulatedConnection:
             patience_seconds: How long to try.
         """
         self.dials = True
-        life, backoff = self._broken_to, _FIRST_BACKOFF_SECONDS
+        life, backoff = self._life, _FIRST_BACKOFF_SECONDS
         deadline = self._clock.now + patience_seconds
 
         def attempt() -> None:
             nonlocal backoff
-            if not self.dials or life != self._broken_to:
+            if not self.dials or life != self._life:
                 return
             if self.shard.listens and self._clock.now >= self.cut_until:
                 self.dials = False

@@ -83,7 +83,7 @@ class Exchange:
         self.shards[0].on_welcome = self._note_welcome
         self.shards[0].before_rejoining = self._reach_others
         for shard in self.shards:
-            shard.on_expelled = functools.partial(self._note_expulsion, shard)
+            shard.on_expelled = self._finish_nowhere
         self._totals = totals_of(
             id_worker,
             self.channels,
@@ -188,9 +188,8 @@ class Exchange:
         for shard in self.shards[1:]:
             shard.hello.epoch = welcome.epoch
 
-    def _note_expulsion(self, shard: ShardClient) -> None:
-        """Finish nowhere what some shard has finished: at the others it is another round by now."""
-        del shard
+    def _finish_nowhere(self) -> None:
+        """Give up a push that some shard has settled: at the others it is another round by now."""
         if any(not each.protocol.is_requesting for each in self.shards):
             for each in self.shards:
                 each.abandon_push()
@@ -204,7 +203,7 @@ class Exchange:
         for shard in shards:
             shard.poll()
         if self.shards[0].protocol.is_expelled:
-            self._note_expulsion(self.shards[0])
+            self._finish_nowhere()
 
     def _reach_others(self) -> None:
         for shard in self.shards[1:]:
@@ -225,7 +224,9 @@ class Exchange:
         """Wait until a shard's part is settled; None: the push was refused as not finite."""
         shard, others = self.shards[number], self.shards[number + 1 :]  # those before are settled
         try:
-            replied, payload = shard.wait_for_reply(*([lambda: self._poll(others)] if others else []))
+            replied, payload = shard.wait_for_reply(
+                *([lambda: self._poll(others)] if others else [])
+            )
         except PushRefused as refusal:
             raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
         if replied.reply is None:

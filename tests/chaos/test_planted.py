@@ -1,0 +1,48 @@
+"""Each planted bug is found, by a promise that it breaks."""
+
+import pytest
+
+from tests.chaos.planted import PLANTS
+from tests.chaos.search import Trial, shrink, simulate
+
+#: Found by one of the first runs; the others are tried by `make product`.
+QUICK = ("lost-after-the-acknowledgement", "applied-twice", "epoch-skipped-by-one-shard")
+SEED = 5
+
+
+def found(name, most):
+    """Return the first run that shows a bug."""
+    for number in range(most):
+        trial = Trial.of(SEED, number)
+        verdict = simulate(trial, name)
+        if verdict.promises & PLANTS[name].promises:
+            return trial, verdict
+    raise AssertionError(f"{name} was not found in {most} runs")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_bug_is_found(name):
+    trial, _ = found(name, 3)
+    assert not simulate(trial).violations
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("name", [name for name, plant in PLANTS.items() if plant.simulated])
+def test_a_bug_is_found_within_minutes_and_its_run_made_small(name):
+    trial, verdict = found(name, 600)
+    small, still = shrink(trial, verdict, lambda each: simulate(each, name))
+    assert still.promises & verdict.promises
+    assert len(small.plans) <= len(trial.plans) and small.case.iter_max <= trial.case.iter_max
+    assert not simulate(small).violations, "without the bug"
+
+
+def test_there_are_ten_at_least():
+    assert len(PLANTS) >= 10 and all(plant.promises for plant in PLANTS.values())
+
+
+def test_a_trial_is_repeated_by_its_number_and_gets_smaller():
+    trial = Trial.of(3, 17)
+    assert trial == Trial.of(3, 17)
+    for smaller in trial.smaller():
+        sizes = len(smaller.plans), smaller.case.nb_workers, smaller.case.iter_max
+        assert sizes < (len(trial.plans), trial.case.nb_workers, trial.case.iter_max)

@@ -1,0 +1,51 @@
+"""A worker that is expelled in the middle of an exchange finishes it everywhere or nowhere."""
+
+import types
+
+import pytest
+
+from thinwire.worker.client.exchange import Exchange
+
+
+class Shard:
+    """As far as an exchange looks at one: whether its part is open, and what it does about it."""
+
+    def __init__(self, is_open, settles=False):
+        self.protocol = types.SimpleNamespace(is_requesting=is_open, is_expelled=False)
+        self.settles, self.abandoned = settles, False
+
+    def poll(self):
+        self.protocol.is_requesting &= not self.settles
+
+    def abandon_push(self):
+        self.abandoned = self.protocol.is_requesting
+
+
+def exchange(*shards):
+    made = Exchange.__new__(Exchange)
+    made.shards = list(shards)
+    return made
+
+
+@pytest.mark.parametrize("expelled", [0, 1])
+@pytest.mark.parametrize("settled", [0, 1])
+def test_what_one_shard_has_settled_is_given_up_at_the_other(settled, expelled):
+    shards = [Shard(number != settled) for number in range(2)]
+    made = exchange(*shards)
+    shards[expelled].protocol.is_expelled = True
+    made._finish_nowhere()
+    assert [shard.abandoned for shard in shards] == [number != settled for number in range(2)]
+
+
+def test_what_nobody_has_settled_is_sent_again():
+    shards = [Shard(True), Shard(True)]
+    exchange(*shards)._finish_nowhere()
+    assert not any(shard.abandoned for shard in shards)
+
+
+@pytest.mark.parametrize("is_expelled", [True, False])
+def test_a_part_that_is_settled_while_shard_0_has_no_such_member_ends_the_exchange(is_expelled):
+    shards = [Shard(True), Shard(True, settles=True)]
+    shards[0].protocol.is_expelled = is_expelled
+    exchange(*shards)._poll(shards[1:])
+    assert shards[0].abandoned == is_expelled
