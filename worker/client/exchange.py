@@ -194,7 +194,7 @@ class Exchange:
             for each in self.shards:
                 each.abandon_push()
 
-    def _poll(self, shards: Sequence[ShardClient]) -> None:
+    def _look_after(self, shards: Sequence[ShardClient]) -> None:
         """Look after what is requested of other shards while shard 0 is waited for.
 
         One that settles its part while this worker is no member at shard 0 does so in a round of
@@ -225,7 +225,7 @@ class Exchange:
         shard, others = self.shards[number], self.shards[number + 1 :]  # those before are settled
         try:
             replied, payload = shard.wait_for_reply(
-                *([lambda: self._poll(others)] if others else [])
+                *([lambda: self._look_after(others)] if others else [])
             )
         except PushRefused as refusal:
             raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal

@@ -47,5 +47,5 @@ def test_what_nobody_has_settled_is_sent_again():
 def test_a_part_that_is_settled_while_shard_0_has_no_such_member_ends_the_exchange(is_expelled):
     shards = [Shard(True), Shard(True, settles=True)]
     shards[0].protocol.is_expelled = is_expelled
-    exchange(*shards)._poll(shards[1:])
+    exchange(*shards)._look_after(shards[1:])
     assert shards[0].abandoned == is_expelled
