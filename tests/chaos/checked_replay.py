@@ -104,7 +104,7 @@ def replayed_model(
             model.forget(entry.worker)
             continue
         before, model.samples = model.theta.copy(), entry.samples
-        kept = model.apply(_arrivals(entry), entry.oldest_base)
+        kept = model.apply(_arrivals(entry), entry.oldest_base, entry.share)
         where = f"shard {entry.shard}, version {entry.version}"
         keys = {(each.worker, each.step) for each in kept}
         if keys != {(each.worker, each.step) for each in entry.arrivals if each.kept}:

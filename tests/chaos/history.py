@@ -186,6 +186,7 @@ class Released(OfShard):
     version: int  # after
     samples: int  # before
     oldest_base: int
+    share: float  # of all workers that these are
     epoch: int  # of membership, here
     arrivals: tuple[Arrived, ...]
     digest: str  # of what follows from updates, after

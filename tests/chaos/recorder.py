@@ -370,16 +370,18 @@ class Recorder:
         if (found := self._found(table)) is not None:
             self._accepted[found[0]["shard"]][push.worker, push.step] = push
 
-    def _on_apply(self, inner: Any, model: ShardModel, arrivals: Any, oldest_base: int) -> Any:
+    def _on_apply(
+        self, inner: Any, model: ShardModel, arrivals: Any, oldest_base: int, share: float = 1.0
+    ) -> Any:
         found = self._found(model)
         if found is None:
-            return inner(model, arrivals, oldest_base)
+            return inner(model, arrivals, oldest_base, share)
         about, core = found
         before, samples, epoch = model.version, model.samples, core.membership.epoch
         came = [dataclasses.replace(each) for each in arrivals]
         small = len(model.theta) <= MOST_ENTRIES
         content = [_content(each.update, small) for each in came]
-        kept = inner(model, arrivals, oldest_base)
+        kept = inner(model, arrivals, oldest_base, share)
         keys = {(each.worker, each.step) for each in kept}
         accepted = self._accepted[about["shard"]]
         pushes = [accepted[each.worker, each.step] for each in came]
@@ -389,6 +391,7 @@ class Recorder:
             version=model.version,
             samples=samples,
             oldest_base=oldest_base,
+            share=share,
             epoch=epoch,
             arrivals=tuple(
                 Arrived(
