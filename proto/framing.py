@@ -23,6 +23,8 @@ from thinwire.proto import thinwire_pb2 as pb
 MAX_MESSAGE_BYTES = 1 << 20
 #: A payload up to this size travels inside its header's frame.
 INLINE_BYTES = 64 << 10
+#: And up to this one where a chunk may be as large: a message less is worth two copies more.
+MOST_INLINE_BYTES = 256 << 10
 
 _BULK_TAG = b"\x1a"  # field 3 of every envelope: push, reply, part, holding
 _BULK_BODIES = ("push", "reply", "part", "holding")
@@ -101,14 +103,14 @@ def frames(
         )
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     body.payload_bytes = sum(len(view) for view in views)
-    if 0 < body.payload_bytes <= INLINE_BYTES and is_bulk:
+    size = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
+    if is_bulk and 0 < body.payload_bytes <= max(INLINE_BYTES, min(MOST_INLINE_BYTES, size())):
         header = body.SerializeToString()
         tail = _PAYLOAD_TAG + _varint(body.payload_bytes)
         length = _varint(len(header) + len(tail) + body.payload_bytes)
         whole = b"".join((_BULK_TAG, length, header, tail, *views))
         if len(whole) <= MAX_MESSAGE_BYTES:
             return iter((whole,))
-    size = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
     return _header_and_chunks(frame(message), views, size)
 
 

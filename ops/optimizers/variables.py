@@ -143,9 +143,8 @@ class VariablesOptimizer:
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that unused variables have no gradient is known
-            function.get_concrete_function()
-        traced: Callable[[Any], Any] = function
-        return traced
+            traced: Callable[[Any], Any] = function.get_concrete_function()
+        return traced  # a third less time to call than the function, which looks for it each time
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
         """Apply one gradient [n] or sparse update, or its opposite; `theta` gets the result."""

@@ -13,6 +13,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import (
     INLINE_BYTES,
     MAX_MESSAGE_BYTES,
+    MOST_INLINE_BYTES,
     Malformed,
     MessageAssembler,
     frame,
@@ -45,7 +46,7 @@ def noise(size: int, seed: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("make", [new_push, new_reply])
-@pytest.mark.parametrize("size", [1, 100, 127, 128, 16_383, 16_384, INLINE_BYTES])
+@pytest.mark.parametrize("size", [1, 100, 127, 128, 16_383, 16_384, MOST_INLINE_BYTES])
 def test_small_payload_is_inline_and_exactly_protobufs_bytes(make, size):
     payload = noise(size)
     (data,) = frames(make(), [payload[: size // 3], payload[size // 3 :]])
@@ -60,7 +61,7 @@ def test_small_payload_is_inline_and_exactly_protobufs_bytes(make, size):
 @pytest.mark.parametrize(
     "size",
     [
-        INLINE_BYTES + 1,
+        MOST_INLINE_BYTES + 1,
         CHUNK_DATA_BYTES,
         CHUNK_DATA_BYTES + 1,
         3 * CHUNK_DATA_BYTES + 100,
@@ -74,6 +75,13 @@ def test_large_payload_follows_in_full_chunks_of_protobufs_bytes(make, size):
     assert b"".join(message.chunk.data for message in parsed) == payload
     assert all(len(data) <= MAX_MESSAGE_BYTES for data in (header, *chunks))
     assert len(chunks) == -(-size // CHUNK_DATA_BYTES)
+
+
+def test_where_chunks_are_small_less_is_inline():
+    small = [
+        len(list(frames(new_push(), [noise(INLINE_BYTES + more)], 16 << 10))) for more in (0, 1)
+    ]
+    assert small == [1, 1 + 5]
 
 
 def test_an_empty_payload_is_a_header_alone():
@@ -96,6 +104,7 @@ def test_any_split_comes_together_again(size, cuts, inline, chunk):
     pieces = [payload[start:stop] for start, stop in itertools.pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(framing, "INLINE_BYTES", inline)
+        patch.setattr(framing, "MOST_INLINE_BYTES", 2 * inline)
         patch.setattr(framing, "MAX_CHUNK_BYTES", chunk)
         sent = list(frames(new_push(), pieces))
     assembler = assembler_for(new_push())
@@ -129,8 +138,8 @@ def test_all_other_messages_pass_as_they_are(name):
 
 
 def test_chunks_of_another_encoder_are_understood():
-    header, _ = frames(new_push(), [noise(INLINE_BYTES + 3)])
-    payload = noise(INLINE_BYTES + 3)
+    header, _ = frames(new_push(), [noise(MOST_INLINE_BYTES + 3)])
+    payload = noise(MOST_INLINE_BYTES + 3)
     # Chunk.data twice: protobuf keeps the last one.
     inner = b"\x0a\x01x" + pb.Chunk(data=payload).SerializeToString()
     outer = b"\x22" + framing._varint(len(inner)) + inner
@@ -211,7 +220,7 @@ def test_the_limit_may_refuse_before_anything_is_allocated():
     def refuse(header: pb.ToServer) -> int:
         raise Malformed(f"no payload for step {header.push.step}")
 
-    header, *_ = frames(new_push(), [noise(INLINE_BYTES + 1)])
+    header, *_ = frames(new_push(), [noise(MOST_INLINE_BYTES + 1)])
     with pytest.raises(Malformed, match="step 7"):
         MessageAssembler(pb.ToServer, refuse).feed(header)
 
