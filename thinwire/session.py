@@ -232,6 +232,11 @@ class Session:
         return own if self._change is None else own + self._change
 
     @property
+    def unsent_change(self) -> Float32 | None:
+        """What the script has set and no shard was sent yet: [num_parameters]; None: nothing."""
+        return None if self._is_change_sent else self._change
+
+    @property
     def sent_weights(self) -> Float32:
         """The same without what the script has set and no shard was sent yet."""
         return self.weights if self._is_change_sent else self.part.core.weights
@@ -423,6 +428,8 @@ class Session:
             clip(values, self.own.clip_norm)
             if rate_factor != 1:
                 values *= np.float32(rate_factor)
+        else:
+            values = self._without_changes(values, figures.change)
         overlaps, done = self.settings.run.method.overlap, _Exchanged()
         computed_at = self._versions if overlaps else None
         arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
@@ -456,6 +463,17 @@ class Session:
         info = self._info(done.request if applied else None, done.replies)
         self.begin_compute()
         return dataclasses.replace(info, skipped=skipped)
+
+    def _without_changes(self, weights: Float32, change: Float32 | None) -> Float32:
+        """Return weights [num_parameters] without what the script itself has set of them.
+
+        Args:
+            weights: After the script's step, from the weights of this worker.
+            change: [num_parameters] what is sent beside this step; None: nothing.
+        """
+        known = self._change if self._is_change_sent else None
+        found = [each for each in (known, change) if each is not None]
+        return functools.reduce(np.subtract, found, weights)
 
     def _note_change(self, change: Float32 | None, done: _Exchanged | None) -> None:
         """Note whether the shards have what the script had changed before a step.

@@ -8,8 +8,8 @@
   `trial`: what steps, found before the first step.
 - `joining` offers the model to the PS and joins; `phases`: when that is done anew; `succession`:
   the models of one script, one after the other.
-- `exchange`: what becomes of a step; `held_weights`: those that the script sets itself; `central`:
-  what the shards hold, for callbacks and files.
+- `exchange`: what becomes of a step; `held_weights` and `assignments`: weights that the script
+  sets itself; `central`: what the shards hold, for callbacks and files.
 - `fit_lifecycle`: one call of `fit`; `early_stop`: all end it together; `fit_barriers` lets all
   scripts meet around it; `evaluations`: by the Supervisor; `own_loop`: a loop of the script's own.
 

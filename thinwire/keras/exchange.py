@@ -15,7 +15,7 @@ from absl import logging
 
 from thinwire.gradient_sgd import RATE_TOLERANCE
 from thinwire.keras.checks import check_rate_change
-from thinwire.keras.held_weights import changed_by_script
+from thinwire.keras.held_weights import assigned_by_script, changed_by_script
 from thinwire.keras.joining import Joining
 from thinwire.keras.loops import LoopSteps
 from thinwire.keras.optimizers import ScriptOptimizers
@@ -89,6 +89,7 @@ class StepExchange:
         rows: int,
         loss: float,
         held: Float32,
+        has_assigned: bool,
         statistics: Float32,
         rate: float,
         scale: float,
@@ -106,6 +107,7 @@ class StepExchange:
             loss: Its mean loss.
             held: [num_parameters] float32 weights of the model where `values` are a gradient; else
                 empty.
+            has_assigned: Whether the script has set weights itself, where `values` are weights.
             statistics: [m] float32 moving statistics after it.
             rate: The optimizer's learning rate; a callback may have changed it.
             scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
@@ -141,7 +143,7 @@ class StepExchange:
                 )
                 own, rows = np.array(values), int(rows)
                 given = own, rows, float(loss), statistics, float(rate), figures
-                self._try_step(step, held if held.size else None, *given)
+                self._try_step(step, held, has_assigned, *given)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
@@ -165,8 +167,7 @@ class StepExchange:
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
                 means = session.means.copy()
-                before = None if takes_weights else held
-                self._try_step(step, before, nothing, 0, 0.0, means, step.known_rate, figures)
+                self._try_step(step, held, True, nothing, 0, 0.0, means, step.known_rate, figures)
                 session.assign()
 
     def _unchanged(
@@ -194,7 +195,8 @@ class StepExchange:
     def _try_step(
         self,
         step: ExchangeStep,
-        held: Float32 | None,
+        held: Float32,
+        has_assigned: bool,
         values: Float32,
         rows: int,
         loss: float,
@@ -204,14 +206,13 @@ class StepExchange:
     ) -> None:
         """Step from the weights [num_parameters] that the model holds; keep what goes wrong.
 
-        What the script has changed of them itself travels beside the step. None: within it.
+        What the script has changed of them itself travels beside the step.
         """
         member, session = self._member, self._member.joined
         try:
             if not session.stopped:
-                if held is not None:
-                    change = changed_by_script(session, held, member.model.name)
-                    figures = dataclasses.replace(figures, change=change)
+                change = self._changed(session, held, has_assigned)
+                figures = dataclasses.replace(figures, change=change)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)
@@ -228,6 +229,14 @@ class StepExchange:
         finally:
             if self._failure is not None or session.stopped:
                 member.model.stop_training = True
+
+    def _changed(self, session: Session, held: Float32, has_assigned: bool) -> Float32 | None:
+        """Return by how much the script has changed weights itself; see `exchange`."""
+        member = self._member
+        if not session.takes_weights:
+            return changed_by_script(session, held, member.model.name)
+        change = member.assignments.take(session.shared.variables) if has_assigned else None
+        return assigned_by_script(session, change)
 
     def _join_loop(self) -> Float32 | None:
         """Join for a step that was traced before the `fit` that this worker has left; else nothing.

@@ -11,6 +11,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 
 if TYPE_CHECKING:
+    from thinwire.ops.run.settings import Run
     from thinwire.ops.types import Float32
 
 #: Of the largest weight: what adding and subtracting another one of its size may change.
@@ -48,8 +49,7 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
     known = session.sent_weights
     if is_like(held, known):
         return None
-    run = session.settings.run
-    if run.method.collective != THROUGH_PS or run.guards.measures:
+    if not takes_changes(session.settings.run):
         raise ConfigurationError(
             f"the script has set weights of {name!r} itself since the newest step (assign or "
             "set_weights in a callback, a train_step, a loop or a layer), and this run takes only "
@@ -57,3 +57,24 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
             "(--max_update_norm, --update_norm_factor). Leave these flags out."
         )
     return held - known
+
+
+def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
+    """Return what is to be sent of a script's assignments where it steps as well.
+
+    Args:
+        session: Of the run.
+        change: [num_parameters] float32 that they add up to since the newest step; None: none.
+
+    Returns:
+        As `changed_by_script`, with what was not sent before.
+    """
+    if change is not None and is_like(session.weights + change, session.weights):
+        change = None
+    unsent = session.unsent_change
+    return change if unsent is None else unsent if change is None else unsent + change
+
+
+def takes_changes(run: Run) -> bool:
+    """Return whether the PS takes what a script has set itself, beside updates."""
+    return run.method.collective == THROUGH_PS and not run.guards.measures

@@ -88,7 +88,7 @@ class Joining:
             member.take_end(member.barriers.begin_loop())
         change = session.weights - before
         if set_here is not None:
-            session.variables.assign(set_here + change)
+            session.shared.assign(set_here + change)  # as the script would: it is its change
         return change if change.any() else None
 
     def again(self) -> Session:

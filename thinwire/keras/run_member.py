@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from thinwire import interrupts
+from thinwire.keras.assignments import Assignments
 from thinwire.keras.catching_up import CatchUp
 from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.session import RunOver, Session
@@ -27,6 +28,7 @@ class RunMember:
         lock: Of the session: TensorFlow's thread exchanges, the script's joins and leaves.
         in_fit: Whether a `fit` is under way.
         in_loop: Whether a loop of the script's own has begun.
+        assignments: Of the script to shared variables, where it steps them as well.
         has_left: Whether this worker has left the run at the end of its last `fit`.
         has_place: Whether of the script's models it is this one that the run has, the newest.
         succeeds: Whether `session` is another model's, until this one's phase begins.
@@ -39,6 +41,7 @@ class RunMember:
         self.barriers: FitBarriers | None = None
         self.catch_up = CatchUp()
         self.lock = threading.Lock()
+        self.assignments = Assignments()
         self.in_fit = self.in_loop = self.has_left = False
         self.has_place = self.succeeds = False
         self.num_before = 0
@@ -133,6 +136,7 @@ class RunMember:
                 interrupts.add_listener(self._interrupt)
             if session.part.run_id:  # else the run was over, and the model keeps its own weights
                 session.assign()
+                self.assignments.clear()
 
     def finish_rounds(self, session: Session) -> None:
         """Send the local steps that no exchange has taken along."""

@@ -9,12 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from thinwire.keras.assignments import Assignments
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.clock import RunClock
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.evaluations import FitEvaluations
 from thinwire.keras.exchange import StepExchange
 from thinwire.keras.fit_lifecycle import FitLifecycle
+from thinwire.keras.held_weights import takes_changes
 from thinwire.keras.joining import Joining
 from thinwire.keras.loops import LoopSteps, Together
 from thinwire.keras.optimizers import ScriptOptimizers, settings_with_momentum
@@ -232,6 +234,18 @@ class ModelSession(LeavesOnExit):
         if not self._member.in_fit:
             self._loop_steps.name_other(optimizer, variables)
 
+    def assignments_to(self, variable: Any) -> Assignments | None:
+        """Return what adds up the script's own assignments to a variable; see `StepWatcher`."""
+        member = self._member
+        if not member.is_offered:
+            return None
+        run = member.own_settings.run
+        steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
+        if not (steps_each_time and takes_changes(run)):  # else within the change of weights
+            return None
+        is_own = any(variable is each for each in member.model.trainable_variables)
+        return member.assignments if is_own else None
+
     # -- for the steps; see `thinwire.keras.step.StepOwner` ---------------------------------------
 
     @property
@@ -263,6 +277,11 @@ class ModelSession(LeavesOnExit):
     def clock(self) -> RunClock | None:
         """What a schedule is read at on this worker; None: its optimizer's own count, or none."""
         return self._optimizers.clock
+
+    @property
+    def assignments(self) -> Assignments:
+        """Of the script, to shared variables."""
+        return self._member.assignments
 
     def ends_fit(self) -> bool:
         """Leave after the last step; return whether the optimizer's averages are of this run."""

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from thinwire.keras.assignments import Assignments
 from thinwire.keras.plan import Pairs, StepRecorder
 from thinwire.ops.optimizers.described import own_schedule
 
@@ -49,11 +50,18 @@ class StepWatcher(Protocol):
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Raise ConfigurationError if an optimizer that is not theirs steps one of them."""
 
+    def assignments_to(self, variable: Any) -> Assignments | None:
+        """Return what adds up the script's own assignments to a variable; None: nothing does."""
+
 
 def watch_steps(watcher: StepWatcher) -> None:
-    """Let every optimizer of Keras that steps by itself be checked before, from now on."""
+    """Let every optimizer of Keras that steps by itself be checked before, from now on.
+
+    Assignments of the script to variables are recorded.
+    """
     _WATCHERS.add(watcher)
     _guard_optimizers()
+    _record_assignments()
 
 
 @contextlib.contextmanager
@@ -82,6 +90,25 @@ def _guard_optimizers() -> None:
     optimizers = keras.optimizers
     for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
+
+
+@functools.cache
+def _record_assignments() -> None:
+    """Let assignments to Keras' variables be recorded, once for the process."""
+    alone = keras.Variable.assign
+
+    @functools.wraps(alone)
+    def assign(variable: Any, value: Any) -> Any:
+        watchers = [] if _LOCAL.is_allowed or _LOCAL.recorder is not None else list(_WATCHERS)
+        found = [each.assignments_to(variable) for each in watchers]
+        recorders = [each for each in found if each is not None]
+        before = tf.convert_to_tensor(variable.value) if recorders else None
+        result = alone(variable, value)
+        for recorder in recorders:
+            recorder.record(variable, before)
+        return result
+
+    keras.Variable.assign = tf.autograph.experimental.do_not_convert(assign)
 
 
 def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,6 +161,10 @@ class StepOwner(Protocol):
     @property
     def call(self) -> StepCall:
         """What is known of the call of a step that is under way."""
+
+    @property
+    def assignments(self) -> Assignments:
+        """Of the script, to shared variables."""
 
     def ends_fit(self) -> bool:
         """Leave after the last step; return whether the optimizer's averages are of this run."""
@@ -324,6 +355,7 @@ class ExchangeStep:
             tf.cast(rows, tf.int64),
             tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
             tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
+            session.assignments.has_any if session.takes_weights else tf.constant(False),
             session.flat_statistics.joined(),
             tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
             used,

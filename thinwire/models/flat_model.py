@@ -84,7 +84,8 @@ class FlatVariables:
         import tensorflow as tf
 
         for variable, part in zip(self._variables, tf.split(flat, self._sizes), strict=True):
-            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            # Not the variable's own method, by which scripts set weights.
+            variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
 
 
 def has_gpu(run: Run) -> bool:

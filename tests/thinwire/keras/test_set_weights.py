@@ -114,6 +114,10 @@ def test_weights_that_callbacks_set_count_as_alone(name, callback, nb_ps, tmp_pa
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-5, err_msg=mine.path)
 
 
+#: Method, workers and flags of runs that are as Keras alone.
+RUNS = [("bsp", 2, {}), ("dgs", 1, {"compression_rate": 1})]
+
+
 class WGAN(GAN):
     """Clips its critic's weights after each of two steps."""
 
@@ -134,10 +138,13 @@ class ClipsCritic(Clip):
     [(WGAN, (), 1), (WGAN, (), 2), (GAN, (ClipsCritic,), 2)],
     ids=["train_step", "shards", "callback"],
 )
-def test_a_critic_is_clipped_as_alone(kind, callbacks, nb_ps, tmp_path):
+@pytest.mark.parametrize(("method", "nb_workers", "settings"), RUNS)
+def test_a_critic_is_clipped_as_alone(
+    kind, callbacks, nb_ps, method, nb_workers, settings, tmp_path
+):
     make = gan(kind)
     expected, _ = fitted(make, callbacks=[each() for each in callbacks])
-    with scripts(tmp_path, "bsp", 2, nb_ps) as run:
+    with scripts(tmp_path, method, nb_workers, nb_ps, **settings) as run:
         for model, _ in run.each(
             lambda settings: fitted(make, settings, callbacks=[each() for each in callbacks])
         ):
@@ -175,6 +182,7 @@ def normalized():
 
 
 @pytest.mark.product
+@pytest.mark.parametrize(("method", "nb_workers", "settings"), RUNS)
 @pytest.mark.parametrize(
     ("make", "callbacks", "options"),
     [
@@ -185,15 +193,18 @@ def normalized():
         (compiled(OPTIMIZERS["adam"], run_eagerly=True), (Clip,), {}),
         (compiled(OPTIMIZERS["adam"]), (Clip,), {"batch_size": 20}),
         (compiled(OPTIMIZERS["adam"]), (ClipRaw,), {}),
+        (compiled(OPTIMIZERS["momentum"]), (Lookahead,), {}),
     ],
-    ids=["swap", "constraint", "spectral", "several", "eager", "uneven", "raw"],
+    ids=["swap", "constraint", "spectral", "several", "eager", "uneven", "raw", "lookahead"],
 )
-def test_other_scripts_that_set_weights(make, callbacks, options, tmp_path):
+def test_other_scripts_that_set_weights(
+    make, callbacks, options, method, nb_workers, settings, tmp_path
+):
     def given():
         return [each() for each in callbacks]
 
     expected, _ = alone(make, callbacks=given(), epochs=3, **options)
-    with scripts(tmp_path, "bsp", 2) as run:
+    with scripts(tmp_path, method, nb_workers, **settings) as run:
         found = run.fit(make, callbacks=given, epochs=3, **options)
     for model, _ in found:
         assert_same(model, expected)
@@ -218,6 +229,9 @@ METHODS = {
     "adacomp": {"compression_rate": 0.1},
     "bsp": {"overlap": True},
     "dgt": {},
+    "dgs": {"compression_rate": 0.1},
+    "gd": {"overlap": False},
+    "dgc": {"dgc_momentum": 0.5},
 }
 
 
