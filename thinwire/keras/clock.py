@@ -29,52 +29,73 @@ class RunClock:
             optimizer: Whose steps are counted; built.
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
-        self._optimizer = optimizer
         self._first = self._steps = int(optimizer._iterations)
-        self._at_samples = 0
-        self.variable = keras.Variable(
+        self._at_samples = self._num_advances = 0
+        self.variable = self._new_variable()
+        self._read_at = self._new_variable()  # which no graph assigns to
+
+    def _new_variable(self) -> keras.Variable:
+        return keras.Variable(
             self._steps, dtype="int", trainable=False, name="run_clock", aggregation="none"
         )
 
-    def begin_phase(self, data: Shared, optimizer: Any) -> None:
+    @property
+    def steps(self) -> int:
+        """The count."""
+        return self._steps
+
+    def begin_phase(self, data: Shared) -> None:
         """Count on in another phase of the script.
 
         Args:
             data: What the run trains on now.
-            optimizer: Whose steps are counted: the one of before, or one that begins anew.
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
-        is_new, self._optimizer = optimizer is not self._optimizer, optimizer
-        self._first = int(optimizer._iterations) if is_new else self._steps
-        self._steps, self._at_samples = self._first, 0
+        self._first, self._at_samples, self._num_advances = self._steps, 0, 0
         self.variable.assign(self._steps)
 
-    def start(self, samples: int) -> None:
-        """Begin where the run is: it has consumed `samples` in the present phase."""
+    def start(self, samples: int, per_batch: int = 1) -> None:
+        """Begin where the run is: it has consumed `samples` in the present phase.
+
+        Args:
+            samples: By all workers.
+            per_batch: How often the optimizer steps with each mini-batch.
+        """
         if self._batch_size:
-            self._at_samples, self._steps = samples, self._count(samples, self._batch_size)
+            num_batches = self._count(samples, self._batch_size)
+            self._at_samples, self._steps = samples, self._first + per_batch * num_batches
             self.variable.assign(self._steps)
 
-    def advance(self, samples: int) -> int:
+    def advance(self, samples: int, per_batch: int = 1) -> int:
         """Return the count after a step of this worker, when the run had consumed `samples`.
 
-        Between two exchanges it counts this worker's own steps.
+        Between two exchanges it counts this worker's own steps. Arguments as `start`.
         """
+        turn = self._num_advances % per_batch + 1
+        self._num_advances += 1
         if samples == self._at_samples or not self._batch_size:
             self._steps += 1
         else:
-            self._at_samples, self._steps = samples, self._count(samples, self._batch_size)
+            num_before = self._count(samples, self._batch_size) - 1
+            self._at_samples, self._steps = samples, self._first + per_batch * num_before + turn
         return self._steps
 
     def _count(self, samples: int, batch_size: int) -> int:
-        """An epoch whose last batch is smaller has as many steps as the script's alone."""
+        """Return the mini-batches of the script alone that so many examples are.
+
+        An epoch whose last batch is smaller has as many as the script's alone.
+        """
         size = self._num_examples
         epochs, rest = divmod(samples, size) if size else (0, samples)
-        return self._first + epochs * -(-(size or 0) // batch_size) + -(-rest // batch_size)
+        return epochs * -(-(size or 0) // batch_size) + -(-rest // batch_size)
 
     def read(self, schedule: Any) -> float:
-        """Return a schedule's rate at the count."""
-        return float(schedule(self.variable))
+        """Return a schedule's rate at the count.
+
+        A graph may not have assigned that yet when its next exchange reads it.
+        """
+        self._read_at.assign(self._steps)
+        return float(schedule(self._read_at))
 
     @contextlib.contextmanager
     def reading(self, optimizer: Any) -> Iterator[None]:

@@ -118,7 +118,7 @@ class StepExchange:
             weights [num_parameters], statistics [m], learning rate, loss scale and the schedule's
             count to go on from.
         """
-        member, clock = self._member, self._optimizers.clock
+        member, optimizers = self._member, self._optimizers
         session, is_offered = member.joined, member.is_offered
         self.num_calls += 1
         if (change := self._join_loop()) is not None:
@@ -126,7 +126,7 @@ class StepExchange:
             values = values + change if session.takes_weights else values
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
-                return self._unchanged(values, statistics, rate, scale)
+                return self._unchanged(step, values, statistics, rate, scale)
             if not (
                 member.in_fit and member.model.stop_training
             ):  # else the rest of several steps in one execution
@@ -151,7 +151,7 @@ class StepExchange:
                 session.means.copy(),
                 np.float32(rate if is_offered else step.known_rate),
                 np.float32(session.loss_scale or scale),
-                0 if clock is None else clock.advance(session.samples_of_phase),
+                optimizers.advance(step, session),
             )
 
     def sit_out(self, session: Session) -> None:
@@ -171,11 +171,11 @@ class StepExchange:
                 session.assign()
 
     def _unchanged(
-        self, values: Float32, statistics: Float32, rate: float, scale: float
+        self, step: ExchangeStep, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
         """Return what a local step goes on from that no exchange follows."""
-        clock = self._optimizers.clock
-        count = 0 if clock is None else int(clock.variable.numpy())
+        clock = self._optimizers.clock_of(step)
+        count = 0 if clock is None else clock.steps
         own = np.array(values), np.array(statistics)
         return (*own, np.float32(rate), np.float32(scale), count)
 
@@ -184,7 +184,7 @@ class StepExchange:
         member = self._member
         if not member.is_offered or member.takes_weights:
             return None
-        clock, schedule = self._optimizers.clock, step.own_schedule
+        clock, schedule = self._optimizers.clock_of(step), step.own_schedule
         if clock is not None and schedule is not None:
             return clock.read(schedule)
         if rate == np.float32(step.known_rate):

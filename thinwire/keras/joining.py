@@ -115,12 +115,7 @@ class Joining:
         num_train = self._num_train or data.num_examples
         offer = make_offer(shared, plan, method, data.batch_size, num_train)
         offer = dataclasses.replace(offer, succession=member.num_before)
-        if method.steps_on_workers:
-            reads_schedule = method.schedule_clock == "examples"
-        else:
-            reads_schedule = optimizers.stepping[0].own_schedule is not None
-        if reads_schedule:
-            optimizers.begin_clock(data)
+        optimizers.begin_clocks(data, method)
         own = [step.inner for step in optimizers.stepping]
         momentum = optimizers.momentum_for(method)
         phase = 0 if before is None or barriers is None else barriers.phase

@@ -13,11 +13,9 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import LossScale, Offer
 from thinwire.ops.optimizers.described import (
-    WAYS_OUT,
     DescribedOptimizer,
     describe,
     describe_constraints,
-    own_schedule,
 )
 from thinwire.ops.types import ConfigurationError
 
@@ -56,13 +54,6 @@ def make_offer(
     clock = method.schedule_clock if batch_size else "steps"
     described = []
     for optimizer, variables in _owners(shared, plan):
-        schedule = own_schedule(getattr(optimizer, "inner_optimizer", optimizer))
-        if schedule is not None and len(plan.steps) > 1:
-            raise ConfigurationError(
-                f"{named(optimizer)} is one of {len(plan.steps)} optimizers, and has a schedule of "
-                f"the script's own ({type(schedule).__name__}); expected a number, or a schedule "
-                f"of keras.optimizers.schedules. {WAYS_OUT}"
-            )
         own = tuple(paths[id(each)] for each in variables)
         found = describe(optimizer, variables, batch_size or 0, clock, own)
         if len(plan.steps) > 1:

@@ -59,8 +59,6 @@ class ScriptOptimizers:
         compiled: Stands in for the model's own; None: it has none yet.
         stepping: Of all that step in the present phase, in the order of the offer.
         sequence: Their numbers, as they step in one train_step.
-        clock: What a schedule is read at on this worker; None before the first step, and
-            where a PS reads it.
 
     Args:
         member: The model's place in the run.
@@ -74,9 +72,9 @@ class ScriptOptimizers:
         self.compiled: ExchangeStep | None = None
         self.stepping: list[ExchangeStep] = []
         self.sequence: list[int] = []
-        self.clock: RunClock | None = None
         self._member, self._owner, self._settings_for = member, owner, settings_for
         self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
+        self._clocks: dict[ExchangeStep, RunClock] = {}  # of those with a schedule read here
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
         """Return what stands in for an optimizer, once for each."""
@@ -178,23 +176,44 @@ class ScriptOptimizers:
 
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
-    def begin_clock(self, data: Shared) -> None:
-        """Let schedules be read at the run's count, from the first optimizer's own on.
+    def begin_clocks(self, data: Shared, method: Method) -> None:
+        """Let schedules that this worker reads be read at the run's counts, from their own on.
 
         Args:
             data: What the run trains on in this phase.
+            method: Of the run. Where workers step, all optimizers are counted together.
         """
-        optimizer = self.stepping[0].inner
-        if self.clock is None:
-            self.clock = RunClock(data, optimizer)
+        if not method.steps_on_workers:
+            steps = [step for step in self.stepping if step.own_schedule is not None]
         else:
-            self.clock.begin_phase(data, optimizer)
+            steps = self.stepping[:1] if method.schedule_clock == "examples" else []
+        for step in steps:
+            if step in self._clocks:
+                self._clocks[step].begin_phase(data)
+            else:
+                self._clocks[step] = RunClock(data, step.inner)
+
+    def clock_of(self, step: ExchangeStep) -> RunClock | None:
+        """Return what an optimizer's schedule is read at here; None: a PS reads it, or nobody."""
+        if not self._clocks:
+            return None
+        return self._clocks.get(self.stepping[0] if self._member.takes_weights else step)
+
+    def advance(self, step: ExchangeStep, session: Session) -> int:
+        """Return the count of an optimizer's clock after an exchange of it; 0: it has none."""
+        clock = self.clock_of(step)
+        per_batch = self._per_batch(step, session)
+        return 0 if clock is None else clock.advance(session.samples_of_phase, per_batch)
+
+    def _per_batch(self, step: ExchangeStep, session: Session) -> int:
+        """Return how many of the exchanges of one mini-batch are of an optimizer."""
+        return 1 if session.takes_weights else max(1, self.sequence.count(step.number))
 
     def start(self, session: Session) -> None:
         """Begin with the counts and the loss scale of a run that was joined."""
-        if self.clock is not None:
-            self.clock.start(session.samples_of_phase)
         for step in self.stepping:
+            if step in self._clocks:
+                self._clocks[step].start(session.samples_of_phase, self._per_batch(step, session))
             step.assign_scale(session.loss_scale)
 
     def note_rates(self) -> None:

@@ -273,10 +273,9 @@ class ModelSession(LeavesOnExit):
         """Whether the method has taken the compiled SGD's momentum over."""
         return self._optimizers.takes_momentum
 
-    @property
-    def clock(self) -> RunClock | None:
-        """What a schedule is read at on this worker; None: its optimizer's own count, or none."""
-        return self._optimizers.clock
+    def clock_of(self, step: ExchangeStep) -> RunClock | None:
+        """Return what a schedule is read at on this worker; see `ScriptOptimizers.clock_of`."""
+        return self._optimizers.clock_of(step)
 
     @property
     def assignments(self) -> Assignments:

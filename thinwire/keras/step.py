@@ -154,9 +154,8 @@ class StepOwner(Protocol):
     def takes_momentum(self) -> bool:
         """Whether the method has taken an SGD's momentum over."""
 
-    @property
-    def clock(self) -> RunClock | None:
-        """What a schedule is read at on this worker; None: its optimizer's own count, or none."""
+    def clock_of(self, step: ExchangeStep) -> RunClock | None:
+        """Return what its schedule is read at on this worker; None: its own count, or none."""
 
     @property
     def call(self) -> StepCall:
@@ -378,8 +377,8 @@ class ExchangeStep:
             rate.assign(tf.reshape(new_rate, []))
         if scale is not None:
             scale.assign(tf.reshape(new_scale, []))
-        if session.clock is not None:
-            counted = session.clock.variable
+        if (clock := session.clock_of(self)) is not None:
+            counted = clock.variable
             counted.assign(tf.cast(tf.reshape(count, []), counted.dtype))
 
     @property
@@ -411,8 +410,8 @@ class ExchangeStep:
         """
         session, optimizer = self._session, inner(self.optimizer)
         with contextlib.ExitStack() as stack:
-            if session.clock is not None:
-                stack.enter_context(session.clock.reading(optimizer))
+            if (clock := session.clock_of(self)) is not None:
+                stack.enter_context(clock.reading(optimizer))
             if session.takes_momentum:
                 momentum = optimizer.momentum
                 optimizer.momentum = 0.0

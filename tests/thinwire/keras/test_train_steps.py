@@ -120,6 +120,34 @@ def test_both_optimizers_of_a_gan_step_on_the_ps_as_alone(kind, options, setting
         assert (core.version, core.samples) == (steps * (kind.critics + 1), 2 * len(X))
 
 
+class Falls(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of a script's own, which no PS can build."""
+
+    def __init__(self, initial):
+        self.initial = initial
+
+    def __call__(self, step):
+        return self.initial / (1 + 0.3 * keras.ops.cast(step, "float32"))
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("nb_workers", [1, 2])
+def test_each_optimizer_of_a_gan_may_have_a_schedule_of_its_own(nb_workers, eager, tmp_path):
+    def make():
+        W_global.clear()
+        model = ManyCritics()
+        discriminates = keras.optimizers.Adam(Falls(0.02))
+        model.compile(discriminates, keras.optimizers.SGD(Falls(0.1)), run_eagerly=eager)
+        return model
+
+    expected, _ = fitted(make)
+    with scripts(tmp_path, "bsp", nb_workers) as run:
+        for model, _ in run.each(lambda settings: fitted(make, settings)):
+            assert_same(model, expected)
+            assert_same_optimizers(model, expected)
+
+
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
