@@ -78,6 +78,8 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
+            if member.in_fit:  # else the first rounds would be of those who have joined first
+                member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
 
     def end(self) -> None:

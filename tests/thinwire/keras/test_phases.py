@@ -1,5 +1,6 @@
 """Freeze and unfreeze, rebuilt heads, weights that the script sets: as Keras alone."""
 
+import threading
 import time
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
 from thinwire import ConfigurationError, distribute
+from thinwire.keras.joining import Joining
 
 FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
@@ -331,6 +333,35 @@ def test_a_model_whose_optimizer_s_state_is_gone_is_not_trained_on(tmp_path):
         ConfigurationError, match="state of Adam .* for toy/hidden/kernel is not kept"
     ):
         resumed(tmp_path, story, 2, 3)
+
+
+def test_nobody_steps_in_a_later_fit_before_all_have_joined(tmp_path, monkeypatch):
+    join = Joining.join
+
+    def join_late(joining):
+        """Join as worker 2 when worker 1 has stepped alone, or waits."""
+        shard, member = run.shards.get(0), joining._member
+        begins = shard is not None and member.in_fit and not member.has_left
+        if begins and member.own_settings.worker().id_worker == 2:
+            version, scripts_of = shard.core.version, shard.server.scripts._barriers._scripts
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline and shard.core.version == version:
+                if (scripts_of[1].waits_at or "").endswith("joined"):
+                    break
+                threading.Event().wait(0.01)
+        join(joining)
+
+    def story(model):
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS)
+        for _ in range(2):
+            model.fit(X, Y, epochs=1, **FIT)
+        return model
+
+    expected = story(plain_model())
+    with scripts(tmp_path, "bsp", 2) as run:
+        monkeypatch.setattr(Joining, "join", join_late)
+        for model in run.each(lambda given: story(distribute(plain_model(), given))):
+            assert_same(model, expected)
 
 
 def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
