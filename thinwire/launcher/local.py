@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import math
 import os
 import pathlib
@@ -23,7 +24,7 @@ from typing import IO
 from absl import flags
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.output import each_line
+from thinwire.launcher.output import READ_BYTES, each_line
 from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
 from thinwire.launcher.role import LineSink, Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
@@ -185,7 +186,7 @@ class SupervisedProcess:
         """Pass on what the command writes, line by line."""
         if stream is None or self._output is None:
             return
-        for line in each_line(stream.fileno()):
+        for line in each_line(functools.partial(os.read, stream.fileno(), READ_BYTES)):
             if line == watchdog.STARTED:
                 self._was_started.set()
                 continue

@@ -15,25 +15,26 @@ from typing import TextIO
 
 from thinwire.launcher.failures import COMPLETED, Failure
 
-_READ_BYTES = 65_536
+#: Bytes that are read of a node's output together.
+READ_BYTES = 65_536
 _LONGEST_LINE = 1 << 20
 _PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
-def each_line(descriptor: int) -> Iterator[str]:
-    """Yield the lines of a pipe as a terminal would leave them: of a progress bar, its last state.
+def each_line(read: Callable[[], bytes]) -> Iterator[str]:
+    """Yield a node's lines as a terminal would leave them: of a progress bar, its last state.
 
     Args:
-        descriptor: Read until its end.
+        read: Returns the next bytes, once there are some; none: the end.
     """
     pending = b""
-    while data := os.read(descriptor, _READ_BYTES):
+    while data := read():
         *whole, pending = (pending + data).split(b"\n")
         for line in whole:
             yield _last_state(line)
-        if len(pending) > _READ_BYTES:  # a bar that is never ended, or no text at all
+        if len(pending) > READ_BYTES:  # a bar that is never ended, or no text at all
             pending = pending[pending.rfind(b"\r", 0, -1) + 1 :]
         if len(pending) > _LONGEST_LINE:
             yield _last_state(pending)

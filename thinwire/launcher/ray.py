@@ -13,6 +13,7 @@ import importlib
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,8 @@ from absl import flags
 from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
 from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
-from thinwire.launcher.role import Node, threads_of
+from thinwire.launcher.output import READ_BYTES, each_line
+from thinwire.launcher.role import LineSink, Node, threads_of
 from thinwire.launcher.ssh import code_deployment
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
@@ -81,7 +83,7 @@ def _actor_class() -> type:
             command = ["tar", "-x", "-z", "-o", "-f", "-", "-C", folder]
             subprocess.run(command, input=archive, check=True)
 
-        def start(self, folder: str, command: list[str]) -> None:
+        def start(self, folder: str, command: list[str], is_followed: bool) -> None:
             import os
             import subprocess
 
@@ -89,12 +91,21 @@ def _actor_class() -> type:
             environment.pop("TF_CONFIG", None)
             if not environment.get("CUDA_VISIBLE_DEVICES"):  # Ray hides GPUs not requested
                 environment.pop("CUDA_VISIBLE_DEVICES", None)
+            pipe = subprocess.PIPE if is_followed else None
             self.process = subprocess.Popen(
                 command,
                 cwd=os.path.join(os.path.expanduser("~"), folder),
                 stdin=subprocess.PIPE,
+                stdout=pipe,
+                stderr=pipe,
                 env=environment,
             )
+
+        def read(self, begun: None, is_error: bool, most: int) -> bytes:
+            import os
+
+            stream = self.process.stderr if is_error else self.process.stdout
+            return b"" if stream is None else os.read(stream.fileno(), most)
 
         def wait(self, begun: None) -> int:
             return self.process.wait()
@@ -113,15 +124,45 @@ def _actor_class() -> type:
 class RayProcess:
     """A node in an actor; see `thinwire.launcher.role.Process`."""
 
-    is_followed = False  # Ray shows what it writes
+    def __init__(
+        self, ray: Any, actor: Any, folder: str, command: list[str], output: LineSink | None
+    ) -> None:
+        """Start it.
 
-    def __init__(self, ray: Any, actor: Any, folder: str, command: list[str]) -> None:
+        Args:
+            ray: The package.
+            actor: In which it runs.
+            folder: The current one, on the actor's host.
+            command: The watchdog's command line.
+            output: Takes each line that it writes; None: Ray shows them.
+        """
         self._ray, self._actor = ray, actor
+        self.is_followed = output is not None
         self._last_beat = time.monotonic()
-        self.begun = actor.start.remote(folder, command)
+        self.begun = actor.start.remote(folder, command, self.is_followed)
         # Calls of an actor run side by side: each takes the result of the one that must precede it.
         self._end = actor.wait.remote(self.begun)
         self._code: int | None = None
+        self._readers = [
+            threading.Thread(target=self._follow, args=(output, is_error), daemon=True)
+            for is_error in (False, True)
+            if output is not None
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _follow(self, output: LineSink, is_error: bool) -> None:
+        """Pass on what the node writes, line by line."""
+        for line in each_line(lambda: self._read(is_error)):
+            output.on_line(line, is_error)
+
+    def _read(self, is_error: bool) -> bytes:
+        """Return the next bytes of the node's output; none: its end, or that of its actor."""
+        try:
+            pending = self._actor.read.remote(self.begun, is_error, READ_BYTES)
+            return bytes(self._ray.get(pending))
+        except (self._ray.exceptions.RayError, RuntimeError):  # or Ray was left
+            return b""
 
     def poll(self) -> int | None:
         """Return the exit code; a lost actor counts as a killed node."""
@@ -148,9 +189,12 @@ class RayProcess:
     def wait(self) -> int:
         """Wait for the end; return what `poll` returns."""
         try:
-            return exit_code(self._ray.get(self._end))
+            code = exit_code(self._ray.get(self._end))
         except self._ray.exceptions.RayError:
-            return -signal.SIGHUP
+            code = -signal.SIGHUP
+        for reader in self._readers:
+            reader.join(_PATIENCE_SECONDS)
+        return code
 
 
 class RayLauncher:
@@ -182,7 +226,7 @@ class RayLauncher:
         roles = [("PS", shard) for shard in range(run.nb_ps)]
         roles += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
         make = self._ray.remote(_actor_class()).options(
-            num_cpus=0, scheduling_strategy="SPREAD", max_concurrency=4
+            num_cpus=0, scheduling_strategy="SPREAD", max_concurrency=8
         )
         self._actors = {role: make.remote() for role in roles}
         answers = self._get([actor.find.remote() for actor in self._actors.values()])
@@ -228,7 +272,7 @@ class RayLauncher:
         command = [self._python, *self._code.words(node, own)]
         supervised = watchdog_command(self._python, self._code.watchdog, command, announce=False)
         actor = self._actors[node.role, node.number]
-        process = RayProcess(self._ray, actor, self._code.folder, supervised)
+        process = RayProcess(self._ray, actor, self._code.folder, supervised, node.output)
         self._started.append(process)
         return process
 

@@ -14,7 +14,7 @@ def lines_of(data):
     os.write(writer, data)
     os.close(writer)
     try:
-        return list(each_line(reader))
+        return list(each_line(lambda: os.read(reader, 65_536)))
     finally:
         os.close(reader)
 

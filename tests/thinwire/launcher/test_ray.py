@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.thinwire.launcher.test_evaluator_processes import Validating
+from tests.thinwire.launcher.test_run_processes import commands
 from tests.thinwire.launcher.test_ssh import wait_for_none
 from thinwire.launcher import ray
 from thinwire.ops.types import ConfigurationError
@@ -57,3 +59,28 @@ def wait_for_pushes(nodes):
     while time.monotonic() < deadline and not (nodes.run_dir / "metrics.jsonl").exists():
         time.sleep(0.2)
     assert (nodes.run_dir / "metrics.jsonl").exists(), nodes.output("cluster")
+
+
+class RayScript(Validating):
+    """One `thinwire run` on Ray of a script that validates."""
+
+    def __init__(self, folder, *arguments):
+        on_ray = ("--launcher=ray", "--ray_address=local", "--insecure", "--nb_workers=2")
+        super().__init__(folder, *on_ray, *arguments)
+
+
+@pytest.mark.product
+@needs_ray
+def test_a_script_in_actors_is_evaluated_and_its_lines_are_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with commands(RayScript, tmp_path) as start:
+        run = start("toy.py", "fast", "3")
+        assert run.end() == 0, run.output()
+        one, two = run.histories()
+        assert set(one) == {"loss", "mae", "val_loss", "val_mae"}
+        assert one["val_loss"] == two["val_loss"]
+        assert run.evaluations()[-1]["final"]
+        assert "thinwire-completed" not in run.output()
+        for worker in (1, 2):
+            assert f"[worker {worker}] epoch 2" in run.output()
+            assert "epoch 2" in (tmp_path / "run" / "logs" / f"worker-{worker}.out").read_text()
