@@ -19,6 +19,7 @@ from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
+from thinwire.ops.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
@@ -28,7 +29,6 @@ from thinwire.ops.run.settings import (
     EXIT_REFUSED,
     EXIT_UNREACHABLE,
     Run,
-    has_evaluated_summary,
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
@@ -586,6 +586,7 @@ class ShardProcess:
     def _sum_up(self) -> None:
         if self.leads and not self._summary_is_written():
             summary = run_status.summarise(self.board.status(), [])
+            summary[SETTINGS] = deciding_settings(self.run)
             if self.run.model_is_offered:
                 summary |= launched_with(self.run.run_dir)
             write_json_atomically(self.run.run_dir / "summary.json", summary)

@@ -11,6 +11,7 @@ from absl import logging
 
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import clear_records, launched_with
+from thinwire.ops.run.finished import SETTINGS, deciding_settings
 from thinwire.ops.run.settings import Run
 from thinwire.ops.run.target import Target, find, find_name
 from thinwire.ops.telemetry import predictions, run_status
@@ -180,7 +181,7 @@ class Recorder:
         self._check_target()
         self.status(status)
         summary = run_status.summarise(status, self.evaluations, self._run.target)
-        summary |= about(self._run)
+        summary |= about(self._run) | {SETTINGS: deciding_settings(self._run)}
         if self._advice is not None:
             path, found = self._advice
             block = predictions.outcome(found, self._run, status, summary)

@@ -17,6 +17,7 @@ from absl import logging
 
 from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.settings import (
     DRAIN_SECONDS,
     END_REASONS,
@@ -24,7 +25,6 @@ from thinwire.ops.run.settings import (
     EXIT_INTERRUPTED,
     EXIT_OF_STOP,
     Run,
-    finished_summary,
 )
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status

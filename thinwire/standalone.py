@@ -19,7 +19,8 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Diverged, Run, finished_summary
+from thinwire.ops.run.finished import finished_summary
+from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Diverged, Run
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status
 from thinwire.proto.metrics_server import open_port

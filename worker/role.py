@@ -16,6 +16,7 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node, scalars_of
+from thinwire.ops.run.finished import SETTINGS, deciding_settings, refuse_other_run
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -275,6 +276,7 @@ class Worker:
             "metrics": session.metrics().to_dict(),
             "stop_reason": session.stop_reason,
             "limit": limit_of(self.run, session.stop_reason),
+            SETTINGS: self._deciding_settings(),
         }
         try:
             self.checkpoints.save(session.core.step, state)
@@ -282,12 +284,22 @@ class Worker:
             logging.error("cannot write the worker's checkpoint: %s", error)
 
     def finished_reason(self) -> str | None:
-        """Return why this worker's run ended, if it did and its PS is gone."""
+        """Return why this worker's run ended, if it did and its PS is gone.
+
+        Raises:
+            ConfigurationError: It was another run than this one.
+        """
         found = self.checkpoints.load_latest()
         if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
             return None
-        gone = not self.session.exchange.shards[0].probe(_PROBE_SECONDS)
-        return str(found[1]["stop_reason"]) if gone else None
+        if self.session.exchange.shards[0].probe(_PROBE_SECONDS):
+            return None
+        refuse_other_run(self.run, found[1].get(SETTINGS), self._deciding_settings())
+        return str(found[1]["stop_reason"])
+
+    def _deciding_settings(self) -> dict[str, str]:
+        """Return what decides what this worker computes."""
+        return {**deciding_settings(self.run), "batch_size": str(self.run.batch_size)}
 
     def resume(self, last_applied_step: int) -> None:
         """Go on from this worker's checkpoint if it is of this run.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -188,36 +187,3 @@ def is_finished(run: Run, reason: str | None, reached: float | str | None) -> bo
         return run.target is not None and run.target.is_implied_by(reached)
     limit = limit_of(run, reason)
     return limit is not None and reached is not None and float(limit) <= float(reached)
-
-
-def finished_summary(run: Run) -> str | None:
-    """Return the stop reason in the run directory's summary.json if that run is finished."""
-    try:
-        summary = json.loads((run.run_dir / "summary.json").read_text())
-        reached = {
-            "iter_max": summary["updates"],
-            "max_seconds": summary["seconds"],
-            "epochs": run.epochs,
-        }
-        reason = summary["stop_reason"]
-        if reason in TARGET_REASONS:
-            return reason if run.target and run.target.is_reached_in(summary) else None
-        return reason if is_finished(run, reason, reached.get(reason)) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return whether summary.json is of this very end, and has an evaluation.
-
-    Args:
-        run: The run's settings.
-        updates: That it ended after.
-        reason: Why it ended.
-    """
-    try:
-        summary = json.loads((run.run_dir / "summary.json").read_text())
-        same = summary["updates"] == updates and summary["stop_reason"] == reason
-        return bool(same and (summary.get("metrics") or summary["test_accuracy"] is not None))
-    except (OSError, ValueError, KeyError, TypeError):
-        return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib
 import importlib.metadata
 import pathlib
@@ -15,6 +14,7 @@ from thinwire.flags import launch
 from thinwire.launcher.role import given_flags
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import LAUNCH_FILE, launched_with
+from thinwire.ops.run.finished import digest_of
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -41,7 +41,7 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
             "path": str(path),
             "folder": str(pathlib.Path.cwd()),
             "arguments": list(script[1:]),
-            "sha256": _digest(path),
+            "sha256": digest_of(path),
         },
     }
 
@@ -67,7 +67,7 @@ class RecordedLaunch:
         path = pathlib.Path(self.path)
         if not path.is_file():
             yield f"{path} is not there any more"
-        elif _digest(path) != self.sha256:
+        elif digest_of(path) != self.sha256:
             yield f"{path} has changed"
         if self.folder != str(pathlib.Path.cwd()):
             yield f"it was started in {self.folder}, and this is {pathlib.Path.cwd()}"
@@ -96,10 +96,6 @@ def recorded(run_dir: str) -> RecordedLaunch:
             f"--like={run_dir}: expected the run directory of a `thinwire run`, with its "
             f"{LAUNCH_FILE}."
         ) from error
-
-
-def _digest(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def versions() -> dict[str, str]:

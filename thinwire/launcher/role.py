@@ -21,6 +21,7 @@ from absl import flags, logging
 
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
@@ -30,7 +31,6 @@ from thinwire.ops.run.settings import (
     EXIT_REFUSED,
     EXIT_UNREACHABLE,
     Run,
-    finished_summary,
 )
 from thinwire.ops.run.signals import END_SIGNALS, handle_signals
 from thinwire.proto.grpc import Unreachable

@@ -37,13 +37,13 @@ from thinwire.launcher.role import (
     nodes_of,
 )
 from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_SCRIPT,
     EXIT_UNREACHABLE,
     Run,
-    finished_summary,
 )
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.supervisor import metrics_hook
@@ -120,7 +120,7 @@ def main(run: Run, script: Sequence[str]) -> int:
     check_nodes_here(run, name)
     claim_run_directory(run)
     report = run.run_dir / "report" / "index.html"
-    if finished := finished_summary(run):
+    if finished := finished_summary(run, script):
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished, report)
         return EXIT_DONE
     path = pathlib.Path(script[0])

@@ -19,7 +19,8 @@ from thinwire.data.loading import load_dataset
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.validation import refuse_script_steps
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run, finished_summary
+from thinwire.ops.run.finished import finished_summary
+from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.simulator import flags as simulator_flags

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from thinwire.ops.run.settings import has_evaluated_summary
+from thinwire.ops.run.finished import has_evaluated_summary
 from thinwire.ps.role import ShardProcess
 
 END = {"updates": 7, "stop_reason": "max_seconds", "test_accuracy": 0.9}
