@@ -16,18 +16,24 @@ from thinwire.ops.types import ConfigurationError, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Newest accepted norms that the median is of ...
+#: Newest accepted norms that the median is of, and newest accepted peaks ...
 WINDOW = 128
-#: ... and how many it takes before --update_norm_factor refuses anything.
+#: ... and how many it takes before an update is compared with them.
 LEAST_NORMS = 16
+#: Before that an update's largest magnitude may be this: float32 still holds its square.
+_FIRST_PEAK = 1e18
 _CHUNK = 1 << 15  # entries squared at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What a shard refuses besides values that are not finite. Off unless a field is given.
+    """What a shard refuses besides values that are not finite.
+
+    Only what no honest update looks like is refused by default.
 
     Attributes:
+        update_peak_factor: P: an update whose largest magnitude exceeds P times that of the newest
+            accepted ones of all workers, or P if that is more, is refused; 0: none is.
         max_update_norm: An update of a larger L2 norm is refused; 0: none is.
         update_norm_factor: F: what exceeds F times the median of the newest accepted norms of all
             workers is refused, once there are LEAST_NORMS of them; 0: nothing is.
@@ -36,6 +42,7 @@ class Guards:
         quarantine_seconds: How long for the first time; each further time doubles it.
     """
 
+    update_peak_factor: float = 1e6
     max_update_norm: float = 0.0
     update_norm_factor: float = 0.0
     quarantine_after: int = 0
@@ -46,6 +53,11 @@ class Guards:
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
                 f"--max_update_norm={self.max_update_norm}: expected a finite norm; 0 is off."
+            )
+        if not (self.update_peak_factor == 0 or 1 < self.update_peak_factor < math.inf):
+            raise ConfigurationError(
+                f"--update_peak_factor={self.update_peak_factor}: expected a number above 1, such "
+                "as 1e6; 0 is off."
             )
         factor = self.update_norm_factor
         if not (factor == 0 or 1 < factor < math.inf):
@@ -75,17 +87,32 @@ class Guards:
 
     @property
     def active(self) -> bool:
-        """Whether anything is guarded against besides values that are not finite."""
+        """Whether the user guards against anything besides values that are not finite."""
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
         """Return the state of a run's start."""
-        return {"norms": []}  # newest accepted ones, oldest first; at most WINDOW
+        # Of the newest accepted updates, oldest first; at most WINDOW each.
+        return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
         """Record the norm of an update that was applied."""
         norms = [*state["norms"], norm][-WINDOW:]
         return state | {"norms": norms}
+
+    def record_peak(self, peak: float, state: State) -> State:
+        """Record the largest magnitude of an update that was accepted."""
+        return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
+
+    def peak_limit(self, state: State) -> tuple[float, str]:
+        """Return the largest magnitude accepted now, and for people where it comes from."""
+        peaks, factor = state["peaks"], self.update_peak_factor
+        if not factor:
+            return math.inf, ""
+        if len(peaks) < LEAST_NORMS:
+            return _FIRST_PEAK, f"--update_peak_factor={factor:g}, among the first updates"
+        largest = max(1.0, *peaks)
+        return factor * largest, f"--update_peak_factor={factor:g} times {largest:.4g}"
 
     def median(self, state: State) -> float | None:
         """Return the median of the newest accepted norms; None before there are any."""

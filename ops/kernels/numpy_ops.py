@@ -59,12 +59,19 @@ def aligned(size: int) -> Float32:
 
 def all_finite(values: Float32) -> bool:
     """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
+    return peak(values) < math.inf
+
+
+def peak(values: Float32) -> float:
+    """Return the largest magnitude of [k] float32, without temporaries; infinity for NaN, too."""
+    largest = 0.0
     for start in range(0, values.size, _FINITE_PIECE):
         piece = values[start : start + _FINITE_PIECE]
-        # NaN travels through max, and compares as false.
-        if not (piece.max() < np.inf and piece.min() > -np.inf):
-            return False
-    return True
+        high, low = float(piece.max()), float(piece.min())
+        if not (high < math.inf and low > -math.inf):  # NaN travels through max
+            return math.inf
+        largest = max(largest, high, -low)
+    return largest
 
 
 def first_not_finite(tensors: Sequence[Float32]) -> int | None:

@@ -190,8 +190,8 @@ class PsCore:
         return dict(self._scheduler.clocks())
 
     def guard_summary(self) -> dict[str, Any]:
-        """Return refused pushes, quarantines and the median norm; {} where no guard is on."""
-        if not self.config.guards.active:
+        """Return refused pushes, quarantines and the median norm; {} where there is nothing."""
+        if not (self.config.guards.active or self._guard.has_ever_refused):
             return {}
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 

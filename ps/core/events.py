@@ -60,6 +60,8 @@ class Push:
     optimizer: int = 0  # which of a script's optimizers steps with it
     repeats_batch: bool = False  # an earlier push has counted its examples
     change: Update | None = None  # of the weights, by the script itself since the last answer
+    # The largest magnitude in the update and the change; None: nobody has looked.
+    peak: float | None = dataclasses.field(default=None, compare=False)
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from thinwire.ops.aggregation.outliers import Guards, norm_of
+from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 
@@ -17,7 +18,7 @@ class UpdateGuard:
     def __init__(self, guards: Guards) -> None:
         """Suspect nobody."""
         self._policy = guards
-        self._norms = guards.init()
+        self._sizes = guards.init()
         self._waiting: dict[int, float] = {}  # worker -> norm of its push that is not yet applied
         self._refused: dict[int, int] = {}  # worker -> step of its newest outlier
 
@@ -26,16 +27,39 @@ class UpdateGuard:
 
         One that is takes part in its round with nothing.
         """
-        if not self._policy.measures or push.overflow:
+        if push.overflow or push.is_copy:
+            return None
+        why = self._check_peak(push) or self._check_norm(push)
+        if why is not None:
+            self._refused[push.worker] = push.step
+            self._waiting.pop(push.worker, None)
+        return why
+
+    def _check_peak(self, push: events.Push) -> str | None:
+        largest = push.peak
+        if largest is None:
+            parts = [push.update] if push.change is None else [push.update, push.change]
+            largest = max(peak(part.values) for part in parts)
+        limit, source = self._policy.peak_limit(self._sizes)
+        if largest > limit:
+            return f"its largest magnitude {largest:.4g} is above {limit:.4g} ({source})"
+        self._sizes = self._policy.record_peak(largest, self._sizes)
+        return None
+
+    def _check_norm(self, push: events.Push) -> str | None:
+        if not self._policy.measures:
             return None
         norm = norm_of(push.update.values)
-        limit, source = self._policy.limit(self._norms)
-        if norm <= limit:
-            self._waiting[push.worker] = norm
-            return None
-        self._refused[push.worker] = push.step
-        self._waiting.pop(push.worker, None)
-        return f"its norm {norm:.4g} is above {limit:.4g} ({source})"
+        limit, source = self._policy.limit(self._sizes)
+        if norm > limit:
+            return f"its norm {norm:.4g} is above {limit:.4g} ({source})"
+        self._waiting[push.worker] = norm
+        return None
+
+    @property
+    def has_ever_refused(self) -> bool:
+        """Whether any push was refused for its size."""
+        return bool(self._refused)
 
     def has_refused(self, worker: int, step: int) -> bool:
         """Return whether this push was refused for its size."""
@@ -45,24 +69,25 @@ class UpdateGuard:
         """Note that the push of a worker was applied: others are measured by it from now on."""
         norm = self._waiting.pop(worker, None)
         if norm is not None:
-            self._norms = self._policy.record(norm, self._norms)
+            self._sizes = self._policy.record(norm, self._sizes)
 
     def median(self) -> float | None:
         """Return the median of the newest accepted norms."""
-        return self._policy.median(self._norms)
+        return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
         """Return norms and refused steps, which outlive a restart, or what waits for its round."""
         if soft:
             return {"waiting": dict(self._waiting)}
-        return {"norms": list(self._norms["norms"]), "refused": _with_text_keys(self._refused)}
+        return {**self._sizes, "refused": _with_text_keys(self._refused)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Take back what `state_dict` gave."""
         if soft:
             self._waiting = dict(state["waiting"])
             return
-        self._norms = self._policy.init() | {"norms": list(state["norms"])}
+        none = self._policy.init()
+        self._sizes = {name: list(state.get(name) or ()) for name in none}
         self._refused = _with_number_keys(state["refused"])
 
 

@@ -103,7 +103,7 @@ _RECORDS = (
     _Record(
         "Guards",
         outliers.Guards,
-        "max_update_norm update_norm_factor quarantine_after quarantine_seconds",
+        "update_peak_factor max_update_norm update_norm_factor quarantine_after quarantine_seconds",
     ),
     _Record(
         "CoreConfig",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.kernels import Kernels
-from thinwire.ops.kernels.numpy_ops import all_finite
+from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.types import Block, Kind, ShardLayout, Update, where_of
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -158,12 +158,15 @@ class PushDecoder:
         Raises:
             NonFinite: A value or the loss is NaN or infinite.
         """
-        if not math.isfinite(push.loss) or not all_finite(update.values):
-            raise NonFinite(f"step {push.step}: the update or its loss is not finite")
-        if aux is not None and not all_finite(aux):
-            raise NonFinite(f"step {push.step}: what is averaged beside the update is not finite")
-        if change is not None and not all_finite(change.values):
-            raise NonFinite(f"step {push.step}: what the script has set is not finite")
+        largest = 0.0
+        for values, what in (
+            (update.values, "the update or its loss"),
+            (aux, "what is averaged beside the update"),
+            (None if change is None else change.values, "what the script has set"),
+        ):
+            largest = max(largest, 0.0 if values is None else peak(values))
+            if not (math.isfinite(largest) and math.isfinite(push.loss)):
+                raise NonFinite(f"step {push.step}: {what} is not finite")
         return events.Push(
             worker=worker,
             incarnation=push.incarnation,
@@ -185,6 +188,7 @@ class PushDecoder:
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
             change=change,
+            peak=largest,
         )
 
     def _check_group(self, push: pb.Push) -> None:

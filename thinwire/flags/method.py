@@ -396,6 +396,15 @@ GUARDS = Topic(
         ),
         *advanced(
             number(
+                "update_peak_factor",
+                Guards.update_peak_factor,
+                "A shard refuses a push whose largest magnitude is above this multiple of that of "
+                "the newest accepted ones (of 1, if those are smaller); 0: off.",
+                "factor",
+                low=0.0,
+                rule=_IS_FACTOR,
+            ),
+            number(
                 "update_norm_factor",
                 Guards.update_norm_factor,
                 "A shard refuses norms above this multiple of the median of the newest accepted "

@@ -1,6 +1,9 @@
 """A shard's guard: outliers are refused, counted and told, and nobody waits for them."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from tests.harness import method
 from tests.ps.cores import HUGE, guarded, joined, of, pull, push, reasons
@@ -118,3 +121,51 @@ def test_the_norm_is_that_of_the_update():
 def of_values(worker, values):
     update = Update(None, np.array(values, np.float32))
     return events.Push(worker, worker, 1, 0, 0, 1, update, 1, 1, 1.0)
+
+
+RUINOUS = [3e38, 0, 0, 0]  # finite
+
+
+@pytest.mark.parametrize("name", ["asgd", "bsp", "ssp", "adacomp", "dgs", "dcasgd", "esync"])
+@pytest.mark.parametrize("num_before", [0, LEAST_NORMS])
+def test_what_would_ruin_the_model_is_refused_without_any_flag(name, num_before):
+    chosen = method(name)
+    core = joined(guarded(chosen))
+    for step in range(1, num_before + 1):
+        for worker in (1, 2):
+            push(core, worker, step, core.version)
+    before = core.model.theta.copy()
+    assert reasons(push(core, 1, num_before + 1, core.version, values=RUINOUS)) == ["OUTLIER"]
+    np.testing.assert_array_equal(core.model.theta, before)
+    assert core.guard_summary()["refused"] == {"outlier": {"1": 1}}
+
+
+def test_what_a_script_itself_sets_is_looked_at_too():
+    core = joined(guarded(method("asgd")))
+    none = Update(np.empty(0, np.int64), np.empty(0, np.float32))
+    change = Update(None, np.asarray(RUINOUS, np.float32))
+    event = events.Push(1, 1, 1, 0, 0, core.membership.epoch, none, 1, 1, 1.0)
+    assert reasons(core.handle(dataclasses.replace(event, change=change), 0.0)) == ["OUTLIER"]
+
+
+def test_growth_and_single_spikes_of_honest_runs_are_taken():
+    """Gradients that double at each step, then fall to nothing, then a spike of the old size."""
+    core = joined(guarded(method("asgd")))
+    sizes = [2.0**power for power in range(-10, 40)] + [0.0] * 100 + [2.0**39]
+    for step, size in enumerate(sizes, 1):
+        push(core, 1, step, core.version, values=[size] * 4)
+    assert core.counters.rejected == {}
+
+
+def test_the_default_guard_can_be_turned_off():
+    core = joined(guarded(method("asgd"), update_peak_factor=0.0))
+    assert reasons(push(core, 1, 1, 0, values=RUINOUS)) == []
+
+
+def test_peaks_outlive_a_restart():
+    core = joined(guarded(method("asgd")))
+    for step in range(1, LEAST_NORMS + 1):
+        push(core, 1, step, core.version)
+    again = guarded(method("asgd"))
+    again.load_state_dict(core.state_dict())
+    assert reasons(push(joined(again), 1, LEAST_NORMS + 1, 16, values=[1e7] * 4)) == ["OUTLIER"]

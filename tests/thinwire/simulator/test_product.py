@@ -33,6 +33,7 @@ def end_of(mix, folder):
     for shard in simulation.shards:
         assert 16 <= shard.core.version <= 18, mix  # a push may die between two shards
         assert np.isfinite(shard.core.model.theta).all(), mix
+        assert "outlier" not in shard.core.counters.rejected, mix  # all of them are honest
     return b"".join(shard.core.model.theta.tobytes() for shard in simulation.shards)
 
 
