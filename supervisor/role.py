@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from thinwire.data.loading import load_dataset
+from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.settings import (
@@ -96,6 +97,7 @@ def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
             "--nobn_sync to evaluate it as it is trained."
         )
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("test",))
+    check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
     model = WatchedModel(shared.spec, FlatVariables(shared.statistics).size)
     return model, ModelScorer(run, shared, dataset.test_images, dataset.test_labels)
 

@@ -15,6 +15,7 @@ from absl import logging
 
 from thinwire.data.loading import load_dataset, whole_shard
 from thinwire.data.registry import Dataset
+from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -54,6 +55,8 @@ def main(run: Run) -> int:
         return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
+    check_examples(shared.model, dataset.train_images, dataset.train_labels)
+    check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
     scorer = ModelScorer(evaluated, shared, dataset.test_images, dataset.test_labels)
     recorder = Recorder(evaluated, scorer)

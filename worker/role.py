@@ -11,6 +11,7 @@ import tensorflow as tf
 from absl import logging
 
 from thinwire.data.loading import TrainingShard, load_shard
+from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.validation import refuse_script_steps
@@ -94,6 +95,7 @@ class Worker:
         self.step.vary_local_randomness(own.id_worker)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
+        check_examples(shared.model, self.shard.images, self.shard.labels)
         self.session = WorkerSession(
             run,
             own,

@@ -16,6 +16,7 @@ import tensorflow as tf
 from absl import logging
 
 from thinwire.data.loading import load_dataset
+from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.validation import refuse_script_steps
@@ -51,6 +52,8 @@ def main(run: Run) -> int:
             return EXIT_DONE
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed)
+    check_examples(shared.model, dataset.train_images, dataset.train_labels)
+    check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
     trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
     simulation = Simulation(run, own, trainer, dataset, bodies)
