@@ -55,6 +55,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("tests/ps/wire/test_refused_bytes.py", r'"seams"'),
     ("tests/supervisor/samples.py", r'"seams"'),
     ("tests/supervisor/report/test_report.py", r"'seams'"),
+    ("docs/OPERATIONS.md", r"\(\.\./tests/"),  # names of tests
     ("docs/SECURITY.md", r"`no_room`"),  # a reason in summary.json and in metrics
     ("tests/proto/samples.py", r'message="no room"'),  # golden bytes
     ("thinwire/standalone.py", r"seams="),  # the same key
