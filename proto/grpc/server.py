@@ -11,9 +11,9 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from absl import logging
@@ -226,6 +226,21 @@ class GrpcServer:
         self._sweeper.stop()
 
 
+class _Sessions(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
+    """Finds the handler of a call, in gRPC's one thread for all calls: it must be quick."""
+
+    def __init__(self, service: str, handler: _SessionHandler, guard: ConnectionGuard) -> None:
+        self._path, self._guard = f"/{service}/{METHOD}", guard
+        self._method = grpc.stream_stream_rpc_method_handler(handler)
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # as above
+        """Return the handler; None refuses the call without another thread."""
+        if call.method != self._path:
+            return None
+        metadata = cast("Iterable[tuple[str, bytes]]", call.invocation_metadata)
+        return self._method if self._guard.is_heeded(metadata) else None
+
+
 class _SessionHandler:
     """Runs the handler of each Session that the guard admits."""
 
@@ -298,10 +313,7 @@ def serve(
         maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
     )
     sessions = _SessionHandler(handler, guard)
-    session = grpc.stream_stream_rpc_method_handler(sessions)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {METHOD: session}),)
-    )
+    server.add_generic_rpc_handlers((_Sessions(service, sessions, guard),))
     health = HealthService(("", service))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:

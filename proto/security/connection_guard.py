@@ -7,7 +7,7 @@ import dataclasses
 import threading
 import time
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from absl import logging
@@ -47,6 +47,9 @@ class Limits:
     waiting_streams: int = 64
     #: The same of clients that do not, for they have not shown that they have its token.
     waiting_strangers: int = 8
+    #: Of these clients' streams in a second, on average and in a burst: each costs threads and a
+    #: sentence. What is beyond is refused without either.
+    strangers_per_second: float = 20.0
     #: Frames of one stream, on average and in a burst: a message, or up to 1 MiB of a large one. A
     #: round trip takes 200 us at best.
     messages_per_second: float = 10_000.0
@@ -94,6 +97,8 @@ class ConnectionGuard:
         self._inside: dict[GuardedStream, str] = {}  # streams after their Hello -> address
         self._waiting: FairPlaces[GuardedStream] = FairPlaces()
         self._strangers: FairPlaces[GuardedStream] = FairPlaces()
+        rate = self.limits.strangers_per_second
+        self._stranger_rate = TokenBucket(rate, rate)
         self._refused: collections.Counter[str] = collections.Counter()
         self._logged: dict[str, tuple[float, int]] = {}  # reason -> when, and how many by then
         self._lock = threading.Lock()
@@ -116,6 +121,22 @@ class ConnectionGuard:
         """Return the clients with a place, strangers excepted, as `GuardedStream.peer` has them."""
         with self._lock:
             return {stream.peer for stream in [*self._inside, *self._waiting.holders()]}
+
+    def is_heeded(self, metadata: Iterable[tuple[str, bytes]]) -> bool:
+        """Return whether a call gets a thread: not if there are too many of strangers.
+
+        Args:
+            metadata: Of the call.
+        """
+        if trust.shows_token(metadata, self.credentials):
+            return True
+        now = time.monotonic()
+        with self._lock:
+            if self._stranger_rate.wait_seconds(now) <= 0:
+                self._stranger_rate.take(now, 1.0)
+                return True
+            self._refused["crowded"] += 1
+        return False
 
     def admit(self, stream: GuardedStream) -> str | None:
         """Let a stream wait for its Hello; return why it is rejected, if it is.

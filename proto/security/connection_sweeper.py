@@ -15,7 +15,6 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator
 
 from absl import logging
 
@@ -118,9 +117,9 @@ class ConnectionSweeper:
         if len(self._pending) <= MOST_PENDING // 2:
             return
         lost = set(self._pending.shrink(MOST_PENDING // 4)) - self._guard.known_peers()
-        _connections(self.port, lost)
-        text = f"connections without a stream, of {MOST_PENDING} that there may be"
+        text = f"no stream before others came, of {MOST_PENDING} connections that may be without"
         for peer in lost:
+            _peer_of(found[peer], self.port, ends=peer)
             self._guard.record_refusal("connections", peer, text)
 
 
@@ -131,33 +130,40 @@ def _num_descriptors() -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _connections(port: int, ended: Collection[str] = ()) -> set[str]:
-    """Return the other ends of all connections to a port of this process.
-
-    Args:
-        port: Of this process.
-        ended: Those to be ended.
-    """
-    found = set()
-    for mine in _sockets():
-        with mine, contextlib.suppress(OSError):  # closed meanwhile, or the one that listens
-            if mine.family in _FAMILIES and mine.getsockname()[1] == port:
-                peer = _peer(*mine.getpeername()[:2])
-                found.add(peer)
-                if peer in ended:
-                    mine.shutdown(socket.SHUT_RDWR)
+def _connections(port: int) -> dict[str, int]:
+    """Return the other ends of all connections to a port of this process, and their descriptors."""
+    found = {}
+    for name in os.listdir(_DESCRIPTORS):
+        peer = _peer_of(int(name), port)
+        if peer is not None:
+            found[peer] = int(name)
     return found
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of each of this process's sockets; whoever takes it closes it."""
-    for number in os.listdir(_DESCRIPTORS):
-        with contextlib.suppress(OSError):  # closed meanwhile
-            copy = os.dup(int(number))
-            try:
-                yield socket.socket(fileno=copy)
-            except OSError:  # no socket
-                os.close(copy)
+def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
+    """Return the other end of a connection to a port; None: the descriptor is none of these.
+
+    Args:
+        descriptor: Of this process; it may be closed, or another's, in any moment.
+        port: Of this process.
+        ends: The other end of the connection that is to be ended.
+    """
+    try:
+        copy = os.dup(descriptor)
+    except OSError:  # closed meanwhile
+        return None
+    try:
+        mine = socket.socket(fileno=copy)
+    except OSError:  # no socket
+        os.close(copy)
+        return None
+    with mine, contextlib.suppress(OSError):  # not connected: the one that listens
+        if mine.family in _FAMILIES and mine.getsockname()[1] == port:
+            peer = _peer(*mine.getpeername()[:2])
+            if peer == ends:
+                mine.shutdown(socket.SHUT_RDWR)
+            return peer
+    return None
 
 
 def _peer(host: str, port: int) -> str:

@@ -218,15 +218,23 @@ def begin_handshake(
     if not credentials.token:
         return PeerEvidence(parts), ()
     metadata = cast("Iterable[tuple[str, bytes]]", context.invocation_metadata())
-    given = {name: value for name, value in metadata if name in (NONCE, PASS)}
-    theirs = given.get(NONCE, b"")
-    shown = hmac.compare_digest(client_pass(credentials.token, theirs), given.get(PASS, b""))
-    evidence = PeerEvidence(parts, theirs, new_nonce(), shown)
+    given = {name: value for name, value in metadata if name == NONCE}
+    shown = shows_token(metadata, credentials)
+    evidence = PeerEvidence(parts, given.get(NONCE, b""), new_nonce(), shown)
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
         proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)
         answer += ((PROOF, proof),)
     return evidence, answer
+
+
+def shows_token(metadata: Iterable[tuple[str, bytes]], credentials: Credentials) -> bool:
+    """Return whether the metadata of a call show that its client has the token, if there is one."""
+    if not credentials.token:
+        return True
+    given = {name: value for name, value in metadata if name in (NONCE, PASS)}
+    expected = client_pass(credentials.token, given.get(NONCE, b""))
+    return hmac.compare_digest(expected, given.get(PASS, b""))
 
 
 def check_client(

@@ -331,6 +331,18 @@ def test_strangers_without_the_token_hold_no_stream_against_a_worker():
     assert guard.refused == {"crowded": 6}
 
 
+def test_a_flood_of_strangers_gets_neither_threads_nor_sentences():
+    guard = ConnectionGuard(WITH_TOKEN, Limits(strangers_per_second=1.0))
+    shown = ((trust.NONCE, b"n" * 32), (trust.PASS, trust.client_pass(TOKEN, b"n" * 32)))
+    heeded = [guard.is_heeded(()) for _ in range(100)]
+    assert heeded == [True] * sum(heeded) + [False] * (100 - sum(heeded)) and sum(heeded) < 4
+    assert guard.is_heeded(shown)
+    with serving(guard) as (port, _):
+        with pytest.raises(grpc.Unreachable, match="UNIMPLEMENTED"):
+            grpc.ClientStream(f"127.0.0.1:{port}").open(WAIT_SECONDS)
+        assert claim(port, WITH_TOKEN, WAIT_SECONDS) == b"welcome"
+
+
 @pytest.mark.parametrize("token", [b"", b"another token, as long"])
 def test_the_token_is_shown_where_a_stream_opens(token):
     nonce = b"n" * 32
