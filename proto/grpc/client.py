@@ -88,8 +88,9 @@ class ClientStream:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),
-            ("grpc.max_reconnect_backoff_ms", 1000),
+            # For one attempt: it may wait among those whom the other end has not accepted yet.
+            ("grpc.min_reconnect_backoff_ms", 3000),
+            ("grpc.max_reconnect_backoff_ms", 300),
         ]
         self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()

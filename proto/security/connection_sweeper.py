@@ -21,8 +21,9 @@ from absl import logging
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 
-#: Connections without an accepted stream; half as many begin a sweep that leaves a quarter.
-MOST_PENDING = 512
+#: Connections without an accepted stream: how many there may be between two sweeps, how many begin
+#: a sweep, and how many it leaves.
+MOST_PENDING, SWEPT_FROM, SWEPT_TO = 256, 128, 64
 _SWEEP_SECONDS = 0.1
 _DESCRIPTORS = "/dev/fd"
 #: What the limit of open files is raised to, if the system allows it.
@@ -104,7 +105,7 @@ class ConnectionSweeper:
             now: In seconds.
         """
         known = self._guard.known_peers()
-        if _num_descriptors() - self._others - len(known) <= MOST_PENDING // 2:
+        if _num_descriptors() - self._others - len(known) <= SWEPT_FROM:
             return
         found = _connections(self.port)
         for peer in self._pending.holders():
@@ -114,10 +115,10 @@ class ConnectionSweeper:
         for peer in found:
             if peer not in here and peer not in known:
                 self._pending.take(peer, address_of(_host(peer)), now, len(found))
-        if len(self._pending) <= MOST_PENDING // 2:
+        if len(self._pending) <= SWEPT_FROM:
             return
-        lost = set(self._pending.shrink(MOST_PENDING // 4)) - self._guard.known_peers()
-        text = f"no stream before others came, of {MOST_PENDING} connections that may be without"
+        lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
+        text = f"no stream before others came; {SWEPT_FROM} connections may be without"
         for peer in lost:
             _peer_of(found[peer], self.port, ends=peer)
             self._guard.record_refusal("connections", peer, text)

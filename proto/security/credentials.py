@@ -233,8 +233,10 @@ def shows_token(metadata: Iterable[tuple[str, bytes]], credentials: Credentials)
     if not credentials.token:
         return True
     given = {name: value for name, value in metadata if name in (NONCE, PASS)}
+    if PASS not in given:
+        return False
     expected = client_pass(credentials.token, given.get(NONCE, b""))
-    return hmac.compare_digest(expected, given.get(PASS, b""))
+    return hmac.compare_digest(expected, given[PASS])
 
 
 def check_client(

@@ -74,7 +74,8 @@ def test_strangers_leave_descriptors_for_files_and_places_for_workers():
 
 
 def test_the_oldest_connections_of_the_greediest_end_and_members_stay(monkeypatch):
-    monkeypatch.setattr(connection_sweeper, "MOST_PENDING", 16)
+    monkeypatch.setattr(connection_sweeper, "SWEPT_FROM", 8)
+    monkeypatch.setattr(connection_sweeper, "SWEPT_TO", 4)
     monkeypatch.setattr(connection_sweeper, "_SWEEP_SECONDS", 0.01)
     guard = ConnectionGuard(limits=Limits(streams=4))
 

@@ -130,6 +130,21 @@ def test_the_tap_does_hear_what_a_member_gets():
         assert RUN_ID.encode() in leaked(tap, shard) and len(leaked(tap, shard)) > 20
 
 
+def test_a_neighbour_reads_nothing_of_what_tls_carries():
+    papers = Papers()
+    with tapped(ConnectionGuard(papers.of("ps-0"))) as (shard, tap):
+        shard.core.model.theta[:] = np.linspace(0.123, 4.567, shard.core.model.theta.size)
+        hello = shard.hello(id=1, run_id=RUN_ID)
+        credentials = papers.of("worker-1")
+        session = ClientSession(f"127.0.0.1:{tap.port}", hello, 1 << 20, credentials=credentials)
+        assert session.open(WAIT_SECONDS).run_id == RUN_ID
+        session.send_control(pb.ToServer(pull=pb.Pull()))
+        while session.receive(WAIT_SECONDS)[0].WhichOneof("body") != "reply":
+            pass
+        session.close()
+        assert leaked(tap, shard) == [] and len(tap.heard) > 4 * shard.core.model.theta.size
+
+
 # -- certificates ------------------------------------------------------------------------------
 
 
