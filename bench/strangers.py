@@ -129,7 +129,7 @@ def _attacking(
 # -- the run -----------------------------------------------------------------------------------
 
 
-class _Run:
+class _StrangersRun:
     """A PS and its workers, until the end of the block."""
 
     def __init__(self, folder: pathlib.Path) -> None:
@@ -209,7 +209,7 @@ class _Run:
                 node.kill()
 
 
-def _join(run: _Run, over: threading.Event, found: list[float]) -> None:
+def _join(run: _StrangersRun, over: threading.Event, found: list[float]) -> None:
     """Join again and again; note how long each takes, infinity if it did not come to that."""
     while not over.is_set():
         began = time.monotonic()
@@ -225,7 +225,7 @@ def _join(run: _Run, over: threading.Event, found: list[float]) -> None:
         over.wait(_JOIN_PAUSE_SECONDS)
 
 
-def _phase(run: _Run, kinds: tuple[str, ...], seconds: float) -> tuple[float, list[float]]:
+def _phase(run: _StrangersRun, kinds: tuple[str, ...], seconds: float) -> tuple[float, list[float]]:
     """Return updates a second, and the seconds of all joins."""
     streams = [run.port]
     ports = {"datagrams": run.datagram_ports, "connections": streams, "streams": streams}
@@ -247,7 +247,7 @@ def rows(seconds: float = 15.0, rounds: int = 3) -> list[Row]:
     """Measure, and return the rows of the table."""
     busy, flooded, joins, late = [], [], [], []
     with tempfile.TemporaryDirectory() as name:
-        run = _Run(pathlib.Path(name))
+        run = _StrangersRun(pathlib.Path(name))
         try:
             run.wait(20)
             for _ in range(rounds):

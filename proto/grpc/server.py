@@ -226,7 +226,7 @@ class GrpcServer:
         self._sweeper.stop()
 
 
-class _Sessions(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
+class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
     """Finds the handler of a call, in gRPC's one thread for all calls: it must be quick."""
 
     def __init__(self, service: str, handler: _SessionHandler, guard: ConnectionGuard) -> None:
@@ -313,7 +313,7 @@ def serve(
         maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
     )
     sessions = _SessionHandler(handler, guard)
-    server.add_generic_rpc_handlers((_Sessions(service, sessions, guard),))
+    server.add_generic_rpc_handlers((_CallFinder(service, sessions, guard),))
     health = HealthService(("", service))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     try:
