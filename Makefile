@@ -55,10 +55,10 @@ product: $(STAMP) ## Every legal combination of policies, and every mode under f
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))
 
-# RUNS=1000 is the whole; SEED= plays others, SECONDS= begins none after so many.
-chaos: $(STAMP) ## RUNS=500 simulated runs under random faults: each history checked, failures made small
-	$(BIN)/python -m tests.chaos.search --runs $(or $(RUNS),500) --seed $(or $(SEED),0) \
-	  $(addprefix --seconds ,$(SECONDS))
+# RUNS=1000 PROCESSES=100 is the whole; SEED= plays others, SECONDS= begins none after so many.
+chaos: $(STAMP) ## Random faults on RUNS=500 simulated and PROCESSES=6 real runs, whose histories are checked
+	$(BIN)/python -m tests.chaos.search --runs $(or $(RUNS),500) --processes $(or $(PROCESSES),6) \
+	  --seed $(or $(SEED),0) $(addprefix --seconds ,$(SECONDS))
 
 # It must run alone. SOAK=--protected: with certificates and a token; python -m tests.chaos.soak --help
 soak: $(STAMP) ## MINUTES=30 of faults on real processes, a report in OUT=runs/soak

@@ -66,16 +66,18 @@ class Nodes:
         self.port = free_port()
         self.nb_ps = 1
         self.common: tuple[str, ...] = TINY
+        self.main = MAIN
+        self.environment: dict[str, str] = {}  # beside this process's
         self.fresh = False  # start interpreters of their own, not forks with everything imported
         self.processes: dict[str, Started] = {}
 
     def start(self, name: str, *flags: str) -> Started:
         """Start one process; `name` is for its log and for `wait`."""
         given = [f"--port={self.port}", f"--run_dir={self.run_dir}", *self.common, *flags]
-        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | self.environment
         with open(self.folder / f"{name}.out", "ab") as log:
             start = _afresh if self.fresh else forker().start
-            self.processes[name] = start([str(MAIN), *given], log, environment)
+            self.processes[name] = start([str(self.main), *given], log, environment)
         return self.processes[name]
 
     def cluster(

@@ -337,7 +337,7 @@ class PsCore:
         if not self.membership.leads:
             self._follower.receive(event, self.groups)
         # Settle in any case: a push may have waited for just this number.
-        return [*self._change(list(self.membership.follow(event, now)), now), *self._settle(now)]
+        return [*self._expel(list(self.membership.follow(event, now)), now), *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
@@ -515,12 +515,16 @@ class PsCore:
         return [refusals.not_member(worker, member.incarnation, request.step, epoch)]
 
     def _expel(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """End memberships of silent workers; notify those without a request too: they may live."""
-        known = (self._members.get(worker) for _, worker in changes)
+        """End memberships; notify those without a request too: they may live.
+
+        One that has returned to shard 0 would else finish there what this shard has finished.
+        """
+        returned = {worker for verb, worker in changes if verb == "join"}
+        known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
             worker
-            for (_, worker), member in zip(changes, known, strict=True)
-            if member is not None and member.request is None
+            for worker, member in known.items()
+            if worker not in returned and member is not None and member.request is None
         ]
         actions = self._change(changes, now)
         for worker in silent:

@@ -35,13 +35,11 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.wire.claims import ClaimBounds
 
-#: Of the durable state: what a shard that comes back has bit for bit as the one that died ...
+#: Of the durable state: what a shard that comes back has bit for bit as the one that died.
 COMES_BACK = (
     *("model", "scheduler", "members' steps", "members' bases", "averages", "counters", "guard"),
     "quarantine",
 )
-#: ... and where that one had ended, or could not write its last answers any more.
-COMES_BACK_OF_ENDED = ("scheduler", "members' steps")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +73,7 @@ class Past:
         entries: What happened to its model, in order, as far as it still counts.
         undone: Rounds that restarts have undone.
         num_undone: Versions that they have.
+        num_cut: Of these, those that were cut from the journal on purpose, at most.
     """
 
     shard: int
@@ -82,6 +81,7 @@ class Past:
     entries: list[Released | Handed | Forgot] = dataclasses.field(default_factory=list)
     undone: list[Released] = dataclasses.field(default_factory=list)
     num_undone: int = 0
+    num_cut: int = 0
 
     @property
     def applied(self) -> list[Released]:
@@ -130,6 +130,7 @@ def _follow(history: History, past: Past) -> Iterator[tuple[str, str]]:
             collected.append((record, len(past.entries)))
         elif isinstance(record, CutOff):
             cut += record.updates
+            past.num_cut += record.updates
         elif isinstance(record, Life):
             if past.lives:
                 yield from _come_back(past, record, collected, cut)
@@ -173,9 +174,8 @@ def _come_back(
         )
     elif past.digest != life.digest:
         yield "weights", f"{name}, begins with other weights or another optimizer's state"
-    if past.lives[-1].journal and not cut and life.before is not None:
-        names = COMES_BACK_OF_ENDED if life.disk_failed else COMES_BACK
-        other = [each for each in names if life.before[each] != life.parts[each]]
+    if past.lives[-1].journal and not cut and life.before is not None and not life.disk_failed:
+        other = [each for each in COMES_BACK if life.before[each] != life.parts[each]]
         if other:
             yield "kept", f"{name}, comes back with another state of {', '.join(other)}"
 
@@ -205,7 +205,7 @@ def _losses(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]
     """What a shard counts as lost is what restarts have undone."""
     for end in history.of(Ended):
         undone = pasts[end.shard].num_undone
-        if end.lost_updates != undone:
+        if not undone - pasts[end.shard].num_cut <= end.lost_updates <= undone:
             yield f"shard {end.shard} counts {end.lost_updates} lost updates; {undone} were undone"
 
 
@@ -301,14 +301,13 @@ def _bound(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
 def _rule(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
     """A rule that is told the same releases the same, and lets the same workers proceed."""
     policy = declared.method.sync
+    calls: dict[tuple[int, int], list[RuleCall]] = {}
+    for each in history.of(RuleCall):
+        calls.setdefault((each.shard, each.generation), []).append(each)
     for shard, past in pasts.items():
         for life in past.lives:
-            calls = [
-                each
-                for each in history.of(RuleCall)
-                if each.shard == shard and each.generation == life.generation
-            ]
-            yield from replayed_rule(policy.without_bound() if shard else policy, life, calls)
+            mine = calls.get((shard, life.generation), [])
+            yield from replayed_rule(policy.without_bound() if shard else policy, life, mine)
 
 
 def _weights(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:

@@ -291,6 +291,10 @@ class History(list[Record]):
         """All shards, ascending."""
         return sorted({record.shard for record in self.of(OfShard)})
 
+    def with_others(self, others: Iterable[Record]) -> History:
+        """Return a history with some more records, in order of time."""
+        return History(sorted([*self, *others], key=lambda record: record.at))
+
     def write(self, path: pathlib.Path) -> None:
         """Write them all to a file, a line each."""
         path.write_text("".join(line_of(record) for record in self))

@@ -7,6 +7,7 @@ too.
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import random
@@ -15,6 +16,7 @@ import signal
 import time
 from collections.abc import Callable
 
+from tests.chaos.history import History
 from tests.chaos.proxy import Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
 from tests.chaos.proxy_messages import Hearing
@@ -30,10 +32,13 @@ from thinwire.proto.security import certificates
 
 #: Small, so that a run takes seconds; snapshots come fast, so that many kills meet one.
 SMALL = (
-    *("--network=lenet", "--worker_threads=1", "--batch_size=10", "--learning_rate=0.01"),
+    *("--worker_threads=1", "--batch_size=10", "--learning_rate=0.01"),
     *("--checkpoint_interval_seconds=0.5", "--keep_checkpoints=8", "--lease_seconds=3"),
     "--iter_max=100000000",
 )
+LENET = "--network=lenet"
+#: Does what its environment says before it is the node that its flags name.
+NODE = pathlib.Path(__file__).with_name("node.py")
 TOKEN = "what only the nodes of this run know"
 
 
@@ -47,6 +52,8 @@ class Cast:
         nb_ps: Shards 0..n-1.
         seed: Of the run, and of what proxies do.
         protected: With certificates and a token; then nothing is overheard.
+        model: The flag that names the model.
+        plant: A bug that every node has.
     """
 
     def __init__(
@@ -57,6 +64,8 @@ class Cast:
         nb_ps: int = 1,
         seed: int = 1,
         protected: bool = False,
+        model: str = LENET,
+        plant: str = "",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.nb_workers, self.nb_ps, self.seed = folder, nb_workers, nb_ps, seed
@@ -66,7 +75,8 @@ class Cast:
         self._net = f"127.{os.getpid() % 200 + 1}.{self.ports[0] % 250 + 1}"
         self.nodes.port, self.nodes.nb_ps = self.ports[0], nb_ps
         counts = (f"--nb_workers={nb_workers}", f"--nb_ps={nb_ps}", f"--seed={seed}")
-        self.nodes.common = (*SMALL, *counts, *flags)
+        self.nodes.common = (*SMALL, model, *counts, *flags)
+        self.nodes.main, self._plant = NODE, plant
         self.protected = protected
         self.wires: dict[tuple[str, int], Proxy] = {}
         self.weather = Weather()
@@ -106,7 +116,35 @@ class Cast:
                 "worker": ("--type_node=Worker", f"--id_worker={number}"),
                 "supervisor": ("--type_node=Supervisor", "--eval_interval_seconds=2"),
             }[kind]
+            self._prepare(name, number)
             self.nodes.start(name, *role, f"--ps_hosts={hosts}", *self._credentials(name))
+
+    def _prepare(self, name: str, number: str) -> None:
+        """Have a node's next life write its history, with the bug if there is one."""
+        self.nodes.environment = {
+            "CHAOS_HISTORY": str(self.folder / f"{name}.history"),
+            "CHAOS_SHARD": number if name.startswith("ps-") else "-1",
+            "CHAOS_PLANT": self._plant,
+            "CHAOS_TROUBLE": str(self.folder / f"{name}.trouble"),
+        }
+
+    def trouble(self, name: str, **what: float) -> None:
+        """Let a node's disk or clock do this from now on; see `tests.chaos.node.TROUBLE`."""
+        path = self.folder / f"{name}.trouble"
+        path.with_suffix(".new").write_text(json.dumps(what))
+        path.with_suffix(".new").replace(path)
+
+    def start_second(self, name: str) -> None:
+        """Start a shard once more, on the same files and another port."""
+        ports = [free_port() for _ in self.ports]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        role = ("--type_node=PS", f"--id_ps={name[3:]}", f"--port={ports[0]}")
+        self._prepare(name, name[3:])
+        self.nodes.start(f"second-{name}", *role, f"--ps_hosts={hosts}", *self._credentials(name))
+
+    def history(self) -> History:
+        """Return what all nodes have written so far."""
+        return History.read(sorted(self.folder.glob("*.history")))
 
     def start_all(self, supervisor: bool = True) -> None:
         """Start everybody."""

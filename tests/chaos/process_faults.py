@@ -74,8 +74,6 @@ class Faults:
             wait_until(lambda: ambush.done, PATIENCE_SECONDS, f"a {body} of {name}")
         self._cast.kill(name)
         self._cast.hearing.ambush = None
-        if worker:
-            self._trial.ledger.worker_died(worker)
         self._cast.start(name)
 
     def _disturb(self, fault: Fault, name: str, dice: random.Random) -> None:

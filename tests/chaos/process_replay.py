@@ -48,15 +48,6 @@ class Found:
     core: PsCore
     replayed: Replayed
 
-    def applied_step(self, worker: int) -> int:
-        """Return the newest step of a worker that is in the model."""
-        return int(self.replayed.core["members"]["steps"].get(str(worker), 0))
-
-    def pushes(self, worker: int) -> int:
-        """Return how many pushes of a worker the shard has ever applied."""
-        account = self.replayed.core["counters"]["workers"].get(str(worker))
-        return int(account["pushes"]) if account else 0
-
 
 class Witness:
     """Replays what shard `number` of a run left behind.
@@ -73,8 +64,8 @@ class Witness:
             ours = tuple(f"{dash}{name}" for name in known for dash in ("--", "--no"))
         kept = (run_dir / f"flags-{self.name}.txt").read_text().splitlines()
         with given(*(line for line in kept if line.partition("=")[0] in ours)):
-            self._run = read_run()
-        self._kernels = load_kernels(self._run.kernels)
+            self.run = read_run()
+        self._kernels = load_kernels(self.run.kernels)
         self.num_events = 0  # replayed so far
 
     def copy(self, to: pathlib.Path) -> pathlib.Path:
@@ -112,9 +103,7 @@ class Witness:
             cores.append(self._core(state, config, lease_seconds))
             return cores[-1]
 
-        coder = EventCoder(
-            self._layout(state), self._run.method, self._kernels, _aux_of(state).size
-        )
+        coder = EventCoder(self._layout(state), self.run.method, self._kernels, _aux_of(state).size)
         come = replay(folder, state["core"], state["soft"], state["journal"], make, coder)
         self.num_events += come.num_records
         return Found(cores[-1], come)
@@ -154,11 +143,11 @@ class Witness:
 
     def _layout(self, state: State) -> ShardLayout:
         tensors = (TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in state["model"])
-        method, nb_ps = self._run.method, self._run.nb_ps
+        method, nb_ps = self.run.method, self.run.nb_ps
         return method.place(ModelSpec(tuple(tensors)), nb_ps)[self.number]
 
     def _core(self, state: State, config: CoreConfig, lease_seconds: float) -> PsCore:
-        method, layout = self._run.method, self._layout(state)
+        method, layout = self.run.method, self._layout(state)
         rule, member = method.sync, Coordinator(config.nb_workers, lease_seconds)
         if self.number:
             rule, member = rule.without_bound(), FollowerMembership(config.nb_workers)  # type: ignore[assignment]

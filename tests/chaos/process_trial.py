@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tests.chaos.checker import check
 from tests.chaos.faults import Fault, Plan, Victim
+from tests.chaos.history import CutOff
 from tests.chaos.process_cast import Cast, wait_until
-from tests.chaos.process_ledger import Ledger
+from tests.chaos.process_end import declared_by, ended
 from tests.chaos.process_replay import Found, Witness, snapshots, tear
 from thinwire.ops.persistence import checkpoint
 from thinwire.ops.types import State
@@ -77,12 +79,17 @@ class Trial:
 
     def __init__(self, cast: Cast, seed: int) -> None:
         self.cast, self._dice = cast, random.Random(seed)
-        self.ledger = Ledger(cast)
+        self._cuts: list[CutOff] = []
         self._witnesses: dict[int, Witness] = {}
         self.kills: list[Kill] = []
         self.between: Callable[[], None] = self._all_run  # called again and again while waiting
         self.codes: dict[str, int] = {}  # at the end
         self.num_cut = 0  # records cut off: what they held may be lost
+
+    @property
+    def num_told(self) -> int:
+        """How many pushes workers were told of, each shard's counted."""
+        return sum(len(told) for told in list(self.cast.hearing.told.values()))
 
     def begin(self, supervisor: bool) -> None:
         """Start everybody and wait until they work."""
@@ -104,11 +111,11 @@ class Trial:
             for worker in range(1, self.cast.nb_workers + 1)
             for shard in range(self.cast.nb_ps)
         ]
-        before = {pair: len(told[pair].steps) for pair in pairs}
+        before = {pair: len(told[pair]) for pair in pairs}
 
         def enough() -> bool:
             self.between()
-            return all(len(told[pair].steps) >= before[pair] + steps for pair in pairs)
+            return all(len(told[pair]) >= before[pair] + steps for pair in pairs)
 
         wait_until(enough, PATIENCE_SECONDS, f"{steps} more answers to every worker")
 
@@ -160,7 +167,7 @@ class Trial:
                 shard,
                 found.core.version,
                 found.replayed.num_records,
-                self.ledger.num_told,
+                self.num_told,
                 compared,
                 torn,
                 time.monotonic() - started,
@@ -194,8 +201,6 @@ class Trial:
         found, torn, lost = witness.replay(copy), "", 0
         damage = found.replayed.damage
         assert damage is None or "cut short" in damage, damage
-        if not self.cast.protected:
-            self.ledger.check(witness.number, found)
         if plan.fault is Fault.KILL_IN_JOURNAL:
             cut = dice.random() < 0.5
             torn = tear(witness.folder, dice, cut)
@@ -206,8 +211,10 @@ class Trial:
             )
             if torn and cut:
                 self.num_cut += 1
-                self.ledger.undo(witness.number, found, after)
             found, lost = after, found.core.version - after.core.version
+            if lost:
+                cut = CutOff(at=time.monotonic(), shard=witness.number, updates=lost)
+                self._cuts.append(cut)
         shutil.rmtree(self.cast.folder / "copies")
         return found, compared, torn, lost
 
@@ -246,15 +253,15 @@ class Trial:
         """End the run; return its summary.
 
         Raises:
-            AssertionError: A node ends with another exit code than 0, or the end does not fit.
+            AssertionError: A node ends with another exit code than 0, or its history breaks a
+                promise.
         """
         self.cast.halt()
         self.codes = self.cast.wait(list(self.cast.nodes.processes), PATIENCE_SECONDS)
         assert set(self.codes.values()) == {0}, self.codes
-        for shard, witness in sorted(self._witnesses.items()):
-            last = checkpoint.load(snapshots(witness.folder)[-1])[1]
-            if not self.cast.protected:
-                self.ledger.check_end(shard, last["core"])
+        history = self.cast.history().with_others(self._cuts + ended(self.cast))
+        broken = check(history, declared_by(self.cast))
+        assert not broken, "\n".join(map(str, broken))
         summary = self.cast.nodes.summary()
         assert summary["journal"]["on"], summary["journal"]
         if not self.num_cut:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -65,17 +64,6 @@ class Messages:
                 yield message
 
 
-@dataclasses.dataclass
-class Told:
-    """What a worker was told by a shard."""
-
-    steps: set[int] = dataclasses.field(default_factory=set)  # answered: applied, says the shard
-    at_end: set[int] = dataclasses.field(default_factory=set)  # answered when all was over
-    refused: set[int] = dataclasses.field(default_factory=set)
-    pushed: int = 0  # the newest step that it sent
-    version: int = 0  # the newest that it was given
-
-
 class Ambusher(Protocol):
     """Waits for an instant."""
 
@@ -87,14 +75,14 @@ class Hearing:
     """Everything that workers are told, by whom.
 
     Attributes:
-        told: (worker, shard) -> what.
+        told: (worker, shard) -> steps that were answered while the run went on.
         on_ports: Is told that a worker is about to hear of a shard's UDP ports.
         ambush: Is shown every message.
     """
 
     def __init__(self) -> None:
         """Start with nothing heard."""
-        self.told: dict[tuple[int, int], Told] = collections.defaultdict(Told)
+        self.told: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
         self.on_ports: Callable[[int, tuple[int, ...]], None] = lambda worker, ports: None
         self.ambush: Ambusher | None = None
 
@@ -108,15 +96,10 @@ class Hearing:
         return listener
 
     def _hear(self, worker: int, shard: int, message: Any) -> bool:
-        told, body = self.told[worker, shard], message.WhichOneof("body")
+        body = message.WhichOneof("body")
         if body == "reply":
-            told.version = max(told.version, message.reply.version)
-            if message.reply.step:
-                (told.at_end if message.reply.stop else told.steps).add(message.reply.step)
-        elif body == "refusal" and message.refusal.step:
-            told.refused.add(message.refusal.step)
-        elif body == "push":
-            told.pushed = max(told.pushed, message.push.step)
+            if message.reply.step and not message.reply.stop:
+                self.told[worker, shard].add(message.reply.step)
         elif body == "welcome" and message.welcome.datagrams.ports:
             self.on_ports(worker, tuple(message.welcome.datagrams.ports))
         ambush = self.ambush

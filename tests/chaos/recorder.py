@@ -306,7 +306,8 @@ class Recorder:
             if isinstance(action, events.NewEpoch):
                 epoch = action.epoch
                 self.write(Published, number=epoch.number, live=tuple(epoch.live), **about)
-        if isinstance(event, events.MembershipEpoch) and not core.membership.leads:
+        follows_leader = not core.membership.leads and journaled.failure is None
+        if isinstance(event, events.MembershipEpoch) and follows_leader:
             self.write(
                 Followed,
                 number=event.number,

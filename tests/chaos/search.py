@@ -1,11 +1,11 @@
 """Random faults on random runs until a promise is broken: ``make chaos``.
 
-    python -m tests.chaos.search --runs 1000
-    python -m tests.chaos.search --seed 3 --repeat 17
+    python -m tests.chaos.search --runs 1000 --processes 100
+    python -m tests.chaos.search --seed 3 --repeat 17 --real
     python -m tests.chaos.search --seed 3 --repeat 17 --faults 0,2 --workers 2 --steps 9
 
-plays runs on a virtual clock, one after the other, each with another method, several faults and its
-own seed, and checks the history of each. A run that breaks a promise
+plays runs on a virtual clock and runs of real processes, one after the other, each with another
+method, several faults and its own seed, and checks the history of each. A run that breaks a promise
 is made as small as it still does, and named by the command that repeats it.
 """
 
@@ -15,26 +15,29 @@ import argparse
 import collections
 import dataclasses
 import logging as python_logging
+import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 from absl import logging
 
 from tests.chaos import planted
-from tests.chaos.checker import Violation
 from tests.chaos.faults import Plan, plans
-from tests.chaos.history import Acknowledged, History
+from tests.chaos.process_search import ProcessTrial, play
 from tests.chaos.simulated import CASES, played, possible
 from tests.chaos.simulated_faults import SIMULATED
 from tests.chaos.simulated_run import Case
+from tests.chaos.verdict import Verdict
 
 _ENTROPY = 71
 _MOST_FAULTS = 4
 _MOST_WORKERS = 5
 _FEWEST_WORKERS = 2
+_MOST_LINES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +68,16 @@ class Trial:
         return f"{self.case}, {self.case.nb_workers} workers: " + "; ".join(map(str, self.plans))
 
     @property
+    def method(self) -> str:
+        """Of the run."""
+        return self.case.name
+
+    @property
+    def faults(self) -> list[str]:
+        """Kinds of what befalls it."""
+        return [plan.fault.value for plan in self.plans]
+
+    @property
     def command(self) -> str:
         """What repeats it."""
         faults = ",".join(map(str, self.kept)) or "none"
@@ -76,17 +89,20 @@ class Trial:
     def smaller(self) -> Iterator[Trial]:
         """Return trials with one fault, worker or step less, or half the steps."""
         for left in range(len(self.plans)):
-            rest = [number for number in range(len(self.plans)) if number != left]
-            yield dataclasses.replace(
-                self,
-                plans=tuple(self.plans[number] for number in rest),
-                kept=tuple(self.kept[number] for number in rest),
-            )
+            yield self.keeping([n for n in range(len(self.plans)) if n != left])
         if _may_resize(self.case) and self.case.nb_workers > _FEWEST_WORKERS:
             yield self.resized(self.case.nb_workers - 1, self.case.iter_max)
         for steps in (self.case.iter_max // 2, self.case.iter_max - 1):
             if 0 < steps < self.case.iter_max:
                 yield self.resized(self.case.nb_workers, steps)
+
+    def keeping(self, numbers: list[int]) -> Trial:
+        """Return it with these of its faults alone."""
+        return dataclasses.replace(
+            self,
+            plans=tuple(self.plans[number] for number in numbers),
+            kept=tuple(self.kept[number] for number in numbers),
+        )
 
     def resized(self, workers: int, steps: int) -> Trial:
         """Return it with so many workers and updates."""
@@ -100,32 +116,26 @@ def _may_resize(case: Case) -> bool:
     return not any(name in ("groups", "auto_groups") for name, _ in case.choices)
 
 
-@dataclasses.dataclass(frozen=True)
-class Verdict:
-    """What a trial has shown."""
-
-    violations: tuple[Violation, ...]
-    num_acknowledged: int
-    history: History
-
-    @property
-    def promises(self) -> frozenset[str]:
-        """Names of those that are broken."""
-        return frozenset(each.promise for each in self.violations)
-
-
 def simulate(trial: Trial, plant: str = "") -> Verdict:
     """Play a trial on a virtual clock, perhaps with a planted bug."""
     outcome = played(trial.case, *trial.plans, plant=planted.context(plant))
-    return Verdict(outcome.violations, outcome.acknowledged, outcome.history)
+    return Verdict(outcome.violations, outcome.history)
+
+
+AnyTrial = TypeVar("AnyTrial", Trial, ProcessTrial)
 
 
 def shrink(
-    trial: Trial, verdict: Verdict, play: Callable[[Trial], Verdict]
-) -> tuple[Trial, Verdict]:
+    trial: AnyTrial,
+    verdict: Verdict,
+    play: Callable[[AnyTrial], Verdict],
+    until: float = float("inf"),
+) -> tuple[AnyTrial, Verdict]:
     """Return the smallest trial found that breaks one of the same promises, and its verdict."""
     while True:
         for each in trial.smaller():
+            if time.monotonic() > until:
+                return trial, verdict
             found = play(each)
             if found.promises & verdict.promises:
                 trial, verdict = each, found
@@ -144,51 +154,44 @@ class Tally:
     methods: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     faults: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
-    def add(self, trial: Trial, verdict: Verdict) -> None:
+    def add(self, trial: Trial | ProcessTrial, verdict: Verdict) -> None:
         """Count a trial."""
         self.runs += 1
         self.failed += bool(verdict.violations)
         self.acknowledged += verdict.num_acknowledged
-        self.methods[trial.case.name] += 1
-        self.faults.update(plan.fault.value for plan in trial.plans)
+        self.methods[trial.method] += 1
+        self.faults.update(trial.faults)
 
 
 def search(
-    seed: int,
-    numbers: Sequence[int],
-    play: Callable[[Trial], Verdict],
+    trials: Iterable[AnyTrial],
+    play: Callable[[AnyTrial], Verdict],
     until: float = float("inf"),
-) -> tuple[Tally, list[tuple[Trial, Verdict]]]:
-    """Play trials; return what was done, and what failed, made small.
+) -> Tally:
+    """Play trials and report what fails, made small; return what was done.
 
     Args:
-        seed: Of all of them.
-        numbers: Which.
+        trials: Which.
         play: Plays one.
         until: No other begins after this moment of `time.monotonic`.
     """
-    tally, failures = Tally(), []
-    for number in numbers:
+    tally = Tally()
+    for trial in trials:
         if time.monotonic() > until:
             break
-        trial = Trial.of(seed, number)
         verdict = play(trial)
         tally.add(trial, verdict)
         if verdict.violations:
-            failures.append(shrink(trial, verdict, play))
-            report(*failures[-1])
-    return tally, failures
+            report(*shrink(trial, verdict, play, until))
+    return tally
 
 
-def report(trial: Trial, verdict: Verdict) -> None:
+def report(trial: Trial | ProcessTrial, verdict: Verdict) -> None:
     """Print a failure and how to repeat it."""
     print_line(f"BROKEN {trial}")
     for violation in verdict.violations[:_MOST_LINES]:
         print_line(f"  {violation}")
     print_line(f"  repeat: {trial.command}")
-
-
-_MOST_LINES = 12
 
 
 def print_line(text: str) -> None:
@@ -205,49 +208,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # and reap
     if given.repeat is not None:
         return _repeat(given)
-    begun = time.monotonic()
-    until = begun + given.seconds if given.seconds else float("inf")
     print_line(f"seed {given.seed}")
-    tally, failures = search(
-        given.seed, range(given.runs), lambda trial: simulate(trial, given.plant), until
-    )
-    seconds = time.monotonic() - begun
-    print_line(
-        f"{tally.runs} simulated runs of {len(tally.methods)} methods in {seconds:.0f} s, "
-        f"{sum(tally.faults.values())} faults of {len(tally.faults)} kinds, {tally.acknowledged} "
-        f"requests answered: {len(failures)} runs broke a promise"
-    )
-    return int(bool(failures))
+    simulated = (Trial.of(given.seed, number) for number in range(given.runs))
+    real = (ProcessTrial.of(given.seed, number) for number in range(given.processes))
+    failed = _search("simulated", simulated, lambda trial: simulate(trial, given.plant), given)
+    failed += _search("real", real, lambda trial: play(trial, given.plant), given)
+    return int(failed > 0)
+
+
+def _search(
+    name: str,
+    trials: Iterable[AnyTrial],
+    play: Callable[[AnyTrial], Verdict],
+    given: argparse.Namespace,
+) -> int:
+    """Search, print what was done, and return how many runs broke a promise."""
+    begun = time.monotonic()
+    tally = search(trials, play, begun + given.seconds if given.seconds else float("inf"))
+    if tally.runs:
+        print_line(
+            f"{tally.runs} {name} runs of {len(tally.methods)} methods in "
+            f"{time.monotonic() - begun:.0f} s, {sum(tally.faults.values())} faults of "
+            f"{len(tally.faults)} kinds, {tally.acknowledged} requests answered: {tally.failed} "
+            "runs broke a promise"
+        )
+    return tally.failed
 
 
 def _repeat(given: argparse.Namespace) -> int:
-    trial = Trial.of(given.seed, given.repeat)
+    trial: Trial | ProcessTrial
+    trial = (ProcessTrial if given.real else Trial).of(given.seed, given.repeat)
     if given.faults is not None:
         kept = [] if given.faults == "none" else [int(each) for each in given.faults.split(",")]
-        drawn = tuple(trial.plans[number] for number in kept)
-        trial = dataclasses.replace(trial, plans=drawn, kept=tuple(kept))
-    workers, steps = trial.case.nb_workers, trial.case.iter_max
-    trial = trial.resized(given.workers or workers, given.steps or steps)
-    verdict = simulate(trial, given.plant)
+        trial = trial.keeping(kept)
+    if isinstance(trial, Trial):
+        case = trial.case
+        trial = trial.resized(given.workers or case.nb_workers, given.steps or case.iter_max)
+        verdict = simulate(trial, given.plant)
+    else:
+        trial = trial.resized(given.workers or trial.nb_workers, 0)
+        verdict = play(trial, given.plant)
     print_line(str(trial))
     for violation in verdict.violations:
         print_line(f"  {violation}")
     if given.history:
         verdict.history.write(given.history)
-    answered = len(list(verdict.history.of(Acknowledged)))
-    print_line(f"{answered} requests answered, {len(verdict.violations)} violations")
-    return int(bool(verdict.violations))
+    num = len(verdict.violations)
+    print_line(f"{verdict.num_acknowledged} requests answered, {num} violations")
+    return int(num > 0)
 
 
 def _parser() -> argparse.ArgumentParser:
-    import pathlib
-
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=500, help="on a virtual clock")
+    parser.add_argument("--processes", type=int, default=0, help="runs of real processes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, help="begin no run after so many")
+    parser.add_argument("--seconds", type=float, help="of each sort, begin no run after so many")
     parser.add_argument("--plant", choices=sorted(planted.PLANTS), default="", help="a bug")
     parser.add_argument("--repeat", type=int, help="this run of the seed alone")
+    parser.add_argument("--real", action="store_true", help="a repeated run is of processes")
     parser.add_argument("--faults", help="of a repeated run: those of these numbers alone, or none")
     parser.add_argument("--workers", type=int, help="of a repeated run")
     parser.add_argument("--steps", type=int, help="of a repeated run: its updates")

@@ -6,7 +6,7 @@ import dataclasses
 
 from tests.chaos.checker import Violation
 from tests.chaos.faults import Plan
-from tests.chaos.history import Acknowledged, Ended, History, Life, Took
+from tests.chaos.history import Ended, History, Life, Took
 from tests.chaos.simulated_run import Case
 
 
@@ -41,8 +41,3 @@ class Outcome:
     def models(self) -> int:
         """How often a worker's own model was compared with what its shard has for it."""
         return len(list(self.history.of(Took)))
-
-    @property
-    def acknowledged(self) -> int:
-        """How many pushes and pulls were answered."""
-        return len(list(self.history.of(Acknowledged)))

@@ -108,7 +108,6 @@ class Churn:
         if name is None:
             return False
         self.cast.kill(name)
-        self._trial.ledger.worker_died(int(name[7:]))
         if forgets:
             self.cast.forget(name)
         self._start_later(name, self._dice.uniform(0.0, 6.0))
@@ -229,5 +228,4 @@ class Churn:
         if code not in _ASKED_TO_GO and code != -signal.SIGKILL and not too_soon:
             self.failures.append(f"{name} was asked to go and ended with {code}")
         del self._going[name]
-        self._trial.ledger.worker_died(int(name[7:]))
         self._start_later(name, self._dice.uniform(0.0, 4.0))

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.chaos.planted import PLANTS
+from tests.chaos.process_search import ProcessTrial, Strike, play
 from tests.chaos.search import Trial, shrink, simulate
 
 #: Found by one of the first runs; the others are tried by `make product`.
@@ -34,6 +35,24 @@ def test_a_bug_is_found_within_minutes_and_its_run_made_small(name):
     assert still.promises & verdict.promises
     assert len(small.plans) <= len(trial.plans) and small.case.iter_max <= trial.case.iter_max
     assert not simulate(small).violations, "without the bug"
+
+
+@pytest.mark.product
+@pytest.mark.processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "name", ["lock-that-is-not-held", "lost-after-the-acknowledgement", "applied-twice"]
+)
+def test_a_bug_is_found_in_real_processes(name):
+    """A second process on the same files shows a lock, cut wires what is sent again."""
+    kinds = {"lock-that-is-not-held": ("second process",), "applied-twice": ("cut", "reset")}
+    strikes = tuple(
+        Strike(1.0 + number, kind, "ps-0", number)
+        for number, kind in enumerate(2 * kinds.get(name, ("reset",)))
+    )
+    trial = ProcessTrial(1, 1, "asgd", "on", 1, 3, strikes, tuple(range(len(strikes))))
+    broken = play(trial, name).promises
+    assert broken & PLANTS[name].promises, broken
 
 
 def test_there_are_ten_at_least():

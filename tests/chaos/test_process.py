@@ -6,6 +6,7 @@ from tests.chaos.faults import plans
 from tests.chaos.process import METHODS, SHARDS, plans_of_kills
 from tests.chaos.process_cast import Cast
 from tests.chaos.process_faults import Faults, pairs
+from tests.chaos.process_search import ProcessTrial, play
 from tests.chaos.process_trial import Trial
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.processes]
@@ -30,7 +31,7 @@ def test_a_shard_that_is_killed_three_times(tmp_path):
     summary, trial = kill(tmp_path, "adacomp", kills=3, nb_ps=1, seed=3)
     assert len(trial.kills) == 3
     assert summary["journal"]["replayed"] >= sum(each.events for each in trial.kills)
-    assert trial.ledger.num_told <= sum(worker["pushes"] for worker in summary["workers"])
+    assert trial.num_told <= sum(worker["pushes"] for worker in summary["workers"])
 
 
 @pytest.mark.product
@@ -61,3 +62,12 @@ def test_whatever_befalls_a_node_the_run_goes_on(tmp_path, method, protected):
     kills = sum(fault.kills and victim in SHARDS for fault, victim in tried)
     assert len(trial.kills) == kills
     assert summary["test_accuracy"] > 0.5
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("number", range(12))
+def test_histories_of_random_faults_break_no_promise(number):
+    """A run of each method; `make chaos` has more."""
+    trial = ProcessTrial.of(3, number)
+    violations = play(trial).violations
+    assert not violations, f"{trial.command}\n" + "\n".join(map(str, violations))

@@ -215,8 +215,10 @@ class SimulatedShard:
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Follow an epoch of shard 0."""
-        if epoch is not None and not self._waits(functools.partial(self.follow, epoch)):
+        """Follow an epoch of shard 0; a shard that seeks it gets the newest when it is there."""
+        if epoch is None or not self.is_open:
+            return
+        if not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
     def freeze(self, seconds: float) -> None:

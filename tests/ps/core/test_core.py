@@ -169,3 +169,22 @@ def test_a_push_of_a_newer_epoch_waits_for_it():
     core.handle(events.MembershipEpoch(2, (1,), True), 0.0)
     core.handle(events.Tick(), 0.0)
     assert core.version == 1
+
+
+def follower(nb_workers):
+    chosen = method("bsp", nb_workers=nb_workers)
+    settings = CoreConfig(Budget(10), Schedule(0.1), nb_workers)
+    theta, member = np.zeros(4, np.float32), FollowerMembership(nb_workers)
+    return PsCore(settings, chosen, theta, KERNELS, member, chosen.sync)
+
+
+def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():
+    """A worker that it has answered would else finish at shard 0 what is finished here."""
+    core = follower(3)
+    for worker in (1, 2, 3):
+        core.handle(events.Join(worker, 10 * worker, True, "a"), 0.0)
+    core.handle(events.MembershipEpoch(1, (1, 2, 3), True, None, (10, 20, 30)), 0.0)
+    core.handle(events.Join(2, 21, True, "a"), 0.0)  # another process of worker 2
+    told = core.handle(events.MembershipEpoch(2, (2, 3), True, None, (21, 30)), 0.0)
+    refused = [(each.worker, each.incarnation, each.reason) for each in of(events.Reject, told)]
+    assert refused == [(1, 10, "NOT_MEMBER")]

@@ -1,0 +1,96 @@
+"""``main.py`` as tests start it: writes its history, may have a planted bug and a bad disk.
+
+What is wanted is in the environment: CHAOS_HISTORY, the file to append records to; CHAOS_SHARD,
+which shard this is; CHAOS_PLANT, a bug; CHAOS_TROUBLE, a file that says what the disk and the wall
+clock of this node do now (JSON; see `Trouble`).
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.chaos import planted
+from tests.chaos.history import Record, line_of
+from tests.chaos.recorder import Recorder
+from thinwire.cli import run_role
+from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ps.persistence.journal import Journal
+
+#: What a node's file of trouble may hold, and what it means.
+TROUBLE = {
+    "slow_seconds": "of each append to the journal and each snapshot",
+    "fails": "whether snapshots are refused (EIO)",
+    "clock_seconds": "by which the wall clock is ahead",
+}
+
+
+class Trouble:
+    """What a node's disk and wall clock do, read from a file that may change at any time."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read_at, self._now = 0.0, {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return what holds now, by a name of TROUBLE; 0 if nothing does."""
+        if time.monotonic() - self._read_at > 0.05:
+            self._read_at = time.monotonic()
+            try:
+                with open(self._path) as file:
+                    self._now = json.load(file)
+            except (OSError, ValueError):
+                self._now = {}
+        return self._now.get(name, 0)
+
+    def install(self) -> None:
+        """Let it befall this process."""
+        now = time.time
+        time.time = lambda: now() + self["clock_seconds"]
+        Journal.append = self._slowed(Journal.append)  # type: ignore[method-assign]
+        Checkpoints.save = self._slowed(Checkpoints.save)  # type: ignore[method-assign]
+
+    def _slowed(self, inner: Callable[..., Any]) -> Any:
+        @functools.wraps(inner)
+        def outer(owner: Any, *arguments: Any, **named: Any) -> Any:
+            if seconds := self["slow_seconds"]:
+                time.sleep(seconds)
+            if self["fails"] and isinstance(owner, Checkpoints):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return inner(owner, *arguments, **named)
+
+        return outer
+
+
+def record_to(path: str) -> Callable[[Record], None]:
+    """Return what appends records to a file, each whole or not at all, whoever dies then."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    lock = threading.Lock()
+
+    def write(record: Record) -> None:
+        data = line_of(record).encode()
+        with lock:
+            os.write(descriptor, data)
+
+    return write
+
+
+def main() -> None:
+    """Prepare this process as its environment says, and be the node that its flags name."""
+    given = os.environ
+    if given.get("CHAOS_PLANT"):
+        planted.PLANTS[given["CHAOS_PLANT"]].install()
+    shard = int(given.get("CHAOS_SHARD", "-1"))
+    Recorder(record_to(given["CHAOS_HISTORY"]), shard=shard).install()
+    Trouble(given["CHAOS_TROUBLE"]).install()
+    run_role()
+
+
+if __name__ == "__main__":
+    main()
