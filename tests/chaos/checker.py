@@ -125,7 +125,9 @@ def _follow(history: History, past: Past) -> Iterator[tuple[str, str]]:
         if getattr(record, "shard", None) != past.shard:
             continue
         if isinstance(record, Released | Handed | Forgot):
-            past.entries.append(record)
+            known = record.replayed and isinstance(record, Released)
+            if not known or record.version > past.version:
+                past.entries.append(record)
         elif isinstance(record, Snapshot):
             collected.append((record, len(past.entries)))
         elif isinstance(record, CutOff):

@@ -135,10 +135,15 @@ class Restored(OfWorker):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OfShard(Record):
-    """Of one life of a shard."""
+    """Of one life of a shard.
+
+    A shard that is killed may have written an event and not handled it: the next life replays it,
+    and writes down as `replayed` what it then did.
+    """
 
     shard: int
     generation: int
+    replayed: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -139,6 +139,9 @@ class Recorder:
         self._lives: dict[int, JournaledCore] = {}  # shard -> its newest life
         self._of: dict[int, tuple[int, PsCore]] = {}  # id of a core's part -> (shard, core)
         self._accepted: dict[int, dict[tuple[int, int], events.Push]] = {}  # by shard
+        # What the newest event did that a real shard has replayed: see `OfShard`.
+        self._replayed: list[tuple[type[Record], dict[str, Any]]] = []
+        self._replaying: PsCore | None = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Recorder]:
@@ -171,6 +174,7 @@ class Recorder:
             (UpdatePacker, "encode", self._on_encode),
             (UpdatePacker, "forget", self._on_drop),
             (JournaledCore, "handle", self._on_handle),
+            (PsCore, "handle", self._on_core),
             (PsCore, "state_dict", self._on_state),
             (MemberTable, "buffer", self._on_buffer),
             (ShardModel, "apply", self._on_apply),
@@ -322,6 +326,9 @@ class Recorder:
         """Write down what a shard begins its life with."""
         before, core = self._lives.get(shard), journaled.core
         self._lives[shard] = journaled
+        for kind, fields in self._replayed:
+            self.write(kind, **fields)
+        self._replayed, self._replaying = [], None
         model, scheduler = core.model, core._scheduler
         small = len(model.theta) <= MOST_ENTRIES
         generation = core.config.generation
@@ -344,22 +351,45 @@ class Recorder:
             settings=ReplaySettings(core.config, 0.0, {}).to_plain(),
             theta=model.theta.tobytes() if small else b"",
         )
-        self._accepted[shard] = {}
-        for part in (core, model, core._members):
-            self._of[id(part)] = (shard, core)
+        self._attach(shard, core)
         write = functools.partial(self.write, RuleCall, shard=shard, generation=generation)
         scheduler._rule = RecordingRule(scheduler._rule, write)  # type: ignore[assignment]
 
-    def _found(self, part: Any) -> tuple[dict[str, int], PsCore] | None:
-        """Return the shard that a part of a core belongs to; None: a replay's."""
+    def _attach(self, shard: int, core: PsCore) -> None:
+        members = (core._members[worker] for worker in core._members)
+        waiting = [push for each in members for push in (*each.submitted, each.buffered) if push]
+        self._accepted[shard] = {(push.worker, push.step): push for push in waiting}
+        for part in (core, core.model, core._members):
+            self._of[id(part)] = (shard, core)
+
+    def _on_core(self, inner: Any, core: PsCore, event: Any, now: float) -> Any:
+        """Take note of what a real shard does before it begins: it replays its journal."""
+        if self._shard >= 0 and not self._lives:
+            if core is not self._replaying:
+                self._attach(self._shard, core)
+                self._replaying = core
+            self._replayed = []
+        return inner(core, event, now)
+
+    def _found(self, part: Any) -> tuple[dict[str, Any], PsCore] | None:
+        """Return the shard that a part of a core belongs to; None: a simulated replay's."""
         shard, core = self._of.get(id(part), (-1, None))
         if core is None or part not in (core, core.model, core._members):
             return None
-        return {"shard": shard, "generation": core.config.generation}, core
+        about = {"shard": shard, "generation": core.config.generation}
+        return about | ({"replayed": True} if core is self._replaying else {}), core
+
+    def _write_entry(self, kind: type[Record], **fields: Any) -> None:
+        """Write what belongs to a shard's past; of a replay, keep it until the life begins."""
+        if "replayed" in fields:
+            self._replayed.append((kind, fields))
+        else:
+            self.write(kind, **fields)
 
     def _on_state(self, inner: Any, core: PsCore, soft: bool = False) -> Any:
         state = inner(core, soft)
-        if not soft and (found := self._found(core)) is not None:
+        found = self._found(core)
+        if not soft and found is not None and core is not self._replaying:
             fields = {"version": core.version, "samples": core.samples}
             model = core.model
             kept = {"digest": follows(model), "backups": backups(model)}
@@ -386,7 +416,7 @@ class Recorder:
         keys = {(each.worker, each.step) for each in kept}
         accepted = self._accepted[about["shard"]]
         pushes = [accepted[each.worker, each.step] for each in came]
-        self.write(
+        self._write_entry(
             Released,
             before=before,
             version=model.version,
@@ -421,12 +451,12 @@ class Recorder:
         if (found := self._found(model)) is not None:
             copy = model._copy_of(worker, reply.version)
             held = digest(model.theta if copy is None else copy)
-            self.write(Handed, worker=worker, version=reply.version, digest=held, **found[0])
+            self._write_entry(Handed, worker=worker, version=reply.version, digest=held, **found[0])
 
     def _on_forget(self, inner: Any, model: ShardModel, worker: int) -> None:
         inner(model, worker)
         if (found := self._found(model)) is not None:
-            self.write(Forgot, worker=worker, **found[0])
+            self._write_entry(Forgot, worker=worker, **found[0])
 
     def end(self, shard: int, core: PsCore) -> None:
         """Write down what a shard has ended with."""
