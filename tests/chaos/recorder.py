@@ -240,8 +240,8 @@ class Recorder:
         found = inner(core, shard, reply)
         where = shard_positions(core.spec, core.layouts[shard])
         held = digest(np.concatenate([core.base[at] for at in where]))
-        fields = {"version": reply.version, "generation": reply.generation, "digest": held}
-        self.write(Took, worker=core._packer._number, shard=shard, **fields)
+        of = {"version": core.versions[shard], "generation": core.generations[shard]}
+        self.write(Took, worker=core._packer._number, shard=shard, digest=held, **of)
         return found
 
     def _on_keep(self, inner: Any, core: WorkerCore) -> Any:
