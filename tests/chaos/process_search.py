@@ -39,6 +39,7 @@ _MOST_FAULTS = 4
 _SECONDS = 6.0  # in which faults strike
 _PATIENCE_SECONDS = 90.0
 _STEP_SECONDS = 0.03
+_REFUSAL_SECONDS = 30.0  # in which a second process is refused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,8 +189,10 @@ class Struck:
             time.sleep(0.02)
         self._progress("after all faults")
         for name in self._seconds:
-            code = cast.nodes.processes.pop(name).wait(_PATIENCE_SECONDS)
-            assert code == EXIT_CONFIGURATION, f"{name} was not refused: it ended with {code}"
+            wait_until(lambda name=name: not cast.is_running(name), _REFUSAL_SECONDS)  # type: ignore[misc]
+            code = cast.nodes.processes[name].poll()
+            assert code == EXIT_CONFIGURATION, f"{name} was not refused: its exit code is {code}"
+            del cast.nodes.processes[name]
         cast.halt()
         codes = cast.wait(list(cast.nodes.processes), _PATIENCE_SECONDS)
         wrong = {name: code for name, code in codes.items() if code}
