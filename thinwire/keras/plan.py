@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
 
 Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+
+_RUNS_EAGERLY = threading.Lock()  # whether functions do is a setting of the whole process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,12 +172,13 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     No trace may be under way: within `tf.init_scope` there are no gradients. Functions of
     TensorFlow that it calls are not traced by themselves, which would keep what the trial makes.
     """
-    before = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        tf.function(train_step, autograph=False).get_concrete_function(data_spec)
-    finally:
-        tf.config.run_functions_eagerly(before)
+    with _RUNS_EAGERLY:
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            tf.function(train_step, autograph=False).get_concrete_function(data_spec)
+        finally:
+            tf.config.run_functions_eagerly(before)
 
 
 def try_eagerly(
