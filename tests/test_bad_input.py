@@ -82,7 +82,12 @@ AT_ONCE = [
     (["--flagfile=/dev/zero"], 1, ["flagfile", "no regular file"]),
     ([*CLUSTER, "--tls_cert=/dev/zero", "--tls_key=/dev/zero"], 2, ["tls_cert", "no regular"]),
     ([*CLUSTER, "--port=2222", "--hosts_file=/dev/zero"], 2, ["hosts_file", "no regular file"]),
-    ([*CLUSTER, "--nb_ps=50", "--network=lenet"], 2, ["nb_ps=50", "expected 1..10 shards"]),
+    pytest.param(
+        [*CLUSTER, "--nb_ps=50", "--network=lenet"],
+        2,
+        ["nb_ps=50", "expected 1..10 shards"],
+        marks=pytest.mark.product,
+    ),
     (["--model=missing.py"], 2, ["model", "missing.py"]),
     (["--ps_hosts=nonsense"], 2, ["ps_hosts", "nonsense"]),
     (["--local_optimizer=sdg"], 1, ["local_optimizer", "sdg", "momentum"]),

@@ -6,11 +6,17 @@ import types
 import pytest
 
 import thinwire
-from thinwire import interrupts
+from thinwire import identity, interrupts
 from thinwire.keras import fit_barriers
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.service import stream_reader
 from thinwire.worker.script import RECORD
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Let no worker that another test has made in this process be whom the script is."""
+    monkeypatch.setattr(identity, "_given", [])
 
 
 @pytest.fixture

@@ -309,6 +309,7 @@ def taking_turns(train, fits):
     return student_after_teacher(train, ((1, 0), (1, 1)) + ((1, 1),) * (fits - 2))
 
 
+@pytest.mark.product
 def test_the_same_command_goes_on_at_a_second_model(tmp_path):
     expected = taking_turns(lambda model: model, 4)
     for models in resumed(tmp_path, taking_turns, 2, 3):
