@@ -529,7 +529,7 @@ class PsCore:
         actions = self._change(changes, now)
         for worker in silent:
             incarnation = self._members.incarnation_of(worker)
-            actions.append(refusals.not_member(worker, incarnation, 0, self.membership.epoch))
+            actions.append(refusals.no_longer_member(worker, incarnation, self.membership.epoch))
         return actions
 
     def _publish(self) -> list[events.Action]:

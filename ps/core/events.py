@@ -237,7 +237,10 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """A Hello, a pull (`step` 0) or a push is rejected; `reason` names a Reason of the wire."""
+    """A Hello, a pull (`step` 0) or a push is rejected; `reason` names a Reason of the wire.
+
+    A notice answers nothing: it lets a worker know that may be about to request something.
+    """
 
     worker: int
     incarnation: int
@@ -246,6 +249,7 @@ class Reject:
     step: int
     epoch: int
     retry_after_seconds: float = 0.0  # of a Hello: when to send it again
+    is_notice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

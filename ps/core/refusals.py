@@ -42,6 +42,11 @@ def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Reject:
     return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch)
 
 
+def no_longer_member(worker: int, incarnation: int, epoch: int) -> Reject:
+    """Notify a worker that requests nothing that it is no member any more."""
+    return dataclasses.replace(not_member(worker, incarnation, 0, epoch), is_notice=True)
+
+
 def outlier(push: Push, why: str, epoch: int) -> Reject:
     """Refuse an update that is too large; the worker takes the model and proceeds."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."

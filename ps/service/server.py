@@ -377,7 +377,7 @@ class ShardServer:
         )
         if action.reason in _GIVEN_UP and self.datagrams is not None:
             self.datagrams.receiver.on_push_refused(action.worker, action.step)
-        if action.reason not in _COUNTED_BY_CORE:
+        if not action.is_notice and action.reason not in _COUNTED_BY_CORE:
             self.guard.count_refusal(action.reason.lower())
         hello = self._welcomes.pop(action.incarnation, None) if action.step == 0 else None
         connection = hello or self.connections.workers.get(action.worker)
@@ -385,6 +385,8 @@ class ShardServer:
             connection.send(pb.ToClient(refusal=refusal))
             if hello is not None:
                 connection.stream.close()
+        if action.is_notice:  # workers that leave in good order get one, too
+            return
         # A client that insists must not fill the disk.
         level = logging.INFO if action.reason == _OF_ANY_CHANGE else logging.WARNING
         logging.log_every_n_seconds(
