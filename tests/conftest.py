@@ -51,6 +51,16 @@ def loudness():
     root.disable = before[1]
 
 
+@pytest.fixture(autouse=True)
+def handlers():
+    """Handle signals after a test as before it: a role that ran in this process has its own."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def nodes(tmp_path):
     """Return what starts real processes of one run in `tmp_path`, and reaps them."""

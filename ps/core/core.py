@@ -529,7 +529,8 @@ class PsCore:
         actions = self._change(changes, now)
         for worker in silent:
             incarnation = self._members.incarnation_of(worker)
-            actions.append(refusals.no_longer_member(worker, incarnation, self.membership.epoch))
+            epoch, may_have_left = self.membership.epoch, not self.membership.leads
+            actions.append(refusals.not_member(worker, incarnation, 0, epoch, may_have_left))
         return actions
 
     def _publish(self) -> list[events.Action]:

@@ -239,7 +239,7 @@ class Welcome:
 class Reject:
     """A Hello, a pull (`step` 0) or a push is rejected; `reason` names a Reason of the wire.
 
-    A notice answers nothing: it lets a worker know that may be about to request something.
+    A notice answers nothing: its worker may be about to request something, or has just left.
     """
 
     worker: int

@@ -36,15 +36,12 @@ def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
     return dataclasses.replace(refusal, retry_after_seconds=holder.retry_after_seconds)
 
 
-def not_member(worker: int, incarnation: int, step: int, epoch: int) -> Reject:
+def not_member(
+    worker: int, incarnation: int, step: int, epoch: int, is_notice: bool = False
+) -> Reject:
     """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
     message = "the lease of this worker had run out; it must send Hello again."
-    return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch)
-
-
-def no_longer_member(worker: int, incarnation: int, epoch: int) -> Reject:
-    """Notify a worker that requests nothing that it is no member any more."""
-    return dataclasses.replace(not_member(worker, incarnation, 0, epoch), is_notice=True)
+    return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch, is_notice=is_notice)
 
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:

@@ -385,7 +385,7 @@ class ShardServer:
             connection.send(pb.ToClient(refusal=refusal))
             if hello is not None:
                 connection.stream.close()
-        if action.is_notice:  # workers that leave in good order get one, too
+        if action.is_notice:
             return
         # A client that insists must not fill the disk.
         level = logging.INFO if action.reason == _OF_ANY_CHANGE else logging.WARNING
