@@ -33,6 +33,7 @@ def test_a_second_server_is_refused_until_the_first_has_ended(tmp_path):
         pass
 
 
+@pytest.mark.product
 def test_a_server_that_is_never_started_frees_its_directory(tmp_path):
     with pytest.raises(ConfigurationError, match="epochs"):
         init_server(settings(tmp_path), toy.build(), epochs=1)

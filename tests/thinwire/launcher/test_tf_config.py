@@ -113,6 +113,7 @@ def run_main(folder, text, *given):
     return done.returncode, done.stderr
 
 
+@pytest.mark.product
 def test_a_real_node_takes_its_place(tmp_path):
     """Here as the second worker of a PS that nobody has started."""
     dead = f"127.0.0.1:{free_port()}"

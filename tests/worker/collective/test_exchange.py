@@ -106,7 +106,7 @@ def test_esync_sums_among_workers(shards):
     assert shard.core.samples == 8 * sum(steps)
 
 
-@pytest.mark.parametrize("name", ["bsp", "esync"])
+@pytest.mark.parametrize("name", ["bsp", pytest.param("esync", marks=pytest.mark.product)])
 def test_the_others_go_on_without_a_dead_member(shards, name):
     """It dies inside a round: shard 0 counts on it, its part never comes."""
     shard = shards(among(name), iter_max=40)
