@@ -319,8 +319,9 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
     if k <= 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     magnitudes = np.abs(x)
-    least = np.partition(magnitudes, x.size - k)[-k] if k < x.size else np.float32(0)
-    kept = magnitudes > 0 if least == 0 else _reaching(magnitudes, least, k)
+    kept = magnitudes > 0
+    if k < x.size:
+        kept &= _are_largest(magnitudes, k)
     indices = kept.nonzero()[0]
     return indices, x.take(indices)
 

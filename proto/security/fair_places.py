@@ -21,15 +21,14 @@ class FairPlaces(Generic[Holder]):
     """
 
     def __init__(self) -> None:
-        self._addresses: dict[Holder, str] = {}
-        self._since: dict[Holder, float] = {}
+        self._places: dict[Holder, tuple[str, float]] = {}  # of which address, and since when
 
     def __len__(self) -> int:
-        return len(self._addresses)
+        return len(self._places)
 
     def holders(self) -> list[Holder]:
         """Return everybody, the first first."""
-        return list(self._addresses)
+        return list(self._places)
 
     def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
         """Give a newcomer a place; return those that lose theirs.
@@ -40,13 +39,12 @@ class FairPlaces(Generic[Holder]):
             now: In seconds.
             most: How many places there are.
         """
-        self._addresses[holder], self._since[holder] = address, now
+        self._places[holder] = address, now
         return self.shrink(most, address)
 
     def leave(self, holder: Holder) -> bool:
         """Free a place; return whether the holder still had one."""
-        self._since.pop(holder, None)
-        return self._addresses.pop(holder, None) is not None
+        return self._places.pop(holder, None) is not None
 
     def shrink(self, most: int, newest: str = "") -> list[Holder]:
         """Take places away until so many are left; return who had them.
@@ -55,12 +53,12 @@ class FairPlaces(Generic[Holder]):
             most: That are left.
             newest: The address of a newcomer.
         """
-        counts = collections.Counter(self._addresses.values())
+        counts = collections.Counter(address for address, _ in self._places.values())
         lost: list[Holder] = []
-        while len(self._addresses) > most:
+        while len(self._places) > most:
             address, count = counts.most_common(1)[0]
             address = newest if 1 < counts[newest] == count else address
-            first = next(each for each, its in self._addresses.items() if its == address)
+            first = next(each for each, (its, _) in self._places.items() if its == address)
             counts[address] -= 1
             self.leave(first)
             lost.append(first)
@@ -68,7 +66,7 @@ class FairPlaces(Generic[Holder]):
 
     def overdue(self, since: float) -> list[Holder]:
         """Take the place away from all that came at this time or before; return them."""
-        late = [holder for holder, came_at in self._since.items() if came_at <= since]
+        late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)
         return late

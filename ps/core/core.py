@@ -527,9 +527,9 @@ class PsCore:
             if worker not in returned and member is not None and member.request is None
         ]
         actions = self._change(changes, now)
+        epoch, may_have_left = self.membership.epoch, not self.membership.leads
         for worker in silent:
             incarnation = self._members.incarnation_of(worker)
-            epoch, may_have_left = self.membership.epoch, not self.membership.leads
             actions.append(refusals.not_member(worker, incarnation, 0, epoch, may_have_left))
         return actions
 
