@@ -24,6 +24,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry.instruments import Instrument, since
 from thinwire.ops.types import ConfigurationError
@@ -74,15 +75,14 @@ def read_login(path: str) -> bytes:
         ConfigurationError: The file cannot be read, or holds no such line.
     """
     try:
-        with pathlib.Path(path).open("rb") as file:
-            login = file.read(_MOST_LOGIN_BYTES + 1).strip()
+        login = read_bounded(path, _MOST_LOGIN_BYTES).strip()
     except OSError as error:
         raise ConfigurationError(
             f"--metrics_login={path} cannot be read ({error.strerror}); expected a file that this "
             "user may read."
         ) from error
     name, _, password = login.partition(b":")
-    is_line = len(login) <= _MOST_LOGIN_BYTES and len(login.splitlines()) == 1
+    is_line = len(login.splitlines()) == 1
     if not (is_line and name and len(password) >= _SHORTEST_PASSWORD_BYTES):
         raise ConfigurationError(
             f"--metrics_login={path} has {len(login)} bytes that are no login; expected one line, "

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import threading
 import time
-import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from absl import logging
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
-from thinwire.proto.security.fair_places import FairPlaces, address_of
+from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
 
 _LOG_SECONDS = 10.0  # between two lines for one reason
@@ -143,16 +142,14 @@ class ConnectionGuard:
 
         Others may lose their place to it: their streams are closed.
         """
-        limits, address = self.limits, _address(stream.peer)
+        limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token
+        places, most = self._strangers, limits.waiting_strangers
+        if is_known:
+            places, most = self._waiting, limits.waiting_streams
         with self._lock:
             full = self._full(address)
-            if full is None and is_known:
-                lost = self._waiting.take(stream, address, time.monotonic(), limits.waiting_streams)
-            elif full is None:
-                lost = self._strangers.take(
-                    stream, address, time.monotonic(), limits.waiting_strangers
-                )
+            lost = [] if full else places.take(stream, address, time.monotonic(), most)
         if full is not None:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
@@ -167,7 +164,7 @@ class ConnectionGuard:
         Returns:
             (reason, text) of why it must not; to be recorded and sent. None: it stays.
         """
-        address = _address(stream.peer)
+        address = address_of_peer(stream.peer)
         with self._lock:
             if not self._waiting.leave(stream) | self._strangers.leave(stream):
                 return None  # it has ended, or its place is another's: it is closed already
@@ -231,9 +228,3 @@ class ConnectionGuard:
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
         logging.warning("refused %s, %s: %s%s", peer, reason, text[:_LONGEST_TEXT], more)
-
-
-def _address(peer: str) -> str:
-    """Return the address of a peer such as ipv4:10.0.0.3:4711 or ipv6:%5B::1%5D:4711."""
-    host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
-    return address_of(host.strip("[]")) if host else peer

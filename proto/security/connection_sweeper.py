@@ -19,7 +19,7 @@ import time
 from absl import logging
 
 from thinwire.proto.security.connection_guard import ConnectionGuard
-from thinwire.proto.security.fair_places import FairPlaces, address_of
+from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 
 #: Connections without an accepted stream: how many there may be between two sweeps, how many begin
 #: a sweep, and how many it leaves.
@@ -114,7 +114,7 @@ class ConnectionSweeper:
         here = set(self._pending.holders())
         for peer in found:
             if peer not in here and peer not in known:
-                self._pending.take(peer, address_of(_host(peer)), now, len(found))
+                self._pending.take(peer, address_of_peer(peer), now, len(found))
         if len(self._pending) <= SWEPT_FROM:
             return
         lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
@@ -171,7 +171,3 @@ def _peer(host: str, port: int) -> str:
     """Return a client's address as gRPC writes it."""
     host = host.removeprefix("::ffff:")
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
-
-
-def _host(peer: str) -> str:
-    return peer.partition(":")[2].rpartition(":")[0].removeprefix("%5B").removesuffix("%5D")

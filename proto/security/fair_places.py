@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import ipaddress
+import urllib.parse
 from typing import Generic, TypeVar
 
 Holder = TypeVar("Holder")
@@ -83,3 +84,9 @@ def address_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+
+
+def address_of_peer(peer: str) -> str:
+    """Return `address_of` a client as gRPC names it: ipv4:10.0.0.3:4711, ipv6:%5B::1%5D:4711."""
+    host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
+    return address_of(host.strip("[]")) if host else peer
