@@ -78,8 +78,8 @@ def read_login(path: str) -> bytes:
         login = read_bounded(path, _MOST_LOGIN_BYTES).strip()
     except OSError as error:
         raise ConfigurationError(
-            f"--metrics_login={path} cannot be read ({error.strerror}); expected a file that this "
-            "user may read."
+            f"--metrics_login={path} cannot be read ({error.strerror}); expected a file of "
+            "one line, name:password, that this user may read."
         ) from error
     name, _, password = login.partition(b":")
     is_line = len(login.splitlines()) == 1
