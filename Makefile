@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# One more than cores, for tests also wait; a process takes up to 2.5 GB.
-TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n + 1 : 4)))
+# Two more than cores, for tests also wait; a process takes up to 2.5 GB.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types proto bench peers format product chaos soak fuzz clean

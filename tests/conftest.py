@@ -1,5 +1,6 @@
 """What holds for every test: quiet TensorFlow, no GPU, repeatable random examples."""
 
+import gc
 import logging
 import os
 import re
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "nodes" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.processes)
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every collection of garbage: a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ def contents(run_dir):
     return {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
 
 
+@pytest.mark.product
 def test_whoever_comes_second_is_refused_and_nothing_is_lost(nodes):
     """Also with --overwrite, and on another port."""
     with contextlib.ExitStack() as held:

@@ -49,7 +49,7 @@ def compose(mix):
         value_dtype=mix["value_dtype"],
         local_steps=local_steps,
         groups=((1, 2), (3,)) if name == "gsp" and extra != "auto" else None,
-        auto_groups=AutoGroups(12) if extra == "auto" else None,
+        auto_groups=AutoGroups(6) if extra == "auto" else None,
         bound=2 if extra == "bound" or name == "ssp" else None,
         overrides=overrides | {"sync": name, "pacer": pacer},
         **parted,
@@ -65,9 +65,9 @@ def run_mix(mix, trains: bool = True) -> bool:
         return False
     if not trains:
         return True
-    run = MiniRun(chosen, iter_max=24, nb_ps=mix["nb_ps"], rate=0.05).run()
+    run = MiniRun(chosen, iter_max=16, nb_ps=mix["nb_ps"], rate=0.05).run()
     assert not run.deadlocked(), mix
-    assert [core.version for core in run.shards] == [24] * mix["nb_ps"], mix
+    assert [core.version for core in run.shards] == [16] * mix["nb_ps"], mix
     assert np.isfinite(run.theta).all(), mix
     return True
 

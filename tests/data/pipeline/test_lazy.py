@@ -91,7 +91,7 @@ def test_every_batch_of_a_shard_is_augmented_anew_and_goes_with_its_labels() -> 
     assert (np.sort(first, axis=0) != np.sort(second, axis=0)).any()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(before=st.integers(0, 9), after=st.integers(1, 15))
 def test_a_restored_place_gives_the_same_pixels(before: int, after: int) -> None:
     """Also with another batch size: an example's crop is its own."""

@@ -158,16 +158,16 @@ def test_a_script_that_leaves_in_the_middle_without_a_word_ends_the_run(command)
     assert run.output().count("left with exit code 0 before its end") == 1, run.output()
 
 
-def test_interrupted_and_without_its_ps_the_same_command_resumes(command):
+@pytest.mark.parametrize("dies", [False, pytest.param(True, marks=pytest.mark.product)])
+def test_interrupted_or_without_its_ps_the_same_command_resumes(dies, command):
     flags = ("--checkpoint_interval_seconds=0.2", "toy.py", "slow", "40")
     run = command(*flags)
     run.wait_for("epoch 1 is over")
-    run.process.send_signal(signal.SIGINT)
-    assert run.end() == 130
-    run = command(*flags)
-    run.wait_for("epoch 1 is over")
-    os.kill(run.find("--type_node=PS"), signal.SIGKILL)
-    assert run.end() == 3
+    if dies:
+        os.kill(run.find("--type_node=PS"), signal.SIGKILL)
+    else:
+        run.process.send_signal(signal.SIGINT)
+    assert run.end() == (3 if dies else 130)
     run = command(*flags[:-1], "2")
     assert run.end() == 0, run.output()
     assert run.summary()["stop_reason"] == "finished"

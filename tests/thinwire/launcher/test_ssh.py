@@ -125,9 +125,8 @@ def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
 
 
 @needs_sshd
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.product), signal.SIGKILL]
-)
+@pytest.mark.product
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_launcher_that_ends_leaves_nothing_running(nodes, sshd, number):
     start(nodes, sshd.host, sshd.options, "--iter_max=1000000")
     nodes.watch(lambda status: all(worker.pushes >= 2 for worker in status.workers), 150)

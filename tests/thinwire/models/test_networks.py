@@ -78,6 +78,9 @@ HEIGHTS = {
     "inception-bn-small": {"a2_concat": 32, "a3_concat": 16, "b4_concat": 16, "c2_concat": 8},
 }
 
+#: Whose steps take seconds.
+LARGE = ("inception-v3", "mobilenet-v2", "resnet50-v1", "resnet50-v2")
+
 Network = Callable[[str], Built]
 
 
@@ -156,7 +159,10 @@ def examples(name: str, shared: SharedModel, count: int, rng: np.random.Generato
     return images, shared.task.labels.read(np.arange(count), images)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.product] * (name in LARGE)) for name in PARAMETERS],
+)
 def test_one_step(network: Network, eagerly: None, name: str) -> None:
     shared = network(name).shared
     step = TrainStep(shared)

@@ -165,7 +165,7 @@ def test_one_groups_batches_are_together_the_scripts(make):
             assert sorted(row for rows in mine for row in rows) == whole
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(2, 60), st.integers(2, 5), st.integers(2, 20), st.booleans(), st.booleans())
 def test_sizes_of_all_kinds(total, num_workers, batch_size, one_group, drop):
     if batch_size < num_workers or total < num_workers:
