@@ -140,7 +140,7 @@ class Counters:
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        if not push.overflow:  # then the loss means nothing
+        if push.samples and not push.overflow:  # else the loss means nothing
             totals.loss = push.loss
 
     def updated(self, group: str) -> None:

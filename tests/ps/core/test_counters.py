@@ -140,3 +140,11 @@ def test_uneven_groups_are_warned_of():
     uneven = method("gsp", nb_workers=5, groups=((1, 2, 3, 4), (5,)))
     assert warning in uneven.warnings
     assert method("gsp", nb_workers=4, groups=((1, 2), (3, 4))).warnings == ()
+
+
+def test_what_holds_no_examples_leaves_a_worker_s_loss_as_it_was():
+    core = joined(method("asgd", nb_workers=1), workers=(1,))
+    push(core, 1, 1, 0)
+    core.counters.worker(1).loss = 2.0  # other than what `push` gives
+    push(core, 1, 2, 1, samples=0)
+    assert (core.counters.worker(1).pushes, core.counters.worker(1).loss) == (2, 2.0)
