@@ -233,10 +233,11 @@ _Policy = TypeVar("_Policy", bound=Policy)
 
 
 def configured(policy: type[_Policy], choices: object) -> _Policy:
-    """Make a policy, giving its fields the choices of the same name."""
+    """Make a policy, giving its fields the choices of the same name; None is its own default."""
     make: Callable[..., _Policy] = policy
     names = {field.name for field in dataclasses.fields(policy)}
-    return make(**{key: value for key, value in vars(choices).items() if key in names})
+    given = {key: value for key, value in vars(choices).items() if value is not None}
+    return make(**{key: value for key, value in given.items() if key in names})
 
 
 def describe(policy: Policy) -> Mapping[str, Any]:

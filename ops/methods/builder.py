@@ -12,7 +12,7 @@ from thinwire.ops.aggregation.registry import AGGREGATES
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS, refuse_idle
-from thinwire.ops.methods.method import METHODS, Method
+from thinwire.ops.methods.method import BELONGS_TO, METHODS, Method, row_with
 from thinwire.ops.methods.validation import check_dense, rule_for, validate
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
@@ -34,7 +34,10 @@ DEFAULT_SSP_BOUND = 3
 
 @dataclasses.dataclass(frozen=True)
 class Choices(CodecChoices, DgtChoices):
-    """The flags of the method; None means "as the method has it"."""
+    """The flags of the method.
+
+    None is "not given": as the method has it, or else as the policy itself has it by default.
+    """
 
     method: str
     nb_workers: int
@@ -43,7 +46,7 @@ class Choices(CodecChoices, DgtChoices):
     down_value_dtype: str = "float32"
     resync_every: int = 0
     max_staleness: int = 0
-    local_steps: int = 1
+    local_steps: int | None = None
     eps: str = "auto"  # of pacer esync, like the next three
     query: str = "blocking"
     smoothing: str = "ema:0.5"
@@ -59,8 +62,8 @@ class Choices(CodecChoices, DgtChoices):
     dcasgd_backup: str = "per_worker"
     momentum: float | None = None
     weight_decay: float = 0.0
-    global_lr: float = 1.0
-    local_optimizer: str = "sgd"
+    global_lr: float | None = None
+    local_optimizer: str | None = None
     local_momentum: float | None = None
     local_opt_state: str = "keep"
     local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
@@ -86,7 +89,9 @@ def compose(choices: Choices) -> Method:
             f"--method={choices.method!r}: expected one of {', '.join(METHODS)}."
         )
     given = {name: value for name, value in choices.overrides.items() if value is not None}
-    chosen = METHODS[choices.method] | given
+    own = {name: getattr(choices, name) for name in BELONGS_TO}
+    chosen = row_with(choices.method, own | given)
+    choices = dataclasses.replace(choices, **{name: chosen[name] for name in own if name in chosen})
     aggregate = _aggregate(choices)
     rule = rule_for(_sync_rule(chosen["sync"], choices), choices.collective)
     if chosen["server_optimizer"] == SCRIPT and "weighting" not in given:
@@ -97,7 +102,9 @@ def compose(choices: Choices) -> Method:
     local = _local(choices)
     codec = build_codec(chosen["codec"], choices, choices.nb_workers, local.brings_weights)
     # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
-    feeds = "server_optimizer" in given and codec.kind is Kind.GRADIENT
+    server = chosen["server_optimizer"]
+    is_named = "server_optimizer" in given or server != OptimizerUpdate.optimizer
+    feeds = is_named and codec.kind is Kind.GRADIENT
     method = Method(
         name=choices.method,
         pacer=configured(PACERS[chosen["pacer"]], choices),
@@ -106,8 +113,8 @@ def compose(choices: Choices) -> Method:
         router=configured(ROUTERS[chosen["router"]], choices),
         sync=rule,
         weighting=configured(WEIGHTINGS[chosen["weighting"]], choices),
-        server=_server(chosen["server_optimizer"], choices, feeds),
-        choices=chosen,
+        server=_server(server, choices, feeds),
+        choices={name: str(value) for name, value in chosen.items()},
         local=local,
         schedule_clock=choices.schedule_clock,
         bn_sync=choices.bn_sync,
@@ -174,7 +181,7 @@ def _aggregate(choices: Choices) -> Aggregate:
 
 def _local(choices: Choices) -> LocalStep:
     """A local rate of its own follows the schedule: it is kept as a factor of the scheduled one."""
-    name = choices.local_optimizer
+    name = choices.local_optimizer or LocalUpdate.optimizer
     default_momentum = 0.9 if name == "momentum" else 0.0
     momentum, rate = choices.local_momentum, choices.local_lr
     values = {
@@ -207,7 +214,7 @@ def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
         optimizer=name,
         momentum=default_momentum if choices.momentum is None else choices.momentum,
         weight_decay=choices.weight_decay,
-        global_lr=choices.global_lr,
+        global_lr=OptimizerUpdate.global_lr if choices.global_lr is None else choices.global_lr,
         feeds_deltas=feeds_deltas,
     )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.aggregation.base import Aggregate
@@ -25,6 +26,15 @@ from thinwire.ops.weighting.base import Weighting
 
 #: Names of the policy interfaces, in the order of the fingerprint; each is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
+#: Hyper-parameter that a row may have besides, named like its flag and its field of `Choices` (None:
+#: not given) -> what it belongs to, an interface or another hyper-parameter. It holds where that has
+#: the row's value, unless its own flag is given.
+BELONGS_TO = {
+    "local_steps": "pacer",
+    "local_optimizer": "pacer",
+    "global_lr": "server_optimizer",
+    "momentum": "server_optimizer",
+}
 
 _DENSE_ASP = {
     "pacer": "every",
@@ -36,8 +46,9 @@ _DENSE_ASP = {
     "server_optimizer": "sgd",
 }
 
-#: --method value -> the value of each interface that it stands for.
-METHODS: dict[str, dict[str, str]] = {
+#: --method value -> the value of each interface that it stands for, and of hyper-parameters, each
+#: after what it belongs to.
+METHODS: dict[str, dict[str, Any]] = {
     # AdaComp: top-k per tensor, rest dropped; eta / max(1, sigma) per entry.
     # Hardy et al., arXiv 1702.04683.
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
@@ -69,6 +80,32 @@ METHODS: dict[str, dict[str, str]] = {
 }
 
 
+def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a method's row, with what was given in the place of its values.
+
+    Args:
+        name: A key of METHODS.
+        given: Values by interface and hyper-parameter; None is not given.
+
+    Returns:
+        The value of each interface, and those hyper-parameters of the row that hold, or were given.
+    """
+    row = METHODS[name]
+    found: dict[str, Any] = {}
+    for key, value in row.items():
+        owner = BELONGS_TO.get(key)
+        if given.get(key) is not None:
+            found[key] = given[key]
+        elif owner is None or found.get(owner) == row[owner]:
+            found[key] = value
+    return found
+
+
+def of_methods(name: str) -> str:
+    """Return what the rows have of a hyper-parameter, for its flag's help, such as "5 with a"."""
+    return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
+
+
 @dataclasses.dataclass(frozen=True)
 class Method:
     """The policies that together train a model."""
@@ -81,7 +118,7 @@ class Method:
     sync: SyncPolicy
     weighting: Weighting
     server: ServerUpdate
-    choices: Mapping[str, str]  # interface -> its flag's value, for people and summary.json
+    choices: Mapping[str, str]  # of `row_with` as text, for people and summary.json
     placement: Placement
     local: LocalStep  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers

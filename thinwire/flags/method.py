@@ -10,7 +10,7 @@ from thinwire.ops.codecs import top_k, wrappers
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.registry import DOWN_CODECS
-from thinwire.ops.methods.method import METHODS
+from thinwire.ops.methods.method import METHODS, of_methods
 from thinwire.ops.offer import CLOCKS
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, SLOT_FATES
 from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
@@ -130,16 +130,18 @@ _ADVANCED = (
     number("weight_decay", 0.0, "Decoupled weight decay on the server.", "factor", low=0.0),
     number(
         "global_lr",
-        1.0,
+        None,
         "Factor on changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
         "factor",
         low=0.0,
+        unset=f"{of_methods('global_lr')}else 1",
     ),
     choice(
         "local_optimizer",
-        "sgd",
+        None,
         "Optimizer of a worker's own steps; script: the one that a script has compiled.",
         LOCAL_OPTIMIZERS,
+        unset=f"{of_methods('local_optimizer')}else sgd",
     ),
     number(
         "local_momentum",
@@ -204,7 +206,7 @@ METHOD = Topic(
             "factor",
             low=0.0,
             high=0.9999,
-            unset="0.9 with --server_optimizer=momentum, else 0",
+            unset=f"{of_methods('momentum')}0.9 with --server_optimizer=momentum, else 0",
         ),
         number(
             "compression_rate",
@@ -229,7 +231,14 @@ METHOD = Topic(
             low=0,
             unset="3 for ssp, none for gsp",
         ),
-        integer("local_steps", 1, "H of --pacer=fixed.", "steps", low=1),
+        integer(
+            "local_steps",
+            None,
+            "H of --pacer=fixed.",
+            "steps",
+            low=1,
+            unset=f"{of_methods('local_steps')}else 1",
+        ),
         choice(
             "collective",
             THROUGH_PS,

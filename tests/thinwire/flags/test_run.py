@@ -71,7 +71,8 @@ def test_an_interface_s_flag_offers_what_its_registry_holds(interface, registry)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_its_row(name):
-    assert run_of(f"--method={name}").method.choices == METHODS[name]
+    row = {key: str(value) for key, value in METHODS[name].items()}
+    assert run_of(f"--method={name}").method.choices == row
 
 
 @pytest.mark.parametrize(("interface", "registry"), list(zip(INTERFACES, REGISTRIES, strict=True)))
