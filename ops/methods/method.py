@@ -26,9 +26,9 @@ from thinwire.ops.weighting.base import Weighting
 
 #: Names of the policy interfaces, in the order of the fingerprint; each is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
-#: Hyper-parameter that a row may have besides, named like its flag and its field of `Choices` (None:
-#: not given) -> what it belongs to, an interface or another hyper-parameter. It holds where that has
-#: the row's value, unless its own flag is given.
+#: Hyper-parameter that a row may have besides, named like its flag and its field of `Choices`,
+#: where None is "not given" -> what it belongs to, an interface or another one. It holds where that
+#: has the row's value, unless its own flag is given.
 BELONGS_TO = {
     "local_steps": "pacer",
     "local_optimizer": "pacer",
