@@ -1,6 +1,7 @@
 """The legal values of flags about data; imports nothing, so that ``--help`` is fast."""
 
-DATASETS = (
+#: Of images, and of text, for models of tokens.
+IMAGES = (
     "fashion_mnist_sample",
     "fashion_mnist",
     "mnist",
@@ -9,8 +10,12 @@ DATASETS = (
     "imagenet_synthetic",
     "synthetic",
 )
+TEXTS = ("stdlib",)
+DATASETS = (*IMAGES, *TEXTS)
+#: Tokens of a sequence of text.
+CONTEXT = 64
 #: Those whose images are in memory, as they are.
-IN_MEMORY_IMAGES = tuple(name for name in DATASETS if not name.startswith("imagenet"))
+IN_MEMORY_IMAGES = tuple(name for name in IMAGES if not name.startswith("imagenet"))
 SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 INPUT_PIPELINES = ("tfdata", "dali")

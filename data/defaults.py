@@ -16,6 +16,8 @@ DEFAULTS = {
 }
 #: Data set -> the augmentations it takes; others take the first two.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
+#: Data set -> --network and --nb_classes if none is given; of others those of the task.
+MODELS = {"stdlib": ("decoder", 256)}
 #: Data sets whose accuracy is usually reported with the best five answers, too.
 REPORTED_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
 

@@ -18,12 +18,12 @@ from absl import logging
 from numpy.typing import NDArray
 
 from thinwire.data import sources
-from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS
+from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS, TEXTS
 from thinwire.data.defaults import check_preprocessing, default_preprocessing
 from thinwire.data.pipeline.dali import DaliDecoded
 from thinwire.data.pipeline.decode import Decoded
 from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
-from thinwire.data.readers import imagenet, synthetic
+from thinwire.data.readers import imagenet, source_text, synthetic
 from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
@@ -242,6 +242,10 @@ def load_raw(
             )
         generate = synthetic.GENERATORS[task.name]
         return sources.RawPart(*generate(part, image_size, image_depth, nb_classes, seed))
+    if name in TEXTS:
+        raw = sources.RawPart(*source_text.read(part, data_dir))
+        _check_classes(name, raw, nb_classes)
+        return raw
     raw = sources.find(name, part, data_dir, image_size, image_depth)
     _check_fit(name, raw, (image_size, image_size, image_depth), nb_classes)
     return raw
@@ -314,6 +318,10 @@ def _check_fit(name: str, raw: sources.RawPart, shape: tuple[int, ...], nb_class
             f"expected {shape[0]} x {shape[1]} and {shape[2]}. Set --image_size {height} "
             f"--image_depth {depth}, or choose another --dataset."
         )
+    _check_classes(name, raw, nb_classes)
+
+
+def _check_classes(name: str, raw: sources.RawPart, nb_classes: int) -> None:
     highest = int(raw.labels.max())
     if highest >= nb_classes:
         raise ConfigurationError(

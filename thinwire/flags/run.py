@@ -23,7 +23,7 @@ from thinwire.data.choices import (
     SCALINGS,
     SHARDS,
 )
-from thinwire.data.defaults import check_preprocessing, reports_top5
+from thinwire.data.defaults import MODELS, check_preprocessing, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
 from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
@@ -367,11 +367,12 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
 
 
 def _fill_task(given: flags.FlagValues) -> None:
-    """Make the defaults those of the task."""
+    """Make the defaults those of the task and the data set."""
     task = TASKS[given.task]
-    given.set_default("network", task.networks[0])
     given.set_default("dataset", task.datasets[0])
-    given.set_default("nb_classes", task.nb_classes)
+    network, nb_classes = MODELS.get(given.dataset, (task.networks[0], task.nb_classes))
+    given.set_default("network", network)
+    given.set_default("nb_classes", nb_classes)
 
 
 def _reports_top5(given: flags.FlagValues) -> bool:

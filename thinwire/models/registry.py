@@ -37,6 +37,11 @@ NETWORKS = {
     "mlp": ("thinwire.models.mlp", "build_model"),
     "autoencoder": ("thinwire.models.autoencoder", "build_model"),
     "gru": ("thinwire.models.gru", "build_model"),
+    "decoder": ("thinwire.models.decoder", "build_decoder"),
+    "decoder-tiny": ("thinwire.models.decoder", "build_tiny"),
+    "decoder-3m": ("thinwire.models.decoder", "build_decoder_3m"),
+    "decoder-10m": ("thinwire.models.decoder", "build_decoder_10m"),
+    "decoder-30m": ("thinwire.models.decoder", "build_decoder_30m"),
 }
 
 _USER_MODULE = "thinwire_user_model"

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from thinwire.data.choices import DATASETS, IN_MEMORY_IMAGES
+from thinwire.data.choices import IMAGES, IN_MEMORY_IMAGES, TEXTS
 from thinwire.models import scores
 from thinwire.models.registry import NETWORKS
 from thinwire.models.scores import ScoreGroup
@@ -156,9 +156,10 @@ def _ends_in(model: Any, activation: str) -> bool:
     return getattr(last, "activation", None) is getattr(keras.activations, activation)
 
 
-_OF_INPUTS, _OF_TOKENS = "autoencoder", "gru"
+_OF_INPUTS = "autoencoder"
+_OF_TOKENS = tuple(name for name in NETWORKS if name.split("-")[0] in ("gru", "decoder"))
 #: Networks that end in --nb_classes values for each example.
-_VECTORS = tuple(name for name in NETWORKS if name not in (_OF_INPUTS, _OF_TOKENS))
+_VECTORS = tuple(name for name in NETWORKS if name not in (_OF_INPUTS, *_OF_TOKENS))
 #: The same where examples are simple.
 _SIMPLE = ("mlp", *(name for name in _VECTORS if name != "mlp"))
 _NUMBERS = LabelForm(
@@ -180,7 +181,7 @@ _ROWS = (
         scores.CLASSES,
         Target.of_accuracy(1.0),
         _VECTORS,
-        DATASETS,
+        IMAGES,
         10,
         least_classes=2,
         extras={"top5": scores.TOP5},
@@ -235,8 +236,8 @@ _ROWS = (
         _class_entropy,
         scores.TOKENS,
         Target("perplexity", "<=", 1.0),
-        (_OF_TOKENS,),
-        ("synthetic",),
+        _OF_TOKENS,
+        ("synthetic", *TEXTS),
         64,
         least_classes=2,
     ),

@@ -15,6 +15,7 @@ from tests.thinwire.models.built import IMAGES, SEED, Built
 from thinwire.data.registry import from_user_module
 from thinwire.models import registry
 from thinwire.models.flat_model import SharedModel, moving_statistics
+from thinwire.models.tasks import TASKS
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.w_global import W_global, model_spec, shared_variables
 from thinwire.ops.types import ConfigurationError
@@ -39,9 +40,17 @@ PARAMETERS = {
     "mlp": (109_386, 0),
     "autoencoder": (209_968, 0),
     "gru": (19_786, 0),
+    "decoder": (804_106, 0),
+    "decoder-tiny": (4_666, 0),
+    "decoder-3m": (2_685_706, 0),
+    "decoder-10m": (9_891_210, 0),
+    "decoder-30m": (28_415_498, 0),
 }
 #: Shape of what they put out; of the others (None, 10).
-OUTPUTS = {"autoencoder": (None, 28, 28, 1), "gru": (None, None, 10)}
+OUTPUTS = {
+    "autoencoder": (None, 28, 28, 1),
+    **dict.fromkeys(TASKS["tokens"].networks, (None, None, 10)),
+}
 
 #: Built in another process too: at least one of each file, for the sake of time.
 ELSEWHERE = (
@@ -152,7 +161,7 @@ def test_same_weights_in_another_process(network: Network, elsewhere: subprocess
 
 
 def examples(name: str, shared: SharedModel, count: int, rng: np.random.Generator) -> Any:
-    if name == "gru":
+    if name in TASKS["tokens"].networks:
         tokens = rng.integers(10, size=(count, 7), dtype=np.int32)
         return tokens[:, :-1], tokens[:, 1:]
     images = rng.random((count, *shared.model.input_shape[1:]), dtype=np.float32)
@@ -296,3 +305,22 @@ def test_bad_build_model(tmp_path: Path, body: str, expected: str) -> None:
     path.write_text(f"def build_model():\n    {body}\n")
     with pytest.raises(ConfigurationError, match=expected):
         registry.build_user_model(registry.load_user_model(str(path)), seed=0)
+
+
+def test_decoders_see_no_later_token(network: Network) -> None:
+    model = network("decoder-tiny").model
+    tokens = np.random.default_rng(2).integers(10, size=(3, 9)).astype(np.int32)
+    others = tokens.copy()
+    others[:, 6:] = (others[:, 6:] + 1) % 10
+    one, other = model(tokens).numpy(), model(others).numpy()
+    np.testing.assert_allclose(one[:, :6], other[:, :6], atol=1e-6)
+    assert np.abs(one[:, 6:] - other[:, 6:]).max(axis=(0, 2)).min() > 1e-4
+
+
+def test_the_decoder_is_the_one_that_figures_are_of(network: Network) -> None:
+    model = registry.build_network("decoder", 28, 1, 256, seed=SEED)
+    assert model.count_params() == 867_328
+    again = keras.Model.from_config(model.get_config())
+    again.set_weights(model.get_weights())
+    tokens = np.arange(10, dtype=np.int32)[None]
+    np.testing.assert_array_equal(model(tokens), again(tokens))

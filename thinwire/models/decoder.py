@@ -1,0 +1,87 @@
+"""Decoders as language models have them: causal attention, each block behind a norm.
+
+`build_decoder` has 867,328 parameters for a vocabulary of 256 bytes, the others more; positions
+are learned, up to `CONTEXT` tokens.
+
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), 2019: norms
+before each part and after the last block, GELU, weights from a normal distribution of 0.02.
+Differences: the output's weights are not those of the embedding; there is no dropout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from thinwire.data.choices import CONTEXT
+
+_DEVIATION = 0.02  # of initial weights
+_HEAD_WIDTH = 32
+
+
+def build_decoder(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the network: tokens [N, T] int32 to logits [N, T, nb_classes] of the next tokens."""
+    del image_size, image_depth
+    return _build("decoder", nb_classes, width=128, num_blocks=4)
+
+
+def build_decoder_3m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the same with 2.8 million parameters."""
+    del image_size, image_depth
+    return _build("decoder-3m", nb_classes, width=192, num_blocks=6)
+
+
+def build_decoder_10m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the same with 10 million parameters."""
+    del image_size, image_depth
+    return _build("decoder-10m", nb_classes, width=320, num_blocks=8)
+
+
+def build_decoder_30m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the same with 29 million parameters."""
+    del image_size, image_depth
+    return _build("decoder-30m", nb_classes, width=512, num_blocks=9)
+
+
+def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the same with 12,784 parameters, to try things out."""
+    del image_size, image_depth
+    return _build("decoder-tiny", nb_classes, width=16, num_blocks=1)
+
+
+def _build(name: str, vocabulary: int, width: int, num_blocks: int) -> keras.Model:
+    tokens = keras.Input((None,), dtype="int32", name="tokens")
+    places = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1  # [N, T]: 0, 1, ... T - 1
+    hidden = _embedding(vocabulary, width, "token")(tokens)
+    hidden = hidden + _embedding(CONTEXT, width, "position")(places)
+    for number in range(1, num_blocks + 1):
+        attention = keras.layers.MultiHeadAttention(
+            max(1, width // _HEAD_WIDTH),
+            min(width, _HEAD_WIDTH),
+            kernel_initializer=_normal(),
+            name=f"attention{number}",
+        )
+        normed = _norm(f"norm{number}a")(hidden)
+        hidden = hidden + attention(normed, normed, use_causal_mask=True)
+        normed = _norm(f"norm{number}b")(hidden)
+        wide = _dense(4 * width, f"wide{number}", activation="gelu")(normed)
+        hidden = hidden + _dense(width, f"narrow{number}")(wide)
+    logits = _dense(vocabulary, "logits")(_norm("norm")(hidden))
+    return keras.Model(tokens, logits, name=name)
+
+
+def _dense(width: int, name: str, **keywords: Any) -> keras.layers.Dense:
+    return keras.layers.Dense(width, kernel_initializer=_normal(), name=name, **keywords)
+
+
+def _embedding(size: int, width: int, name: str) -> keras.layers.Embedding:
+    return keras.layers.Embedding(size, width, embeddings_initializer=_normal(), name=name)
+
+
+def _norm(name: str) -> keras.layers.LayerNormalization:
+    return keras.layers.LayerNormalization(epsilon=1e-5, name=name)
+
+
+def _normal() -> keras.initializers.Initializer:
+    return keras.initializers.RandomNormal(stddev=_DEVIATION)
