@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from thinwire.keras.plan import named
 from thinwire.models.flat_model import SharedModel
@@ -77,31 +75,6 @@ def check_states(model: Any, place: WorkerPlace) -> None:
                 "the script give each worker sequences of its own, by thinwire.worker_id() and "
                 "thinwire.num_workers()."
             )
-
-
-#: What an error has in its text that a fixed number of rows may have brought about.
-_OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
-
-
-def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
-    """Add to an error of a script's first step that its batches are parts here.
-
-    Args:
-        error: Of the step.
-        place: This worker's; None: the script shares its data itself.
-        batch_size: The script's, as far as it is known.
-    """
-    is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)
-    may_be = (
-        is_foreign and not isinstance(error, ConfigurationError) and _OF_ROWS.search(str(error))
-    )
-    if not may_be or place is None or not place.divides_batch:
-        return
-    error.add_note(
-        f"Thinwire: a batch of {batch_size or 'fit'} is the whole run's here, and each of "
-        f"{place.num_workers} workers takes its part of the rows. If the model or its train_step "
-        "fixes a number of rows, give --batch=worker: every batch is then as the script makes it."
-    )
 
 
 def momentum_of(optimizer: Any) -> float | None:

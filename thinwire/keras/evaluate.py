@@ -22,6 +22,7 @@ from absl import logging
 from keras.src.backend.tensorflow.trainer import TFEpochIterator
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
+from thinwire.keras.data_errors import refusing_unfit
 from thinwire.keras.evaluated_weights import EvaluatedWeights
 from thinwire.keras.plan import is_built, try_in_graph
 from thinwire.keras.reports import fill_history
@@ -57,7 +58,8 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
     signature = inspect.signature(keras.Model.fit)
 
     def fit(*args: Any, **keywords: Any) -> Any:
-        return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
+        with refusing_unfit(model):
+            return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
 
     model.fit = fit
     for name in _WRITERS:

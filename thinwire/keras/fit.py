@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from thinwire.keras.data_errors import refusing_unfit
 from thinwire.keras.files import writing_once
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         given = _named(signature.bind(*args, **keywords))
         others = _listed(given.get("callbacks"))
         written = writing_once(others, lambda: session.central.writes_files)
-        with session.fits.running(given) as arguments, written:
+        with refusing_unfit(model), session.fits.running(given) as arguments, written:
             arguments["callbacks"] = _first(FitCallback(session, others), given.get("callbacks"))
             history = alone(**arguments)
         session.evaluations.report_history(history)

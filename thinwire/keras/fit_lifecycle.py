@@ -10,7 +10,8 @@ from typing import Any
 from absl import logging
 
 from thinwire.keras.central import CentralAccess
-from thinwire.keras.checks import check_states, explain_batch
+from thinwire.keras.checks import check_states
+from thinwire.keras.data_errors import explain_batch
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.evaluations import FitEvaluations
 from thinwire.keras.exchange import StepExchange

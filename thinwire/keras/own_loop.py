@@ -9,6 +9,7 @@ import tensorflow as tf
 from absl import logging
 
 from thinwire.keras.central import CentralAccess
+from thinwire.keras.data_errors import refusing_unfit
 from thinwire.keras.exchange import StepExchange
 from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.joining import Joining
@@ -85,18 +86,20 @@ class OwnLoop:
         """Be ready for one call of Keras' train_on_batch.
 
         Raises:
-            ConfigurationError: The server's model and optimizer come from its flags.
+            ConfigurationError: The server's model and optimizer come from its flags, or the batch
+                does not fit the model.
         """
         self.begin()
         self._optimizers.prepare()
         if self._member.session is None:
             self._member.model.make_train_function()
             self._phases.begin()
-        try:
-            yield
-        except tf.errors.OpError:
-            self._exchange.raise_failure()
-            raise
+        with refusing_unfit(self._member.model):
+            try:
+                yield
+            except tf.errors.OpError:
+                self._exchange.raise_failure()
+                raise
 
     def refresh(self, with_slots: bool) -> None:
         """Let the model have what the shards hold, between two steps.

@@ -8,7 +8,7 @@ import tensorflow as tf
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
 from thinwire import distribute
 from thinwire.data.partition import PartitionRule
-from thinwire.keras.checks import explain_batch
+from thinwire.keras.data_errors import explain_batch
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.place import WorkerPlace
 

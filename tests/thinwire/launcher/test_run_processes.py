@@ -24,7 +24,7 @@ import thinwire
 
 worker = os.environ["THINWIRE_SETTINGS"][-6] if "THINWIRE_SETTINGS" in os.environ else "0"
 what, epochs = sys.argv[1], int(sys.argv[2])
-x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+x = np.random.default_rng(0).normal(size=(64, 5 if what == "wide" else 4)).astype("float32")
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.05), "mse")
 model = thinwire.distribute(model)
@@ -149,6 +149,13 @@ def test_a_script_that_raises_in_one_worker_ends_the_run(command, tmp_path):
     assert "[worker 2]" in next(line for line in run.output().splitlines() if "oh no" in line)
     assert run.summary()["stop_reason"] == "script_failed"
     assert "ValueError: oh no" in (tmp_path / "run" / "logs" / "worker-2.out").read_text()
+
+
+@pytest.mark.product
+def test_data_that_does_not_fit_the_model_is_refused_in_one_line(command):
+    run = command("toy.py", "wide", "2")
+    assert run.end() == 2, run.output()
+    assert run.output().count("which takes (None, 4)") == 1 and "Traceback" not in run.output()
 
 
 @pytest.mark.product
