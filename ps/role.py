@@ -15,7 +15,6 @@ from absl import logging
 
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
-from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
@@ -88,10 +87,7 @@ class ShardInitials:
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
         self.run, self.leads, self.model = run, id_ps == 0, model
         self._layout = model.layouts[id_ps]
-        examples = None
-        if run.epochs is not None and model.num_examples:
-            examples = max(1, round(run.epochs * model.num_examples))
-        self._budget = Budget(run.iter_max, examples)
+        self._budget = run.budget(model.num_examples)
         self.loss_scale = model.offer.loss_scale if model.offer else None
         scales_loss = self.loss_scale is not None
         self.bounds = ClaimBounds.of(

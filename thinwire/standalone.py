@@ -17,7 +17,6 @@ from thinwire.data.loading import load_dataset, whole_shard
 from thinwire.data.registry import Dataset
 from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import SharedModel
-from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node
 from thinwire.ops.run.finished import finished_summary
@@ -73,8 +72,7 @@ class _Standalone:
         self.run, self.trainer, self.recorder = run, trainer, recorder
         self.shard = whole_shard(run, dataset)
         self.own = supervisor_flags.read()
-        examples = run.epochs and max(1, round(run.epochs * len(self.shard.labels)))
-        self.budget = Budget(run.iter_max, examples or None)
+        self.budget = run.budget(len(self.shard.labels))
         directory = checkpoints_of(run.run_dir, _NAME)
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
         self.num_parameters = len(trainer.flat())

@@ -167,6 +167,7 @@ class WorkerSession:
             statistics,
             num_examples,
             offering.offer.groups() if offering else (),
+            run.rate_in_round(num_examples),
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
         self.stopwatch = Stopwatch()  # of the training thread

@@ -23,7 +23,20 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
         ("dirichlet_alpha", str(data.dirichlet_alpha)),
         ("no_block_shuffle", str(data.no_block_shuffle)),
         *offered,
+        *_followed_by_workers(run),
         *(offer.fingerprint() if offer is not None else ()),
+    ]
+
+
+def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
+    """Return what decides a rate that workers find out for themselves, between two exchanges."""
+    if not (run.method.takes_local_steps and run.schedule.goes_on_in_rounds):
+        return []
+    return [
+        ("learning_rate", str(run.schedule.learning_rate)),
+        ("lr_schedule", run.schedule.text),
+        ("iter_max", str(run.iter_max)),
+        ("epochs", str(run.epochs)),
     ]
 
 
@@ -31,7 +44,7 @@ def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]
     """Return what every shard must have alike besides, though workers need not know it."""
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
-        ("lr_schedule", str(run.schedule.drops)),
+        ("lr_schedule", run.schedule.text),
         ("iter_max", str(run.iter_max)),
         ("epochs", str(run.epochs)),
         *((name, str(value)) for name, value in vars(run.guards).items()),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
-from thinwire.ops.optimizers.schedule import Schedule
+from thinwire.ops.optimizers.schedule import Budget, RateInRound, Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run import signals
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
@@ -133,6 +133,18 @@ class Run:
     def model_is_offered(self) -> bool:
         """Whether a PS has its model from the first worker that it admits."""
         return self.model.model_from == FROM_WORKER
+
+    def budget(self, num_examples: int) -> Budget:
+        """Return what ends the run; `num_examples` are of the training set, 0: not known."""
+        examples = self.epochs and num_examples and max(1, round(self.epochs * num_examples))
+        return Budget(self.iter_max, examples or None)
+
+    def rate_in_round(self, num_examples: int) -> RateInRound | None:
+        """Return what a worker reads the rate of its local steps at; None: the shards' replies."""
+        if not self.schedule.goes_on_in_rounds:
+            return None
+        longest = self.method.pacer.longest_round
+        return RateInRound(self.schedule, self.budget(num_examples), self.nb_workers, longest)
 
 
 def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:

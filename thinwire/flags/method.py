@@ -195,8 +195,9 @@ METHOD = Topic(
         words(
             "lr_schedule",
             "",
-            "Changes of the rate over the run, such as 0.6:0.2,0.8:0.2.",
-            "fraction of the budget:factor,...",
+            "Changes of the rate over the run, such as 0.6:0.2,0.8:0.2, or a curve, such as "
+            "cosine:warmup=0.02,floor=0.1 or linear.",
+            "fraction of the budget:factor,... or a curve",
             unset="constant",
         ),
         number(

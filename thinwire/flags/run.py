@@ -35,7 +35,7 @@ from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import INTERFACES, METHODS, Method
 from thinwire.ops.methods.validation import check_shards, why_no_overlap
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
-from thinwire.ops.optimizers.schedule import MOST_UPDATES, Schedule, parse_drops
+from thinwire.ops.optimizers.schedule import MOST_UPDATES, parse_schedule
 from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.flags import (
@@ -360,7 +360,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
         "guards": _guards(given),
-        "schedule": Schedule(given.learning_rate, parse_drops(given.lr_schedule)),
+        "schedule": parse_schedule(given.learning_rate, given.lr_schedule),
         "credentials": security.credentials(given),
     }
     return Run(**settings)

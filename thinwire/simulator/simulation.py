@@ -11,7 +11,6 @@ import numpy as np
 from absl import logging
 
 from thinwire.data.loading import TrainingShard, take_shards
-from thinwire.ops.optimizers.schedule import Budget
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.sync import groups as sync_groups
@@ -80,9 +79,7 @@ class Simulation:
         self.end: str | None = None
         self._initial, self._keeps_state = trainer.weights.copy(), keeps is not None
         self._layouts = run.method.place(self.spec, run.nb_ps)
-        examples = run.epochs and max(1, round(run.epochs * len(dataset.train_labels)))
-        budget = Budget(run.iter_max, examples or None)
-        self._budget = budget
+        self._budget = run.budget(len(dataset.train_labels))
         self.shards = [self._shard(number) for number in range(run.nb_ps)]
         self.shards[0].followers = self.shards[1:]
         for shard in self.shards[1:]:
@@ -266,6 +263,7 @@ class Simulation:
                 [run.seed, number],
                 self._trainer.statistics,
                 shard.num_train,
+                rate_in_round=run.rate_in_round(shard.num_train),
             ),
             shard=shard,
             step_seconds=lambda: max(device.step_seconds, device.slowdown * draw()),

@@ -22,6 +22,7 @@ from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import aligned, all_finite
 from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import RateInRound
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
 from thinwire.ops.types import (
@@ -243,6 +244,7 @@ class WorkerCore:
         statistics: Float32 | None = None,
         num_examples: int = 0,
         groups: Sequence[Sequence[int]] = (),
+        rate_in_round: RateInRound | None = None,
     ) -> None:
         """Start without a model, which the first replies bring.
 
@@ -257,7 +259,9 @@ class WorkerCore:
                 in the first.
             groups: Numbers of the tensors that each optimizer of a script steps; empty: one steps
                 all.
+            rate_in_round: Of local steps; None: the rate that the shards have sent last.
         """
+        self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
         steps_itself = method.steps_on_workers and not method.takes_local_steps
@@ -339,7 +343,7 @@ class WorkerCore:
         if not (finite and np.isfinite(loss)):
             # Let the codec's own check refuse it.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
-        rate = self.learning_rate if figures.learning_rate is None else figures.learning_rate
+        rate = self._rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
             self.round.step(values, rate)
         due = self.method.pacer.push_now(self.round.num_steps + 1)
@@ -351,6 +355,14 @@ class WorkerCore:
         if self._runs_ahead:
             self._run_ahead()
         return request
+
+    def _rate(self) -> float:
+        if self._rate_in_round is None:
+            return self.learning_rate
+        round_ = self.round
+        return self._rate_in_round.rate(
+            self.versions[0], self.samples_of_run, round_.num_steps, round_.samples
+        )
 
     def _run_ahead(self) -> None:
         """Go on from the base and what was just sent, before the shards answer it.

@@ -7,7 +7,7 @@ import pytest
 from tests.harness import SPEC
 from tests.thinwire.simulator.toy import ToyTrainer, played, simulated
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS
-from thinwire.ops.optimizers.schedule import Schedule
+from thinwire.ops.optimizers.schedule import Schedule, parse_schedule
 from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.sharding.split import shard_positions
 
@@ -19,7 +19,7 @@ MOMENTUM = {"momentum": {"momentum": 0.9}}
 class KerasAlone:
     """Keras' own optimizer on the toy model's variables, for as many steps as a simulated run."""
 
-    def __init__(self, name):
+    def __init__(self, name, rate=RATE):
         self.trainer = ToyTrainer()
         self.weights = self.trainer.weights.copy()
         sizes = np.cumsum([tensor.size for tensor in SPEC.tensors])[:-1]
@@ -32,7 +32,7 @@ class KerasAlone:
             for values, tensor in zip(self.split(self.weights), SPEC.tensors, strict=True)
         ]
         made = getattr(keras.optimizers, OPTIMIZERS[name])
-        self.optimizer = made(learning_rate=RATE, **MOMENTUM.get(name, {}))
+        self.optimizer = made(learning_rate=rate, **MOMENTUM.get(name, {}))
         self.optimizer.build(self.variables)
 
     def step(self, gradient):
@@ -90,4 +90,19 @@ def test_local_steps_are_those_of_keras_alone(optimizer):
     settings = {"iter_max": STEPS // LOCAL, "schedule": Schedule(RATE)}
     simulation = played("bsp", 1, choices=choices, **settings)
     expected = KerasAlone(optimizer).run(shards_of("bsp", 1), STEPS)
+    np.testing.assert_allclose(model_of(simulation), expected, rtol=0, atol=1e-5)
+
+
+def test_a_curve_goes_on_within_rounds():
+    theirs = keras.optimizers.schedules.CosineDecay(
+        0.0, STEPS - 2, warmup_target=RATE, warmup_steps=2, alpha=0.1
+    )
+    choices = {
+        "overrides": {"pacer": "fixed"},
+        "local_steps": LOCAL,
+        "local_optimizer": "adamw",
+    }
+    ours = parse_schedule(RATE, "cosine:warmup=0.1,floor=0.1")
+    simulation = played("bsp", 1, choices=choices, iter_max=STEPS // LOCAL, schedule=ours)
+    expected = KerasAlone("adamw", theirs).run(shards_of("bsp", 1), STEPS)
     np.testing.assert_allclose(model_of(simulation), expected, rtol=0, atol=1e-5)
