@@ -87,7 +87,7 @@ class ShardInitials:
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
         self.run, self.leads, self.model = run, id_ps == 0, model
         self._layout = model.layouts[id_ps]
-        self._budget = run.budget(model.num_examples)
+        self._budget = run.budget(model.num_examples or 0)
         self.loss_scale = model.offer.loss_scale if model.offer else None
         scales_loss = self.loss_scale is not None
         self.bounds = ClaimBounds.of(

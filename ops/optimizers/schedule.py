@@ -175,7 +175,7 @@ def parse_schedule(learning_rate: float, text: str) -> Schedule:
             f"--lr_schedule={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
             "below 1, each of which may be left out; such as cosine:warmup=0.02."
         )
-    return Curve(learning_rate, shape=shape.strip(), **values)
+    return Curve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
 
 def parse_drops(text: str) -> tuple[tuple[float, float], ...]:
