@@ -117,9 +117,43 @@ class CodedValues:
     scale: float = 1.0
 
 
-#: How entry values may travel -> bytes of one.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChunkedValues(CodedValues):
+    """Values of a few bits, with scales of their own for each chunk of entries.
+
+    Chunks are runs of consecutive entries of a flattened tensor. ``dtype`` is one of FEW_BITS;
+    ``data`` [k] uint8 holds the sign as the highest of its bits (set: negative), below it the
+    number of the magnitude; `thinwire.ops.kernels.few_bits` has what magnitudes stand for.
+    """
+
+    scales: Float32  # [c, scales of a chunk] float32, exact in bfloat16, not negative
+    edges: Int64  # [c + 1]: data[edges[i] : edges[i + 1]] are chunk i's, one at least
+    chunk: int  # entries of a chunk, at least 1
+    first: int = 0  # place of the block's first entry in its chunk
+
+    def part(self, values: slice, start: int) -> ChunkedValues:
+        """Return some consecutive values, for a block that begins at entry `start` of this one."""
+        one = int(self.edges.searchsorted(values.start, "right")) - 1
+        end = int(self.edges.searchsorted(values.stop, "left"))
+        edges = self.edges[one : end + 1].clip(values.start, values.stop) - values.start
+        return dataclasses.replace(
+            self,
+            data=self.data[values],
+            scales=self.scales[one:end],
+            edges=edges,
+            first=(self.first + start) % self.chunk,
+        )
+
+
+#: How entry values may travel, with one scale at most -> bytes of one.
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 VALUE_DTYPES = tuple(VALUE_BYTES)
+#: How values of updates may travel besides, with scales for each chunk -> bits of one.
+FEW_BITS = {"int4": 4, "int2": 2, "means2": 2, "sign": 1}
+#: Bits of a value of either.
+VALUE_BITS = {name: 8 * width for name, width in VALUE_BYTES.items()} | FEW_BITS
+#: Entries of a chunk where none is given.
+CHUNK_ENTRIES = 4096
 
 
 def where_of(indices: Int64 | None) -> Int64 | slice:

@@ -15,7 +15,7 @@ import numpy as np
 
 from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
 from thinwire.ops.routing.reassembler import ReassembledStep
-from thinwire.ops.types import VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
+from thinwire.ops.types import FEW_BITS, VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexCoding, WireBlock, decode_block
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.proto import thinwire_pb2 as pb
@@ -58,7 +58,9 @@ __all__ = [
 PROTOCOL_VERSION = 1
 
 _MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
-_DTYPE_NUMBERS = {name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in VALUE_DTYPES}
+_DTYPE_NUMBERS = {
+    name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
+}
 _DTYPE_NAMES = {number: name for name, number in _DTYPE_NUMBERS.items()}
 _CODINGS = {int(coding): coding for coding in IndexCoding}
 _MOST_CHANNELS = 7
@@ -159,9 +161,11 @@ def blocks_to_message(
             coding_parameter=block.coding_parameter,
             index_bytes=len(block.index_bytes),
             value_dtype=_DTYPE_NUMBERS[block.value_dtype],
-            scale=block.scale,
+            scale=0.0 if block.chunk and block.scale == 1 else block.scale,
             value_coding=int(block.value_coding),
             value_bytes=len(block.value_bytes) if block.value_coding else 0,
+            chunk=block.chunk,
+            chunk_first=block.chunk_first,
         )
         pieces += (block.index_bytes, block.value_bytes)
     return pieces
@@ -198,8 +202,10 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, sizes[block.slot])
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
-        plain_bytes = block.count * VALUE_BYTES[value_dtype]
-        end = middle + (block.value_bytes if block.value_coding else plain_bytes)
+        num_bytes = block.value_bytes
+        if not block.value_coding:
+            num_bytes = block.count * VALUE_BYTES[value_dtype]
+        end = middle + num_bytes
         if end > len(payload):
             raise Malformed(
                 f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
@@ -253,8 +259,8 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
             f"slot {block.slot}: {block.count} values and {block.index_bytes} index bytes "
             f"for {size} entries, coding {_CODINGS[block.coding].name}"
         )
-    if block.value_bytes and not block.value_coding:
-        raise Malformed(f"slot {block.slot}: {block.value_bytes} bytes of plain values")
+    if not block.value_coding and (block.value_bytes or name in FEW_BITS):
+        raise Malformed(f"slot {block.slot}: {block.value_bytes} bytes of plain values, {name}")
     if not math.isfinite(block.scale):
         raise Malformed(f"slot {block.slot}: the scale is {block.scale}")
     return name
@@ -279,6 +285,8 @@ def _decode(
             value_bytes,
             sizes[block.slot],
             block.value_coding,
+            block.chunk,
+            block.chunk_first,
         )
     except WireError as error:
         raise Malformed(f"slot {block.slot}: {error}") from error

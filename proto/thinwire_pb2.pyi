@@ -60,11 +60,17 @@ class ValueDtype(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VALUE_DTYPE_BFLOAT16: _ClassVar[ValueDtype]
     VALUE_DTYPE_FLOAT16: _ClassVar[ValueDtype]
     VALUE_DTYPE_INT8: _ClassVar[ValueDtype]
+    VALUE_DTYPE_INT4: _ClassVar[ValueDtype]
+    VALUE_DTYPE_INT2: _ClassVar[ValueDtype]
+    VALUE_DTYPE_MEANS2: _ClassVar[ValueDtype]
+    VALUE_DTYPE_SIGN: _ClassVar[ValueDtype]
 
 class ValueCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VALUE_CODING_PLAIN: _ClassVar[ValueCoding]
     VALUE_CODING_EXPONENTS: _ClassVar[ValueCoding]
+    VALUE_CODING_CODES: _ClassVar[ValueCoding]
+    VALUE_CODING_DEFLATED_CODES: _ClassVar[ValueCoding]
 
 class UpdateKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -121,8 +127,14 @@ VALUE_DTYPE_FLOAT32: ValueDtype
 VALUE_DTYPE_BFLOAT16: ValueDtype
 VALUE_DTYPE_FLOAT16: ValueDtype
 VALUE_DTYPE_INT8: ValueDtype
+VALUE_DTYPE_INT4: ValueDtype
+VALUE_DTYPE_INT2: ValueDtype
+VALUE_DTYPE_MEANS2: ValueDtype
+VALUE_DTYPE_SIGN: ValueDtype
 VALUE_CODING_PLAIN: ValueCoding
 VALUE_CODING_EXPONENTS: ValueCoding
+VALUE_CODING_CODES: ValueCoding
+VALUE_CODING_DEFLATED_CODES: ValueCoding
 UPDATE_KIND_GRADIENT: UpdateKind
 UPDATE_KIND_DELTA: UpdateKind
 UPDATE_KIND_VALUES: UpdateKind
@@ -331,7 +343,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes")
+    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes", "chunk", "chunk_first")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +353,8 @@ class Block(_message.Message):
     SCALE_FIELD_NUMBER: _ClassVar[int]
     VALUE_CODING_FIELD_NUMBER: _ClassVar[int]
     VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIRST_FIELD_NUMBER: _ClassVar[int]
     slot: int
     count: int
     coding: IndexCoding
@@ -350,7 +364,9 @@ class Block(_message.Message):
     scale: float
     value_coding: ValueCoding
     value_bytes: int
-    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ..., value_coding: _Optional[_Union[ValueCoding, str]] = ..., value_bytes: _Optional[int] = ...) -> None: ...
+    chunk: int
+    chunk_first: int
+    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ..., value_coding: _Optional[_Union[ValueCoding, str]] = ..., value_bytes: _Optional[int] = ..., chunk: _Optional[int] = ..., chunk_first: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("base_version", "has_base", "generation", "observe")

@@ -23,7 +23,7 @@ from thinwire.ops.weighting import WEIGHTINGS
 CHOICES = {
     "pacer": [("every", 1), ("fixed", 1), ("fixed", 3), ("esync", 1)],
     "codec": list(CODECS),
-    "value_dtype": list(VALUE_DTYPES),
+    "value_dtype": [*VALUE_DTYPES, "int2", "sign"],
     "down_codec": list(DOWN_CODECS),
     "router": list(ROUTERS),
     "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],

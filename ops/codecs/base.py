@@ -8,11 +8,12 @@ or infinity raises `NonFiniteUpdate` before anything has changed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import (
+    FEW_BITS,
     VALUE_DTYPES,
     ConfigurationError,
     Kind,
@@ -73,7 +74,7 @@ class Codec(Policy, Protocol):
 
     @property
     def value_dtype(self) -> str:
-        """How values travel, one of thinwire.ops.types.VALUE_DTYPES."""
+        """How values travel, one of VALUE_DTYPES and FEW_BITS of thinwire.ops.types."""
 
     @property
     def sends_fraction(self) -> bool:
@@ -153,13 +154,15 @@ def check_rate(rate: float, flag: str = "compression_rate") -> None:
         )
 
 
-def check_value_dtype(value_dtype: str, flag: str = "value_dtype") -> None:
-    """Refuse an unknown value dtype; `flag` set it.
+def check_value_dtype(
+    value_dtype: str,
+    flag: str = "value_dtype",
+    known: Iterable[str] = (*VALUE_DTYPES, *FEW_BITS),
+) -> None:
+    """Refuse a value dtype that is not known here; `flag` set it.
 
     Raises:
-        ConfigurationError: It is none of thinwire.ops.types.VALUE_DTYPES.
+        ConfigurationError: It is none of those known.
     """
-    if value_dtype not in VALUE_DTYPES:
-        raise ConfigurationError(
-            f"--{flag}={value_dtype!r}: expected one of {', '.join(VALUE_DTYPES)}."
-        )
+    if value_dtype not in known:
+        raise ConfigurationError(f"--{flag}={value_dtype!r}: expected one of {', '.join(known)}.")

@@ -13,14 +13,14 @@ from thinwire.ops.codecs.base import (
     check_value_dtype,
     kept_entries,
 )
-from thinwire.ops.codecs.packets import feed_in_turn
+from thinwire.ops.codecs.packets import code_values, feed_in_turn
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import Block, Kind, ModelSpec, Packet, State
+from thinwire.ops.types import CHUNK_ENTRIES, Block, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
     from thinwire.ops.codecs.base import Codec
     from thinwire.ops.kernels.base import Selected
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import CodedValues, Float32, Int64
 
 
 class StatelessCodec:
@@ -94,7 +94,7 @@ class Dense(StatelessCodec):
     def _rows(self, slot: int, tensor: Float32, ctx: EncodeContext) -> Block:
         """Return the block of a tensor's touched rows."""
         indices = ctx.touched[slot].entries()
-        values = ctx.kernels.quantise(tensor[indices], self.value_dtype)
+        values = code_values(tensor[indices], indices, tensor.size, self.value_dtype, ctx.kernels)
         return Block(slot, tensor.size, indices, values)
 
 
@@ -123,13 +123,24 @@ class Sparsifier(StatelessCodec):
         check_finite(tensors, ctx)
         rate = self.fraction(ctx)
         if rate >= 1:
-            return _whole(tensors, self.value_dtype, self.kind, ctx), state
+            whole = _whole(tensors, self.value_dtype, self.kind, ctx, self.value_chunk)
+            return whole, state
         chosen = self.select(tensors, rate, state, ctx)
         return self.coded(tensors, chosen, ctx), state
 
+    @property
+    def kept_fraction(self) -> float:
+        """The fraction of entries to send, where nothing else is asked for."""
+        return self.compression_rate
+
     def fraction(self, ctx: EncodeContext) -> float:
         """Return the fraction of entries to send."""
-        return self.compression_rate if ctx.keep is None else ctx.keep
+        return self.kept_fraction if ctx.keep is None else ctx.keep
+
+    @property
+    def value_chunk(self) -> int:
+        """Entries whose values have scales of their own, where values are of few bits."""
+        return CHUNK_ENTRIES
 
     def coded(
         self,
@@ -139,11 +150,31 @@ class Sparsifier(StatelessCodec):
     ) -> Packet:
         """Code the chosen (positions, values) of each tensor."""
         blocks = [
-            Block(slot, tensor.size, indices, ctx.kernels.quantise(values, self.value_dtype))
+            Block(slot, tensor.size, indices, self._coded(tensor, indices, values, ctx))
             for slot, (tensor, (indices, values)) in enumerate(zip(tensors, chosen, strict=True))
             if indices.size
         ]
         return Packet(tuple(blocks), self.kind)
+
+    def _coded(
+        self, tensor: Float32, indices: Int64, values: Float32, ctx: EncodeContext
+    ) -> CodedValues:
+        given = tensor.size, self.value_dtype, ctx.kernels, self.value_chunk
+        return code_values(values, indices, *given)
+
+    def keep_errors(
+        self,
+        residuals: Sequence[Float32],
+        chosen: Sequence[Selected],
+        packet: Packet,
+        ctx: EncodeContext,
+    ) -> None:
+        """Put into residuals, from which the chosen was taken, what coding it has changed."""
+        if self.value_dtype == "float32":
+            return
+        for block in packet.blocks:
+            indices, values = chosen[block.slot]
+            residuals[block.slot][indices] = values - ctx.kernels.dequantise(block.values)
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
@@ -177,10 +208,17 @@ class RandomK(Sparsifier):
         return chosen
 
 
-def _whole(tensors: Sequence[Float32], value_dtype: str, kind: Kind, ctx: EncodeContext) -> Packet:
+def _whole(
+    tensors: Sequence[Float32],
+    value_dtype: str,
+    kind: Kind,
+    ctx: EncodeContext,
+    chunk: int = CHUNK_ENTRIES,
+) -> Packet:
     """Return one dense block per tensor."""
+    given = value_dtype, ctx.kernels, chunk
     blocks = [
-        Block(slot, tensor.size, None, ctx.kernels.quantise(tensor, value_dtype))
+        Block(slot, tensor.size, None, code_values(tensor, None, tensor.size, *given))
         for slot, tensor in enumerate(tensors)
     ]
     return Packet(tuple(blocks), kind)

@@ -119,21 +119,29 @@ class ErrorFeedback(CodecWrapper):
     an entry that was silent for T steps is sent as m times what was sent last plus its T tensors,
     so momentum decays once per sending, not once per step.
 
+    With a decay b it begins by ``a <- b a``: what was kept long ago counts less than what comes
+    now, which it may contradict after many local steps.
+
     Attributes:
         inner: What selects or rounds.
         carry: m, the part of what was sent that stays, from 0 to below 1; None: left open for
             `with_momentum`, 0 until then.
+        decay: b, from 0 to 1.
 
     Source: Aji and Heafield, EMNLP 2017 (m = 0); Dual-Way Gradient Sparsification, ICPP 2020, whose
-    u is what is sent, kept where sent and divided by m elsewhere.
+    u is what is sent, kept where sent and divided by m elsewhere; SparseLoCo (arXiv 2508.15706),
+    whose error feedback decays.
     """
 
     carry: float | None = 0.0
+    decay: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse a momentum that does not decay."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
+        if not 0 <= self.decay <= 1:
+            raise ConfigurationError(f"--error_decay={self.decay}: expected 0 to 1.")
 
     @property
     def keeps_momentum(self) -> bool:
@@ -154,6 +162,9 @@ class ErrorFeedback(CodecWrapper):
         """
         check_finite(tensors, ctx)
         residuals = state["residual"]
+        if self.decay != 1:
+            for residual in residuals:
+                residual *= residual.dtype.type(self.decay)
         ctx = dataclasses.replace(ctx, finite=True)
         packet, inner = self.inner.feed(residuals, tensors, state["inner"], ctx)
         if self.carry:

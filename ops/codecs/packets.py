@@ -11,7 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import Codec, EncodeContext
-from thinwire.ops.types import Block, CodedValues, Packet, State, where_of
+from thinwire.ops.kernels.base import Kernels
+from thinwire.ops.types import (
+    CHUNK_ENTRIES,
+    FEW_BITS,
+    Block,
+    ChunkedValues,
+    CodedValues,
+    Packet,
+    State,
+    where_of,
+)
 from thinwire.ops.wire.low_rank import expanded
 
 if TYPE_CHECKING:
@@ -55,6 +65,33 @@ def encode_multiplied(
     return codec.encode(tensors, state, ctx)
 
 
+def code_values(
+    values: Float32,
+    indices: Int64 | None,
+    size: int,
+    dtype: str,
+    kernels: Kernels,
+    chunk: int = CHUNK_ENTRIES,
+) -> CodedValues:
+    """Code values of a tensor.
+
+    Args:
+        values: [k] float32, finite.
+        indices: [k] their ascending positions; None: all of the tensor's.
+        size: Entries of the tensor.
+        dtype: One of VALUE_DTYPES, or of FEW_BITS.
+        kernels: The array work.
+        chunk: Entries with scales of their own, where values are of few bits.
+    """
+    if dtype not in FEW_BITS:
+        return kernels.quantise(values, dtype)
+    from thinwire.ops.kernels.few_bits import edges_of
+
+    edges = edges_of(indices, size, chunk)
+    codes, scales = kernels.quantise_chunks(values, edges, dtype)
+    return ChunkedValues(dtype, codes, scales=scales, edges=edges, chunk=chunk)
+
+
 def decoded(block: Block) -> tuple[Int64 | slice, Float32]:
     """Return where a block's values belong (an index into its tensor), and the values [k]."""
     from thinwire.ops.kernels.numpy_ops import dequantise
@@ -86,5 +123,5 @@ def rescaled(block: Block, factor: float) -> Block:
 
     limits = np.finfo(np.float32)
     scale = min(max(block.values.scale * factor, float(limits.tiny)), float(limits.max))
-    values = CodedValues(block.values.dtype, block.values.data, float(np.float32(scale)))
+    values = dataclasses.replace(block.values, scale=float(np.float32(scale)))
     return dataclasses.replace(block, values=values)

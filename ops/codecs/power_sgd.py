@@ -10,6 +10,7 @@ from thinwire.ops.codecs.base import EncodeContext, check_finite, check_value_dt
 from thinwire.ops.codecs.dense import StatelessCodec
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import (
+    VALUE_DTYPES,
     Block,
     ConfigurationError,
     Kind,
@@ -59,7 +60,7 @@ class PowerSgd(StatelessCodec):
                 f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "
                 "(the paper takes 1 to 4)."
             )
-        check_value_dtype(self.value_dtype)
+        check_value_dtype(self.value_dtype, known=VALUE_DTYPES)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return Q of each tensor: zeros, to be drawn in the first step; empty for whole ones."""

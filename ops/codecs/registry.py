@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from thinwire.ops.codecs.base import Codec
+from thinwire.ops.codecs.chunked_top_k import ChunkedTopK
 from thinwire.ops.codecs.dense import Dense, RandomK, Sparsifier
 from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, Descend, RateAtSend, WarmUp
-from thinwire.ops.types import ConfigurationError, configured
+from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, configured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,10 @@ class CodecChoices:
     compression_rate: float = 0.01
     value_dtype: str = "float32"
     selection: str = "exact"
+    chunk: int = CHUNK_ENTRIES
+    chunk_k: int | None = None
     error_feedback: bool = False
+    error_decay: float = 1.0
     dense_below: int = 0
     warmup_epochs: int | None = None
     dgs_momentum: float | None = None
@@ -65,7 +69,7 @@ class CodecEntry:
         if self.base is not Dense:
             names.add("dense_below")
         if self.wrap is None:
-            names.add("error_feedback")
+            names |= {"error_feedback", "error_decay"}
         return frozenset(names)
 
 
@@ -115,6 +119,7 @@ CODECS: dict[str, CodecEntry] = {
     "dense": CodecEntry(Dense),
     "topk": CodecEntry(TopK),
     "random_k": CodecEntry(RandomK),
+    "chunked_topk": CodecEntry(ChunkedTopK),
     "gd": CodecEntry(TopK, _gradient_dropping),
     "dgc": CodecEntry(TopK, _deep, _DGC_CHOICES, warmup_epochs=4),
     "dgs": CodecEntry(TopK, _dual_way, ("dgs_momentum",)),
@@ -147,7 +152,7 @@ def build_codec(
     if choices.dense_below:
         codec = DenseBelow(codec, choices.dense_below)
     if choices.error_feedback:
-        codec = ErrorFeedback(codec)
+        codec = ErrorFeedback(codec, decay=choices.error_decay)
     if row.wrap is not None:
         codec = row.wrap(codec, choices, nb_workers)
     epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
@@ -168,6 +173,11 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
                 f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
                 f"{', '.join(others)}. Leave it out, or change the codec."
             )
+    if choices.error_decay != 1 and not choices.error_feedback:
+        raise ConfigurationError(
+            f"--error_decay={choices.error_decay:g} without --error_feedback: nothing is kept that "
+            "could decay. Give --error_feedback too, or leave it out."
+        )
     if choices.error_feedback and row.base is Dense and choices.value_dtype == "float32":
         raise ConfigurationError(
             "--error_feedback with --codec=dense and --value_dtype=float32: everything is sent as "

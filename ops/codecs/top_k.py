@@ -77,10 +77,7 @@ class TopK(Sparsifier):
             )
             chosen.append((indices, values))
         packet = self.coded(tensors, chosen, ctx)
-        if self.value_dtype != "float32":
-            for block in packet.blocks:
-                indices, values = chosen[block.slot]
-                residuals[block.slot][indices] = values - kernels.dequantise(block.values)
+        self.keep_errors(residuals, chosen, packet, ctx)
         return packet, state
 
     def select(

@@ -29,7 +29,7 @@ import numpy as np
 
 from thinwire.ops.codecs.base import kept_entries
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
-from thinwire.ops.types import VALUE_BYTES, Block, CodedValues, State, Update
+from thinwire.ops.types import VALUE_BITS, Block, CodedValues, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
@@ -178,7 +178,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
     if 0 < count < size:
         share = count / size
         position_bits = -size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
-    return count * VALUE_BYTES[value_dtype] + position_bits / 8
+    return (count * VALUE_BITS[value_dtype] + position_bits) / 8
 
 
 def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from thinwire.ops.codecs.base import check_rate, check_value_dtype
 from thinwire.ops.downlink.exact import DownDelta, check_fraction, full_reply
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, ShardView
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
@@ -55,7 +55,7 @@ class DownSparse:
         check_rate(self.compression_rate)
         if self.down_ratio is not None:
             check_rate(self.down_ratio, "down_ratio")
-        check_value_dtype(self.down_value_dtype, "down_value_dtype")
+        check_value_dtype(self.down_value_dtype, "down_value_dtype", VALUE_DTYPES)
         if self.resync_every < 0:
             raise ConfigurationError(
                 f"--resync_every={self.resync_every}: expected a number of iterations from 1 on, "

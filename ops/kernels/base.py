@@ -43,6 +43,15 @@ class SelectWithFeedback(Protocol):
         """Do ``residual += factor * addend``, take the selected entries out, return them."""
 
 
+class SelectOfChunks(Protocol):
+    """Selection from each chunk of a residual plus an addend."""
+
+    def __call__(
+        self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
+    ) -> Selected:
+        """Do ``residual += factor * addend``, take the selected entries out, return them."""
+
+
 class Accumulate(Protocol):
     """Adding to an array in place."""
 
@@ -56,8 +65,8 @@ class Accumulate(Protocol):
 class Kernels:
     """One implementation; each function is documented where numpy implements it.
 
-    Selection is in `thinwire.ops.kernels.numpy_select`, the rest in
-    `thinwire.ops.kernels.numpy_ops`.
+    Selection is in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`, values of few bits are
+    in `few_bits`, the rest in `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
         name: "numpy" or "tf".
@@ -65,6 +74,8 @@ class Kernels:
         feedback_top_k: The k largest of a residual plus an addend, exactly.
         carried_top_k: (x [n], k, threshold of the step before).
         feedback_carried: The same of a residual plus an addend.
+        chunk_top_k: (x [n], k, entries of a chunk).
+        feedback_chunk_top_k: The k largest of each chunk of a residual plus an addend.
         random_k: (n, k, rng) -> positions.
         accumulate: Adds to an array in place.
         zeros: (sizes) -> arrays for a codec's state.
@@ -73,6 +84,8 @@ class Kernels:
         as_saved: (state) -> the state with numpy arrays alone.
         as_kept: (saved, fresh state) -> the state, its arrays where those of the fresh one are.
         quantise: (values [k], dtype) -> coded values.
+        quantise_chunks: (values [k], edges [c + 1], dtype of few bits) -> (codes [k], scales
+            [c, m]).
         dequantise: (coded values) -> values [k].
         apply_sparse: (theta [n] in place, indices, values, rate).
         apply_dense: (theta [n] in place, values [n], rate).
@@ -91,6 +104,8 @@ class Kernels:
     feedback_top_k: SelectWithFeedback
     carried_top_k: Callable[[Float32, int, float], SelectedWithThreshold]
     feedback_carried: SelectWithFeedback
+    chunk_top_k: Callable[[Float32, int, int], Selected]
+    feedback_chunk_top_k: SelectOfChunks
     random_k: Callable[[int, int, np.random.Generator], Int64]
     accumulate: Accumulate
     zeros: Callable[[Sequence[int]], list[Float32]]
@@ -99,6 +114,7 @@ class Kernels:
     as_saved: Callable[[State], State]
     as_kept: Callable[[State, State], State]
     quantise: Callable[[Float32, str], CodedValues]
+    quantise_chunks: Callable[[Float32, Int64, str], tuple[NDArray[np.uint8], Float32]]
     dequantise: Callable[[CodedValues], Float32]
     apply_sparse: Callable[[Float32, Int64, Float32, float | Float32], None]
     apply_dense: Callable[[Float32, Float32, float | Float32], None]

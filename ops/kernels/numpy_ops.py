@@ -5,7 +5,8 @@ TensorFlow kernels keep the order, so both agree bit for bit above the subnormal
 TensorFlow's threads flush to zero). From top to bottom: arrays of a codec's state; applying
 updates; hits of entries (AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits;
 blocks of a gradient, their contributions and their levels (DGT); products of thin matrices
-(PowerSGD). Selection has a module of its own, `thinwire.ops.kernels.numpy_select`.
+(PowerSGD). Selection has modules of its own, `thinwire.ops.kernels.numpy_select` and
+`numpy_chunks`, and so have values of few bits with scales for each chunk, `few_bits`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.kernels import numpy_select
+from thinwire.ops.kernels import few_bits, numpy_chunks, numpy_select
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import CodedValues, State
+from thinwire.ops.types import ChunkedValues, CodedValues, State
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -307,6 +308,8 @@ def dequantise(coded: CodedValues) -> Float32:
     Raises:
         ValueError: An unknown dtype.
     """
+    if isinstance(coded, ChunkedValues):
+        return few_bits.dequantise_chunks(coded)
     if coded.dtype == "float32":
         values = coded.data
     elif coded.dtype == "bfloat16":
@@ -569,6 +572,8 @@ KERNELS = Kernels(
     feedback_top_k=numpy_select.feedback_top_k,
     carried_top_k=numpy_select.carried_top_k,
     feedback_carried=numpy_select.feedback_carried,
+    chunk_top_k=numpy_chunks.chunk_top_k,
+    feedback_chunk_top_k=numpy_chunks.feedback_chunk_top_k,
     random_k=numpy_select.random_k,
     accumulate=numpy_select.accumulate,
     zeros=zeros,
@@ -577,6 +582,7 @@ KERNELS = Kernels(
     as_saved=as_saved,
     as_kept=as_kept,
     quantise=quantise,
+    quantise_chunks=few_bits.quantise_chunks,
     dequantise=dequantise,
     apply_sparse=apply_sparse,
     apply_dense=apply_dense,

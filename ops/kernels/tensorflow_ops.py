@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.kernels import device, numpy_ops, tensorflow_select
+from thinwire.ops.kernels import device, few_bits, numpy_ops, tensorflow_select
 from thinwire.ops.kernels.device import (
     FLOAT,
     FLOATS,
@@ -83,6 +83,31 @@ def _largest(values: Any) -> Any:
 @traced(FLOATS, FLOAT)
 def _to_int8(values: Any, scale: Any) -> Any:
     return tf.cast(tf.clip_by_value(tf.round(values / scale), -127.0, 127.0), tf.int8)
+
+
+@traced(FLOATS, PLACES, NUMBER)
+def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
+    """Return of each chunk the largest magnitude and the sum of them, and which exceed the mean."""
+    magnitudes = tf.abs(values)
+    largest = tf.math.unsorted_segment_max(magnitudes, chunks, count)
+    exact = tf.cast(magnitudes, tf.float64)
+    sums = tf.math.unsorted_segment_sum(exact, chunks, count)
+    lengths = tf.math.unsorted_segment_sum(tf.ones_like(exact), chunks, count)
+    above = magnitudes > tf.gather(tf.cast(sums / lengths, tf.float32), chunks)
+    upper = tf.math.unsorted_segment_sum(tf.where(above, exact, 0.0), chunks, count)
+    most = tf.math.unsorted_segment_sum(tf.cast(above, tf.int64), chunks, count)
+    return largest, sums, above, upper, most
+
+
+@traced(FLOATS, PLACES, FLOATS, FLOATS)
+def _uniform_levels(values: Any, chunks: Any, scales: Any, boundaries: Any) -> Any:
+    limits = tf.gather(scales, chunks)[:, None] * boundaries[None]
+    return tf.reduce_sum(tf.cast(tf.abs(values)[:, None] >= limits, tf.uint8), 1)
+
+
+@traced(FLOATS)
+def _is_negative(values: Any) -> Any:
+    return tf.bitcast(values, tf.int32) < 0
 
 
 @traced(PLACES)
@@ -250,12 +275,36 @@ def quantise(values: Any, dtype: str) -> CodedValues:
     raise numpy_ops.unknown_dtype(dtype)
 
 
+def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
+    """See `few_bits.quantise_chunks`; sums in double precision are of another order."""
+    if not isinstance(values, DeviceArray):  # selected ones, which are few, are on the host
+        return few_bits.quantise_chunks(values, edges, dtype)
+    if not values.size:
+        return few_bits.quantise_chunks(np.empty(0, np.float32), edges, dtype)
+    given, lengths = values.value, np.diff(edges)
+    chunks = np.repeat(np.arange(lengths.size), lengths)
+    largest, sums, above, upper, most = _chunk_figures(given, chunks, lengths.size)
+    if dtype.startswith("int"):
+        scales = few_bits.rounded(largest.numpy())[:, None]
+        levels = _uniform_levels(given, chunks, scales[:, 0], few_bits.boundaries(dtype)).numpy()
+    elif dtype == "sign":
+        scales = few_bits.rounded(sums.numpy() / lengths)[:, None]
+        levels = np.zeros(values.size, np.uint8)
+    else:
+        levels = above.numpy().view(np.uint8)
+        means = few_bits.side_means(sums.numpy(), upper.numpy(), most.numpy(), lengths)
+        scales = few_bits.rounded(means)
+    return few_bits.with_signs(levels, _is_negative(given).numpy(), dtype), scales
+
+
 #: What these functions leave out is numpy's.
 KERNELS = dataclasses.replace(
     numpy_ops.KERNELS,
     name="tf",
     top_k=tensorflow_select.top_k,
     feedback_top_k=tensorflow_select.feedback_top_k,
+    chunk_top_k=tensorflow_select.chunk_top_k,
+    feedback_chunk_top_k=tensorflow_select.feedback_chunk_top_k,
     carried_top_k=tensorflow_select.carried_top_k,
     feedback_carried=tensorflow_select.feedback_carried,
     accumulate=tensorflow_select.accumulate,
@@ -265,6 +314,7 @@ KERNELS = dataclasses.replace(
     first_not_finite=first_not_finite,
     norm=norm,
     quantise=quantise,
+    quantise_chunks=quantise_chunks,
     apply_sparse=apply_sparse,
     apply_dense=apply_dense,
     scale=scale,

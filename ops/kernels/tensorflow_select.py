@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.kernels import numpy_select
+from thinwire.ops.kernels import numpy_chunks, numpy_select
 from thinwire.ops.kernels.device import FLOAT, FLOATS, NUMBER, DeviceArray, fused, tensor_of
 from thinwire.ops.kernels.numpy_select import accumulate as accumulate_on_host
 
@@ -138,6 +138,42 @@ def feedback_top_k(
     indices, values = top_k(residual, k)
     residual[indices] = 0
     return indices, values, 0.0
+
+
+@fused(FLOATS, *[NUMBER] * 3)
+def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
+    """Return the k largest of each chunk, of the last one `last`; n behind the last position."""
+    size = tf.size(x)
+    count = (size + chunk - 1) // chunk
+    rows = tf.reshape(tf.pad(_magnitudes(x), [[0, count * chunk - size]]), [count, chunk])
+    highest = tf.math.top_k(rows, k)  # ties: lowest position first
+    numbers = tf.range(count)[:, None]
+    most = tf.where(numbers == count - 1, last, k)
+    chosen = tf.logical_and(highest.values > 0, tf.range(k)[None] < most)
+    places = tf.where(chosen, highest.indices + numbers * chunk, size)
+    places = tf.sort(tf.reshape(places, [-1]))
+    return places, _values_at(x, places), tf.reduce_sum(tf.cast(chosen, tf.int32))
+
+
+def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
+    """See `numpy_chunks.chunk_top_k`."""
+    x = tensor_of(x)
+    size = int(x.shape[0])
+    if not size:
+        return _none()
+    return _cut(*_chunk_top_k(x, k, chunk, numpy_chunks.kept_of_last(size, k, chunk)))
+
+
+def feedback_chunk_top_k(
+    residual: Any, addend: Any, k: int, chunk: int, factor: float = 1.0
+) -> tuple[Int64, Float32]:
+    """See `numpy_chunks.feedback_chunk_top_k`."""
+    if not isinstance(residual, DeviceArray):
+        return numpy_chunks.feedback_chunk_top_k(residual, np.asarray(addend), k, chunk, factor)
+    accumulate(residual, addend, factor)
+    indices, values = chunk_top_k(residual, k, chunk)
+    residual[indices] = 0
+    return indices, values
 
 
 @fused(FLOATS, FLOATS, FLOAT, FLOAT)

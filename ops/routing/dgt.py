@@ -17,7 +17,7 @@ from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.routing.base import LostEntries, ReassemblyRules, RouteContext, Routed
 from thinwire.ops.routing.dgt_choices import DgtChoices, refuse_illegal
-from thinwire.ops.types import Block, ConfigurationError, ShardLayout, State
+from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout, State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,6 +161,11 @@ class Dgt(DgtChoices):
         Raises:
             ConfigurationError: Values would be changed that the codec has coded in fewer bits.
         """
+        if codec.value_dtype in FEW_BITS:
+            raise ConfigurationError(
+                f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams have no place for "
+                "scales of chunks. Take --router=reliable, or another --value_dtype."
+            )
         for name, applies in (
             (f"dgt_low_bits={self.dgt_low_bits}", self.dgt_low_bits < 32),
             ("dgt_error_feedback", self.dgt_error_feedback),

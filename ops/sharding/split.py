@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from thinwire.ops.types import (
     Block,
+    ChunkedValues,
     CodedValues,
     ConfigurationError,
     LowRankBlock,
@@ -134,15 +135,16 @@ def _part(block: Block, slot: int, piece: Slice) -> Block | None:
     if isinstance(block, LowRankBlock):
         return low_rank.part(block, slot, piece)
     if block.indices is None:
-        data = block.values.data[piece.start : piece.stop]
-        return Block(slot, piece.size, None, _with_data(block.values, data))
+        return Block(slot, piece.size, None, _some(block.values, piece.start, piece.stop, piece))
     first, last = block.indices.searchsorted((piece.start, piece.stop))
     if first == last:
         return None
-    data = block.values.data[first:last]
     indices = block.indices[first:last] - piece.start if piece.start else block.indices[first:last]
-    return Block(slot, piece.size, indices, _with_data(block.values, data))
+    return Block(slot, piece.size, indices, _some(block.values, first, last, piece))
 
 
-def _with_data(values: CodedValues, data: object) -> CodedValues:
-    return dataclasses.replace(values, data=data)  # type: ignore[arg-type]
+def _some(values: CodedValues, first: int, last: int, piece: Slice) -> CodedValues:
+    """Return the values from `first` to `last` of a tensor, for a slice of it."""
+    if isinstance(values, ChunkedValues):
+        return values.part(slice(first, last), piece.start)
+    return dataclasses.replace(values, data=values.data[first:last])

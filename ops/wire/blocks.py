@@ -16,8 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.types import VALUE_DTYPES, Block, CodedValues, LowRankBlock, RangedBlock
-from thinwire.ops.wire import index_codings, value_codings
+from thinwire.ops.types import (
+    FEW_BITS,
+    VALUE_DTYPES,
+    Block,
+    ChunkedValues,
+    CodedValues,
+    LowRankBlock,
+    RangedBlock,
+)
+from thinwire.ops.wire import few_bits_coding, index_codings, value_codings
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.ops.wire.low_rank_coding import FACTORS, decode_factors
 from thinwire.ops.wire.value_codings import ValueCoding
@@ -96,6 +104,7 @@ __all__ = [
 ]
 
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
+_OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
 _DEFLATED_SAMPLE = 4096  # positions deflated as an estimate: all would cost a reply's time
 
@@ -131,6 +140,8 @@ class WireBlock:
     scale: float
     value_bytes: bytes | memoryview  # plain ones are the block's own array, but for LOW_RANK
     value_coding: ValueCoding = ValueCoding.PLAIN
+    chunk: int = 0  # entries of a chunk, where values have scales for each; else 0
+    chunk_first: int = 0  # place of the first entry in its chunk
 
 
 class IndexChooser:
@@ -152,19 +163,28 @@ class IndexChooser:
         """Return the block as bytes; dense values are viewed, not copied."""
         if isinstance(block, LowRankBlock):
             return _factors_as_bytes(block)
-        data = np.ascontiguousarray(block.values.data)
+        values = block.values
+        data = np.ascontiguousarray(values.data)
         coding, parameter, index_bytes = self._code(block)
-        value_coding, value_bytes = self._code_values(block.slot, coding, data)
+        chunk = first = 0
+        value_bytes: bytes | memoryview
+        if isinstance(values, ChunkedValues):
+            chunk, first = values.chunk, values.first
+            value_coding, value_bytes = few_bits_coding.encode_codes(values)
+        else:
+            value_coding, value_bytes = self._code_values(block.slot, coding, data)
         return WireBlock(
             slot=block.slot,
             count=data.size,
             coding=coding,
             coding_parameter=parameter,
             index_bytes=index_bytes,
-            value_dtype=block.values.dtype,
-            scale=block.values.scale,
+            value_dtype=values.dtype,
+            scale=values.scale,
             value_bytes=value_bytes,
             value_coding=value_coding,
+            chunk=chunk,
+            chunk_first=first,
         )
 
     def _code_values(
@@ -258,6 +278,8 @@ def decode_block(
     value_bytes: memoryview,
     size: int,
     value_coding: int = ValueCoding.PLAIN,
+    chunk: int = 0,
+    chunk_first: int = 0,
 ) -> Block:
     """Check and decode one block.
 
@@ -267,11 +289,14 @@ def decode_block(
         coding: An IndexCoding.
         coding_parameter: Low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0.
         index_bytes: The coded positions; of LOW_RANK what the factors are, of RANGES which.
-        value_dtype: One of thinwire.ops.types.VALUE_DTYPES.
+        value_dtype: One of thinwire.ops.types.VALUE_DTYPES, or of FEW_BITS.
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
         size: Entries of the slot.
-        value_coding: A ValueCoding; other than PLAIN only with positions.
+        value_coding: A ValueCoding; EXPONENTS only with positions, CODES and DEFLATED_CODES with
+            all dtypes of FEW_BITS and no others.
+        chunk: Entries of a chunk, with these dtypes; else 0.
+        chunk_first: Place of the slot's first entry in its chunk, with these dtypes; else 0.
 
     Returns:
         The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
@@ -281,8 +306,26 @@ def decode_block(
     Raises:
         WireError: Anything does not fit.
     """
+    if value_dtype in FEW_BITS:
+        if value_coding not in _OF_FEW_BITS or coding not in _OF_POSITIONS | {IndexCoding.DENSE}:
+            raise WireError(
+                f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
+                "expected codes, with positions or of all entries"
+            )
+        scale = _checked_scale(scale, value_dtype)
+        indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
+        given = indices, size, chunk, chunk_first
+        edges = few_bits_coding.checked_edges(*given, len(value_bytes))
+        codes, scales = few_bits_coding.decode_codes(value_bytes, value_dtype, edges, value_coding)
+        values_of_chunks = ChunkedValues(
+            value_dtype, codes, scale, scales=scales, edges=edges, chunk=chunk, first=chunk_first
+        )
+        return Block(slot, size, indices, values_of_chunks)
     if value_dtype not in VALUE_DTYPES:
-        raise WireError(f"value dtype {value_dtype!r}; expected one of {', '.join(VALUE_DTYPES)}")
+        known = ", ".join((*VALUE_DTYPES, *FEW_BITS))
+        raise WireError(f"value dtype {value_dtype!r}; expected one of {known}")
+    if chunk or chunk_first:
+        raise WireError(f"{value_dtype} values in chunks of {chunk} entries; expected no chunks")
     dtype = np.dtype(_NUMPY_DTYPES[value_dtype])
     if value_coding != ValueCoding.PLAIN:
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
@@ -295,10 +338,7 @@ def decode_block(
         raise WireError(
             f"{count} values of {value_dtype} in {len(value_bytes)} bytes for {size} entries"
         )
-    if scale == 0 and value_dtype != "int8":
-        scale = 1.0
-    if not 0 < scale < math.inf:
-        raise WireError(f"scale {scale}; expected a finite number above 0")
+    scale = _checked_scale(scale, value_dtype)
     values = np.frombuffer(value_bytes, dtype) if count else np.empty(0, dtype)
     if not values.flags.aligned:
         values = values.copy()
@@ -311,6 +351,15 @@ def decode_block(
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded)
+
+
+def _checked_scale(scale: float, value_dtype: str) -> float:
+    """Return a block's scale; 0, not given, is 1 but for int8."""
+    if scale == 0 and value_dtype != "int8":
+        return 1.0
+    if not 0 < scale < math.inf:
+        raise WireError(f"scale {scale}; expected a finite number above 0")
+    return scale
 
 
 def _decode_indices(

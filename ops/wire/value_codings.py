@@ -26,6 +26,8 @@ class ValueCoding(enum.IntEnum):
 
     PLAIN = 0
     EXPONENTS = 1
+    CODES = 2  # of values of few bits, like the next: see few_bits_coding
+    DEFLATED_CODES = 3
 
 
 def encode_exponents(data: NDArray[Any]) -> bytes:

@@ -10,8 +10,10 @@ import numpy as np
 
 from tests.fuzz.target import Reader, Target, joined
 from tests.ops.coded_positions import encode_elias_fano
-from thinwire.ops.types import LowRankBlock, RangedBlock
-from thinwire.ops.wire import index_codings, value_codings
+from thinwire.ops.kernels.few_bits import edges_of, quantise_chunks
+from thinwire.ops.kernels.numpy_ops import dequantise
+from thinwire.ops.types import FEW_BITS, ChunkedValues, LowRankBlock, RangedBlock
+from thinwire.ops.wire import few_bits_coding, index_codings, value_codings
 from thinwire.ops.wire.blocks import IndexChooser, decode_block
 from thinwire.ops.wire.index_codings import WireError
 
@@ -137,6 +139,45 @@ def exponents(data: bytes) -> None:
         assert bytes(plain) == values.tobytes()
 
 
+def codes(data: bytes) -> None:
+    """Decode values of few bits; what decodes is coded again and must be the same."""
+    source = Reader(data)
+    size, dtype = source.choice(SIZES), source.choice(tuple(FEW_BITS))
+    coding, value_coding = source.number() % 8, source.number() % 5
+    count, chunk, first = (source.interesting() for _ in range(3))
+    parameter, index, values = source.number() % 4, source.piece(), source.rest()
+    with contextlib.suppress(WireError):
+        found = decode_block(
+            *(0, count, coding, parameter, memoryview(index), dtype, 1.0),
+            *(memoryview(values), size, value_coding, chunk, first),
+        )
+        decoded = dequantise(found.values)
+        assert decoded.size == count and np.isfinite(decoded).all()
+        again = IndexChooser().encode(found)
+        assert (again.chunk, again.chunk_first) == (chunk, first)
+        back = decode_block(
+            *(0, count, again.coding, again.coding_parameter, memoryview(again.index_bytes)),
+            *(dtype, again.scale, memoryview(again.value_bytes), size, again.value_coding),
+            *(chunk, first),
+        )
+        assert dequantise(back.values).tobytes() == decoded.tobytes()
+
+
+def _code_seeds() -> list[bytes]:
+    found = []
+    for number, dtype in enumerate(FEW_BITS):
+        for indices in (None, np.array([1, 5, 6, 20], np.int64)):
+            values = np.arange(-2, 26 if indices is None else 2).astype(np.float32)
+            edges = edges_of(indices, 28, 7, 2)
+            coded, scales = quantise_chunks(values, edges, dtype)
+            chunked = ChunkedValues(dtype, coded, scales=scales, edges=edges, chunk=7, first=2)
+            index = b"" if indices is None else index_codings.encode_uint32(indices)
+            _, plain = few_bits_coding.encode_codes(chunked)
+            head = bytes([3, number, 0 if indices is None else 4, 2, values.size, 7, 2, 0])
+            found.append(head + joined([index]) + plain)
+    return found
+
+
 def _exponent_seeds() -> list[bytes]:
     values = np.float32([1, -2, 3, 4])
     coded = value_codings.encode_exponents(values)
@@ -149,5 +190,6 @@ TARGETS = {
     "positions": Target(
         "positions through every coding", positions, lambda: [b"\1\0\2\0\xff\xff", bytes(40)]
     ),
+    "codes": Target("values of few bits, and the scales of their chunks", codes, _code_seeds),
     "exponents": Target("deflated exponents", exponents, _exponent_seeds),
 }

@@ -194,7 +194,7 @@ class _Program:
                 coding=source.number() % 9,
                 coding_parameter=source.number(),
                 index_bytes=source.number(),
-                value_dtype=source.number() % 5,
+                value_dtype=source.number() % 9,
             )
             for _ in range(source.number() % 4)
         ]

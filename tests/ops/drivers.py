@@ -38,6 +38,12 @@ WORKERS = 3
 #: What follows a "+" in the name of a policy -> choices that put wrappers around it.
 VARIANTS = {
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
+    "decay": {
+        **{"chunk": 8, "chunk_k": 2, "value_dtype": "int2"},
+        **{"error_feedback": True, "error_decay": 0.9},
+    },
+    "sign": {"error_feedback": True, "value_dtype": "sign"},
+    "means": {"error_feedback": True, "value_dtype": "means2"},
     "rank1": {"powersgd_rank": 1, "value_dtype": "bfloat16"},
     "carried": {"selection": "carried", "dense_below": 3},
     "small": {"dgt_block_size": 16, "dgt_k": 0.3, "dgt_adaptive_k": True},

@@ -43,7 +43,7 @@ REGISTRIES = {
 }
 assert tuple(REGISTRIES) == INTERFACES
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
-WRAPPED += ["powersgd+rank1"]
+WRAPPED += ["powersgd+rank1", "chunked_topk+decay", "dense+sign", "topk+means"]
 EVERY = [(interface, name) for interface, registry in REGISTRIES.items() for name in registry]
 EVERY += [("codec", name) for name in WRAPPED]
 EVERY += [("router", "dgt+small"), ("router", "dgt+lossy")]

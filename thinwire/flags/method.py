@@ -28,7 +28,7 @@ from thinwire.ops.run.flags import (
     words,
 )
 from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.types import VALUE_DTYPES
+from thinwire.ops.types import CHUNK_ENTRIES, FEW_BITS, VALUE_DTYPES
 from thinwire.ops.weighting import WEIGHTINGS
 from thinwire.ops.weighting.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 
@@ -216,7 +216,12 @@ METHOD = Topic(
             "fraction",
             rule=above_zero("1 or more is dense"),
         ),
-        choice("value_dtype", "float32", "Type of the values on the uplink.", VALUE_DTYPES),
+        choice(
+            "value_dtype",
+            "float32",
+            "Type of the values on the uplink; int4, int2, means2 and sign have a scale per chunk.",
+            (*VALUE_DTYPES, *FEW_BITS),
+        ),
         words(
             "groups",
             None,
@@ -355,6 +360,29 @@ CODEC = Topic(
                 low=0.0,
                 high=0.9999,
                 unset="0.9; with --local_optimizer=script that of its SGD",
+            ),
+            integer(
+                "chunk",
+                CHUNK_ENTRIES,
+                "Consecutive entries of a tensor that --codec=chunked_topk selects among.",
+                "entries",
+                low=1,
+            ),
+            integer(
+                "chunk_k",
+                None,
+                "Of each chunk the entries that it sends.",
+                "entries",
+                low=1,
+                unset="--compression_rate of a chunk",
+            ),
+            number(
+                "error_decay",
+                1.0,
+                "Each step multiplies what --error_feedback has kept by this.",
+                "factor",
+                low=0.0,
+                high=1.0,
             ),
             switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
             switch(

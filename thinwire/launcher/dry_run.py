@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from thinwire.launcher import program
 from thinwire.launcher.role import Node
+from thinwire.ops.codecs.dense import Sparsifier
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.downlink.exact import DownDense
 from thinwire.ops.downlink.replicas import reply_bytes
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.run.settings import Run
-from thinwire.ops.types import VALUE_BYTES, Kind
+from thinwire.ops.types import VALUE_BITS, Kind
 
 _TRAVELS = {
     Kind.GRADIENT: "gradients, which the script's compiled optimizer steps with on the PS",
@@ -22,22 +23,18 @@ _TRAVELS = {
 }
 
 
-def describe_run(
-    run: Run, nodes: Sequence[Node], rate: float, value_dtype: str, hosts: Sequence[str]
-) -> Iterator[str]:
+def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[str]:
     """Yield the lines.
 
     Args:
         run: The run's settings.
         nodes: What would be started.
-        rate: The fraction of the entries that a sparsifying codec keeps.
-        value_dtype: Of what workers send.
         hosts: Where each node would run; empty: here.
     """
     method = run.method
     yield f"method: {method.name} ({_policies(run)})"
     yield f"sent: {_TRAVELS[method.kind]}"
-    yield from _traffic(run, rate, value_dtype)
+    yield from _traffic(run)
     yield f"run directory: {run.run_dir}"
     places = list(hosts) or [""] * len(nodes)
     for node, host in zip(nodes, places, strict=True):
@@ -54,16 +51,19 @@ def _policies(run: Run) -> str:
     return ", ".join(pairs)
 
 
-def _traffic(run: Run, rate: float, value_dtype: str) -> Iterator[str]:
+def _traffic(run: Run) -> Iterator[str]:
     """Yield what a worker sends and receives in an exchange, without framing."""
     size = _last_size(run)
     codec = coding_of(run.method.codec)
+    value_dtype = codec.value_dtype
     up = f"{run.method.choices['codec']}, {value_dtype}"
-    width = VALUE_BYTES[value_dtype]
-    if not codec.sends_fraction:
-        formula, num_bytes = f"at most {width} bytes x N", width * (size or 0)
+    bits = VALUE_BITS[value_dtype]
+    width = f"{bits // 8} bytes" if bits >= 8 else f"{bits} bit{'s' * (bits > 1)}"
+    if not isinstance(codec, Sparsifier):
+        formula, num_bytes = f"at most {width} x N", bits * (size or 0) // 8
     else:
-        formula = f"the {rate:.3g} N largest entries, {width} bytes and a position each"
+        rate = codec.kept_fraction
+        formula = f"the {rate:.3g} N largest entries, {width} and a position each"
         num_bytes = int(reply_bytes(round(rate * (size or 0)), size or 1, value_dtype))
     yield f"up, per exchange and worker: {formula} ({up}){_figure(size, num_bytes)}"
     if isinstance(run.method.down_codec, DownDense):

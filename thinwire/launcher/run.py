@@ -142,8 +142,7 @@ def show(run: Run, script: Sequence[str]) -> int:
     _check(run)
     nodes = [of_script(node, run, script) for node in nodes_of(run, run.addresses)]
     hosts = place_of(run) if FLAGS.hosts_file else []
-    rate, value_dtype = FLAGS.compression_rate, FLAGS.value_dtype
-    for line in dry_run.describe_run(run, nodes, rate, value_dtype, hosts):
+    for line in dry_run.describe_run(run, nodes, hosts):
         sys.stdout.write(f"{line}\n")
     return EXIT_DONE
 

@@ -92,8 +92,8 @@ def test_rates_that_keep_nothing_are_refused(name, rate):
 
 @pytest.mark.parametrize("name", CODECS)
 def test_unknown_value_dtypes_are_refused(name):
-    with pytest.raises(ConfigurationError, match="--value_dtype='int4'.*bfloat16"):
-        build(name, value_dtype="int4")
+    with pytest.raises(ConfigurationError, match="--value_dtype='int5'.*bfloat16"):
+        build(name, value_dtype="int5")
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,10 @@ def test_special_blocks(bodies):
 
 
 def test_errors_name_what_is_legal(bodies):
-    with pytest.raises(ValueError, match="'int4'.*float16"):
-        bodies.quantise(np.ones(1, np.float32), "int4")
-    with pytest.raises(ValueError, match="'int4'"):
-        bodies.dequantise(CodedValues("int4", np.ones(1)))
+    with pytest.raises(ValueError, match="'int5'.*float16"):
+        bodies.quantise(np.ones(1, np.float32), "int5")
+    with pytest.raises(ValueError, match="'int5'"):
+        bodies.dequantise(CodedValues("int5", np.ones(1)))
     with pytest.raises(ConfigurationError, match="--kernels='cuda'.*auto, tf, numpy"):
         load_kernels("cuda")
 

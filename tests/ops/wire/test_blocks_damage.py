@@ -21,7 +21,7 @@ GOOD |= dict(index_bytes=b"\1\0\0\0\3\0\0\0", value_bytes=b"ab")
         ({"count": -1, "value_bytes": b""}, "-1 values"),
         ({"size": 1}, "for 1 entries"),
         ({"size": 3}, "below 3"),
-        ({"value_dtype": "int4"}, "'int4'"),
+        ({"value_dtype": "int5"}, "'int5'"),
         ({"scale": 0.0}, "scale 0.0"),
         ({"scale": math.nan}, "scale nan"),
         ({"scale": math.inf}, "scale inf"),

@@ -1,0 +1,163 @@
+"""Values of 1, 2 and 4 bits: a sign, and one of a few magnitudes that are a chunk's own.
+
+====== ==== =======================================================================
+dtype  bits magnitudes of a chunk whose largest one is M
+====== ==== =======================================================================
+int4   4    M/15, 3M/15, 5M/15, ... M: 16 uniform levels from -M to M
+int2   2    M/3, M: 4 uniform levels from -M to M
+means2 2    the mean of the magnitudes up to their mean, and that of those above it
+sign   1    the mean of the magnitudes
+====== ==== =======================================================================
+
+A value is coded as the nearest magnitude, half-way ones as the larger; those of means2 as the mean
+of their own side. M and the means are rounded to bfloat16, as they travel, before anything is
+compared with them. All products are rounded to float32 once, so that every side decodes alike.
+
+Source: 2 bits of the kept values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et al.,
+"1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al., "Error
+feedback fixes SignSGD", ICML 2019, algorithm 2 (there of a whole layer, here of a chunk).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from thinwire.ops.types import FEW_BITS, ChunkedValues
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from thinwire.ops.types import Float32, Int64
+
+_LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
+_UPPER_HALF = np.uint32(0xFFFF0000)
+_SIGN_BIT = np.uint32(1 << 31)
+
+
+def num_magnitudes(dtype: str) -> int:
+    """Return how many magnitudes a value can have."""
+    return int(1 << (FEW_BITS[dtype] - 1))
+
+
+def num_scales(dtype: str) -> int:
+    """Return how many scales a chunk has."""
+    return 2 if dtype == "means2" else 1
+
+
+def dense_edges(size: int, chunk: int, first: int = 0) -> Int64:
+    """Return [c + 1] int64: where the chunks of a block with all its entries begin, and its end."""
+    inner = np.arange(chunk - first, size, chunk, dtype=np.int64)
+    return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)
+
+
+def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
+    """Return [c + 1] int64: where the values at ascending positions change chunk, and their end."""
+    if not indices.size:
+        return np.zeros(1, np.int64)
+    numbers = (indices + first) // chunk
+    inner = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+    return np.concatenate([[0], inner, [indices.size]])
+
+
+def edges_of(indices: Int64 | None, size: int, chunk: int, first: int = 0) -> Int64:
+    """Return `sparse_edges`, or `dense_edges` where the positions are None."""
+    if indices is None:
+        return dense_edges(size, chunk, first)
+    return sparse_edges(indices, chunk, first)
+
+
+def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
+    """Code values, each chunk by itself.
+
+    Args:
+        values: [k] float32, finite.
+        edges: [c + 1] int64, from 0 to k, ascending: where the chunks begin, and k.
+        dtype: One of FEW_BITS.
+
+    Returns:
+        Codes [k] uint8 and scales [c, m] float32, as a `ChunkedValues` has them.
+    """
+    scales = np.empty((edges.size - 1, num_scales(dtype)), np.float32)
+    if not values.size:
+        return np.empty(0, np.uint8), scales
+    magnitudes, starts, lengths = np.abs(values), edges[:-1], np.diff(edges)
+    if dtype.startswith("int"):
+        scales[:, 0] = rounded(np.maximum.reduceat(magnitudes, starts))
+        levels = uniform_levels(magnitudes, np.repeat(scales[:, 0], lengths), dtype)
+    else:
+        sums = np.add.reduceat(magnitudes, starts, dtype=np.float64)
+        if dtype == "sign":
+            scales[:, 0], levels = rounded(sums / lengths), np.zeros(values.size, np.uint8)
+        else:
+            above = magnitudes > np.repeat((sums / lengths).astype(np.float32), lengths)
+            levels = above.view(np.uint8)
+            upper = np.add.reduceat(np.where(above, magnitudes, 0), starts, dtype=np.float64)
+            most = np.add.reduceat(above, starts, dtype=np.int64)
+            scales[:] = rounded(side_means(sums, upper, most, lengths))
+    return with_signs(levels, np.signbit(values), dtype), scales
+
+
+def side_means(
+    sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
+) -> NDArray[np.float64]:
+    """Return [c, 2]: the means of the magnitudes that are not above their chunk's, and that are.
+
+    Args:
+        sums: [c] of all magnitudes.
+        upper: [c] of those above the mean.
+        most: [c] how many these are; where none is, all are equal, and so are both means.
+        lengths: [c] how many there are.
+    """
+    lower = np.maximum(sums - upper, 0) / np.maximum(lengths - most, 1)
+    return np.stack([lower, np.where(most, upper / np.maximum(most, 1), lower)], axis=1)
+
+
+def rounded(scales: NDArray[Any]) -> Float32:
+    """Return non-negative numbers rounded to the nearest bfloat16, to even, as float32."""
+    bits = np.minimum(scales, _LARGEST_BFLOAT16).astype(np.float32).view(np.uint32)
+    bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    nearest: Float32 = (bits & _UPPER_HALF).view(np.float32)
+    np.minimum(nearest, _LARGEST_BFLOAT16, out=nearest)
+    return nearest
+
+
+def boundaries(dtype: str) -> list[np.float32]:
+    """Return the parts of the largest magnitude from which the next higher one is nearer."""
+    count = num_magnitudes(dtype)
+    return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
+
+
+def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[np.uint8]:
+    """Return [k] uint8: the number of the nearest uniform magnitude, for scales [k]."""
+    levels = np.zeros(magnitudes.size, np.uint8)
+    for boundary in boundaries(dtype):
+        levels += magnitudes >= scales * boundary
+    return levels
+
+
+def with_signs(
+    levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
+) -> NDArray[np.uint8]:
+    """Return [k] uint8: numbers of magnitudes with the signs above them."""
+    codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
+    return codes
+
+
+def dequantise_chunks(coded: ChunkedValues) -> Float32:
+    """Return the values [k] float32 that codes stand for."""
+    count = num_magnitudes(coded.dtype)
+    if coded.dtype == "means2":
+        table = coded.scales
+    else:
+        parts = (np.arange(count, dtype=np.float64) * 2 + 1) / (2 * count - 1)
+        table = coded.scales * parts.astype(np.float32)
+    if coded.scale != 1:
+        table = table * np.float32(coded.scale)
+    places = np.repeat(np.arange(len(table)) * count, np.diff(coded.edges))
+    places += coded.data & np.uint8(count - 1)
+    values: Float32 = table.reshape(-1).take(places)
+    bits = values.view(np.uint32)
+    bits |= (coded.data >= count).astype(np.uint32) * _SIGN_BIT
+    return values
