@@ -49,7 +49,7 @@ class ChunkedTopK(Sparsifier):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send, where nothing else is asked for."""
+        """The fraction of entries to send, unless the context has another."""
         return self.compression_rate if self.chunk_k is None else self.chunk_k / self.chunk
 
     @property

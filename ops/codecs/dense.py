@@ -130,7 +130,7 @@ class Sparsifier(StatelessCodec):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send, where nothing else is asked for."""
+        """The fraction of entries to send, unless the context has another."""
         return self.compression_rate
 
     def fraction(self, ctx: EncodeContext) -> float:
