@@ -314,7 +314,8 @@ class ShardProcess:
         """Be the writer thread until the run has ended; return the exit code."""
         folder = scalars_of(self.run.run_dir, self.own.node)
         bytes_down = self.server.connections.bytes_down
-        scalars = PsScalars(folder, self.core, bytes_down, self._received)
+        privacy = self.board.privacy if self.leads else dict
+        scalars = PsScalars(folder, self.core, bytes_down, self._received, privacy)
         scalars.start()
         try:
             self.server.run_until(self._over)

@@ -44,11 +44,23 @@ def test_resume_is_exact(interface, value, tmp_path):
         local_steps=local_steps,
         overrides={interface: value},
     )
+    assert_resumes(chosen, tmp_path)
+
+
+def test_resume_draws_the_noise_that_was_due(tmp_path):
+    overrides = {"pacer": "fixed"}
+    choices = {"local_steps": 3, "dp_clip": 0.5, "dp_noise": 1.0}
+    assert_resumes(method("bsp", nb_workers=1, overrides=overrides, **choices), tmp_path)
+
+
+def assert_resumes(chosen, tmp_path):
     whole = start(chosen, 1000)
+    whole.shards[0].model.draw_noise_with(b"secret")
     whole.join_all()
     advance(whole, 12)
 
     first = start(chosen, 1000)
+    first.shards[0].model.draw_noise_with(b"secret")
     first.join_all()
     advance(first, 6)
     worker = first.workers[1]

@@ -20,6 +20,7 @@ from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUp
 from thinwire.ops.optimizers.script import AwaitedUpdate, server_update
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
 from thinwire.ops.pacing.registry import PACERS
+from thinwire.ops.privacy.central import privacy_of
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
@@ -76,6 +77,8 @@ class Choices(CodecChoices, DgtChoices):
     overlap: bool = False
     aggregate: str = Mean.name
     trim_fraction: float | None = None  # of trimmed_mean
+    dp_clip: float = 0.0
+    dp_noise: float = 0.0
 
 
 def compose(choices: Choices) -> Method:
@@ -93,6 +96,7 @@ def compose(choices: Choices) -> Method:
     chosen = row_with(choices.method, own | given)
     choices = dataclasses.replace(choices, **{name: chosen[name] for name in own if name in chosen})
     aggregate = _aggregate(choices)
+    privacy = privacy_of(choices.dp_clip, choices.dp_noise)
     rule = rule_for(_sync_rule(chosen["sync"], choices), choices.collective)
     if chosen["server_optimizer"] == SCRIPT and "weighting" not in given:
         chosen = chosen | {"weighting": _weighting_of_script(chosen["weighting"], rule, aggregate)}
@@ -108,7 +112,7 @@ def compose(choices: Choices) -> Method:
     method = Method(
         name=choices.method,
         pacer=configured(PACERS[chosen["pacer"]], choices),
-        codec=codec,
+        codec=privacy.around(codec),
         down_codec=configured(DOWN_CODECS[chosen["down_codec"]], choices),
         router=configured(ROUTERS[chosen["router"]], choices),
         sync=rule,
@@ -122,6 +126,7 @@ def compose(choices: Choices) -> Method:
         collective=choices.collective,
         overlap=choices.overlap,
         aggregate=aggregate,
+        privacy=privacy,
     )
     return dataclasses.replace(method, warnings=tuple(validate(method)))
 

@@ -18,6 +18,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.pacing.base import Pacer
+from thinwire.ops.privacy.central import NoPrivacy, Privacy
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
 from thinwire.ops.sync.base import SyncPolicy
@@ -126,6 +127,7 @@ class Method:
     collective: str = THROUGH_PS  # where gradients are summed; see thinwire.ops.collectives
     overlap: bool = False  # workers compute the next gradient while an exchange is under way
     aggregate: Aggregate = dataclasses.field(default_factory=Mean)  # of one release's updates
+    privacy: Privacy = dataclasses.field(default_factory=NoPrivacy)  # of each worker
     warnings: tuple[str, ...] = ()  # about choices that make no difference
 
     @property
@@ -192,6 +194,7 @@ class Method:
             ("local", self.local),
             ("placement", self.placement),
             ("aggregate", self.aggregate),
+            ("privacy", self.privacy),
         )
         rows = [(name, self.choices[name]) for name in INTERFACES]
         rows.append(("bn_sync", str(self.bn_sync)))

@@ -7,6 +7,7 @@ in its own class.
 from __future__ import annotations
 
 from thinwire.ops.aggregation.aggregates import LEAST_MEMBERS
+from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.codecs.dense import Dense, Sparsifier
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.codecs.wrappers import has_clipping
@@ -55,6 +56,7 @@ def validate(method: Method) -> list[str]:
     check_dense(method)
     _check_local(method)
     _check_script_steps(method)
+    _check_privacy(method)
     warnings += [text for is_idle, text in _idle_choices(method) if is_idle]
     warnings += _check_aggregate(method)
     warning = uneven(method.sync.groups)
@@ -204,7 +206,7 @@ def _check_script_steps(method: Method) -> None:
             f"--codec={method.choices['codec']} sends gradients. Take --method=dgs, dgc, gd or "
             "esync, or --pacer=fixed with --local_steps above 1; or leave it out."
         )
-    if has_clipping(method.codec):
+    if has_clipping(method.codec) and not method.takes_local_steps:
         raise ConfigurationError(
             f"--dgc_clip_norm clips gradients, and with {here} changes of weights are sent. Leave "
             "it out, and give the script's optimizer a clipnorm."
@@ -267,6 +269,10 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             "--down_codec=delta with dense updates: every entry changes, replies are dense.",
         ),
         (
+            delta_down and not dense_up and method.privacy.adds_noise,
+            "--down_codec=delta with --dp_noise: every entry changes, replies are dense.",
+        ),
+        (
             delta_down
             and not dense_up
             and not (method.server.keeps_sparse or method.server.awaits_offer),
@@ -320,6 +326,106 @@ def _check_aggregate(method: Method) -> list[str]:
             "--nb_workers, or leave --aggregate out."
         )
     return []
+
+
+def _check_privacy(method: Method) -> None:
+    """Refuse a bound on what is not a round's change, and noise on what is not a plain mean.
+
+    Raises:
+        ConfigurationError: The bound, or the sensitivity that the noise is for, would not hold.
+    """
+    if not method.privacy.clip:
+        return
+    if not method.takes_local_steps:
+        raise ConfigurationError(
+            "--dp_clip bounds the change that a worker's local steps make in a round, and --pacer="
+            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends each step's. "
+            "Take --pacer=fixed with --local_steps above 1 or a method that has them, or leave "
+            "--dp_clip and --dp_noise out."
+        )
+    if method.collective != THROUGH_PS:
+        raise ConfigurationError(
+            f"--collective={method.collective}: --dp_clip and --dp_noise need a PS, which adds the "
+            "noise before anybody else sees a round; take --collective=ps."
+        )
+    if method.router.channels:
+        raise ConfigurationError(
+            f"--router={method.choices['router']} sends what was lost on the way once more, with "
+            "a later round, which then exceeds --dp_clip; take --router=reliable."
+        )
+    if method.privacy.adds_noise:
+        _check_noise(method)
+
+
+def _check_noise(method: Method) -> None:
+    """Refuse noise where one worker can move what is released by more than clip / n.
+
+    Raises:
+        ConfigurationError: It can.
+    """
+    if not isinstance(method.weighting, Unweighted):
+        raise ConfigurationError(
+            f"--weighting={method.choices['weighting']} with --dp_noise: a worker that counts more "
+            "than others moves the mean by more than --dp_clip / n, which the noise is for. Give "
+            "--weighting=none, or leave --dp_noise out."
+        )
+    if method.aggregate.is_robust:
+        raise ConfigurationError(
+            f"--aggregate={method.aggregate.name} with --dp_noise: one worker can move it by more "
+            "than --dp_clip / n, which the noise is for. Take --aggregate=mean, for --dp_clip "
+            "bounds outliers too, or leave --dp_noise out."
+        )
+    if method.num_averaged(1):
+        raise ConfigurationError(
+            "--local_opt_state=average with --dp_noise: the means of the local "
+            "optimizers' slots would be released without noise. Take --local_opt_state=keep or "
+            "reset."
+        )
+
+
+def check_guards(method: Method, guards: Guards) -> None:
+    """Refuse guards by which one worker's update decides whether another's is accepted.
+
+    Raises:
+        ConfigurationError: They may, and the method adds noise for what one worker changes.
+    """
+    if not method.privacy.adds_noise:
+        return
+    if guards.update_norm_factor:
+        raise ConfigurationError(
+            f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
+            "workers decide which are accepted, so one worker can move the mean by more than "
+            "--dp_clip / n. Leave it out; --dp_clip bounds every norm."
+        )
+    clip = method.privacy.clip
+    if guards.max_update_norm and guards.max_update_norm < clip:
+        raise ConfigurationError(
+            f"--max_update_norm={guards.max_update_norm:g} is below --dp_clip={clip:g}: a shard "
+            "would refuse what workers may send. Raise it to the clip, or leave it out."
+        )
+    if guards.update_peak_factor and guards.update_peak_factor < clip:
+        raise ConfigurationError(
+            f"--update_peak_factor={guards.update_peak_factor:g} is below --dp_clip={clip:g}, so "
+            "the updates of all workers would decide which are accepted. Give "
+            "--update_peak_factor=0, or a smaller clip."
+        )
+
+
+def check_averages(method: Method, num_averaged: int) -> None:
+    """Refuse means beside the weights, which no noise is added to.
+
+    Args:
+        method: Of the run.
+        num_averaged: Values that are averaged over the workers.
+
+    Raises:
+        ConfigurationError: There are some, and the method adds noise to the weights.
+    """
+    if method.privacy.adds_noise and num_averaged:
+        raise ConfigurationError(
+            "--bn_sync with --dp_noise: the model has BatchNorm, whose moving statistics are "
+            "averaged over the workers and released without noise. Give --nobn_sync."
+        )
 
 
 def check_shards(method: Method, nb_ps: int) -> None:

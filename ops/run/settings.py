@@ -116,6 +116,7 @@ class Run:
         default_factory=Transport
     )  # of datagrams, where the router sends any
     guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
+    dp_delta: float = 1e-5  # at which the accountant gives epsilon
     top5: bool = False  # evaluations also count labels among the best five answers
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
     on_metrics: str | None = None  # module:function that gets each record; None: nobody

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
+from thinwire.ops.methods.validation import check_averages
 from thinwire.ops.sync.base import ArrivalToken, SyncPolicy
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import State
@@ -78,10 +79,14 @@ class PsCore:
             membership: Coordinator on shard 0, FollowerMembership elsewhere.
             sync: The rule of this shard: shard 0's holds the bound, the others' have none.
             averages: Values that are averaged beside the weights, on shard 0.
+
+        Raises:
+            ConfigurationError: The method adds noise to the weights alone, and there are others.
         """
         self.config, self.membership = config, membership
         self.model = model_for(method, theta, kernels, config)
         self.averages = averages or WorkerAverages()
+        check_averages(method, self.averages.size)
         self.counters = Counters()
         self._members = MemberTable()
         self._scheduler = RoundScheduler(sync)

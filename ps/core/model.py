@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import secrets
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,15 @@ class ShardModel:
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
         self._scaler = LossScaler(loss_scale)
+        self.draw_noise_with(secrets.token_bytes(32))
         self._backups = BackupWeights()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # for policies, which only read it
         self._seen.flags.writeable = False
+
+    def draw_noise_with(self, secret: bytes) -> None:
+        """Draw the noise of releases with this secret; only a simulation knows it beforehand."""
+        self._privacy = self.method.privacy.init(secret)
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase of a script, after so many updates and examples of those before."""
@@ -163,7 +169,10 @@ class ShardModel:
         if not kept:
             return kept
         updates = [arrival.update for arrival in kept]
-        merged = self.method.aggregate.merge(updates, len(self.theta))
+        mean = self.method.aggregate.merge(updates, len(self.theta))
+        merged = self.method.privacy.release(
+            mean, len(updates), len(self.theta), self.version, self._privacy
+        )
         changed = self._take_changes(kept, share)
         lone = self._lone(arrivals)
         before = own_entries.values_at(lone, self.theta)
@@ -314,6 +323,7 @@ class ShardModel:
             "theta": self.theta.copy(),
             "optimizer": self.method.server.save(self._server),
             "loss_scale": self._scaler.state_dict(),
+            "privacy": copy.deepcopy(self._privacy),
             "weighting": copy.deepcopy(_durable(self._weighting)),
             "backups": self._backups.save(),
             "down_codec": copy.deepcopy(_durable(self._down)),
@@ -333,6 +343,7 @@ class ShardModel:
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)
         self._scaler.load_state_dict(state["loss_scale"])
+        self._privacy.update(state.get("privacy", {}))
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from thinwire.ops.privacy.accountant import PrivacyLedger
 from thinwire.ops.routing.counters import BLOCK
 from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry import run_status
@@ -51,6 +52,7 @@ class StatusReporter:
         """Keep the sources, which every document reads anew (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
+        self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
         """Report on another model from now on."""
@@ -143,6 +145,17 @@ class StatusReporter:
                 refused.setdefault(reason, collections.Counter()).update(counts)
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
+    def privacy(self) -> dict[str, Any]:
+        """Return what the released models promise, if the method bounds anything.
+
+        It is about the worker that took part in the most releases. One that was lost may have been
+        in one more, of another shard, and updates that a crash has undone were released too.
+        """
+        core = self._core
+        pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]
+        most = min(core.version, max(pushes, default=0) + core.membership.num_left)
+        return self._ledger.block(most + self._lost_updates())
+
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
         """Return the blocks that only some runs have."""
         own = self._core.summary()
@@ -154,6 +167,7 @@ class StatusReporter:
             **self._over_shards("down", down),
             **self._datagrams(),
             **self.guards(),
+            **self.privacy(),
             **self._refused_peers(),
             **_restarted(workers),
             **self._sources.journal(),

@@ -6,10 +6,12 @@ import dataclasses
 import pathlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from absl import logging
 
+from thinwire.ops.privacy.accountant import BLOCK
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ps.core.core import PsCore
@@ -38,10 +40,12 @@ class PsScalars:
         core: PsCore,
         bytes_down: Callable[[], dict[int, int]],
         received: Callable[[], DatagramCounts | None] = lambda: None,
+        privacy: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """Keep the sources, which are read while the writer thread runs."""
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
+        self._privacy = privacy
         self._before = self._read(time.monotonic())
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
@@ -70,6 +74,7 @@ class PsScalars:
             "sync/staleness": (reading.staleness - before.staleness) / pushes if pushes else None,
             "net/bytes_down": sum(self._bytes_down().values()),
             **_of_datagrams(before.datagrams, reading.datagrams),
+            **_of_privacy(self._privacy()),
         }
 
     def _read(self, now: float) -> _Reading:
@@ -102,3 +107,8 @@ def _of_datagrams(
         "dgt/lateness": new.sum_of_ages / new.num_late_used if new.num_late_used else None,
         "dgt/lost": num_lost(now),
     }
+
+
+def _of_privacy(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the accountant's epsilon, where the method bounds anything."""
+    return {"privacy/epsilon": block["epsilon"]} if (block := found.get(BLOCK)) else {}

@@ -12,6 +12,7 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from thinwire.ops.privacy import accountant
 from thinwire.ops.routing.counters import BLOCK, rows_of
 from thinwire.ops.run.target import ACCURACY
 from thinwire.ops.telemetry.evaluation import best_of, is_larger_better, is_share, ranges_in
@@ -259,6 +260,8 @@ def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
     if beside := tables(run.summary):
         body += ["<h2>Datagrams</h2>", beside]
+    if promise := accountant.in_words(run.summary):
+        body += ["<h2>Differential privacy</h2>", f"<p>{text(promise)}</p>"]
     body += ["<h2>Composition</h2>", _policies_table([run])]
     return _page(run.name, body)
 

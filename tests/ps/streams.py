@@ -80,7 +80,12 @@ class Shard:
         self.fingerprint = self.run.method.fingerprint()
         mine = identity("run", 0, 1, 0, self.fingerprint, SPEC, [])
         about = types.SimpleNamespace(
-            method=self.run.method, nb_workers=2, nb_ps=1, seed=1, iter_max=10**6
+            method=self.run.method,
+            nb_workers=2,
+            nb_ps=1,
+            seed=1,
+            iter_max=10**6,
+            dp_delta=1e-5,
         )
         sources = StatusSources(lambda: self.server.guard.refused, self.server.journaled.summary)
         self.board = StatusReporter(about, SPEC, self.core, self.server, sources=sources)

@@ -27,16 +27,18 @@ from thinwire.data.defaults import MODELS, check_preprocessing, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
 from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
+from thinwire.flags.privacy import PRIVACY
 from thinwire.models.registry import NETWORKS
 from thinwire.models.tasks import CLASSIFICATION, TASKS, check_choice
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import INTERFACES, METHODS, Method
-from thinwire.ops.methods.validation import check_shards, why_no_overlap
+from thinwire.ops.methods.validation import check_guards, check_shards, why_no_overlap
 from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, parse_schedule
 from thinwire.ops.optimizers.server import SCRIPT
+from thinwire.ops.privacy import accountant
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
@@ -64,6 +66,9 @@ FLAGS = flags.FLAGS
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 #: Roles that write a summary, and the one that starts them; others may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
+
+#: Roles that run where nobody needs an epsilon to be computed.
+_ROLES_WITHOUT_ACCOUNT = ("Worker", "Supervisor")
 
 _IS_DEVICE = FlagRule(
     lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
@@ -321,11 +326,12 @@ TOPICS = (
     POLICIES,
     dgt.TOPIC,
     GUARDS,
+    PRIVACY,
     _MODEL_AND_DATA,
     _STOP,
 )
 #: Topics that matter only where gradients are exchanged.
-OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS)
+OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
 
 
 def read_run(given: flags.FlagValues = FLAGS) -> Run:
@@ -347,8 +353,9 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         check_choice(given.task, given.network, given.dataset, given.nb_classes)
         check_preprocessing(given.dataset, given.augment, given.input_pipeline)
     addresses = _addresses(given)
+    method = _method(given, len(addresses))
     settings = _named_like_fields(given, Run) | {
-        "method": _method(given, len(addresses)),
+        "method": method,
         "addresses": addresses,
         "run_dir": _run_dir(given),
         "model": ModelChoice(path=given.model, **_named_like_fields(given, ModelChoice)),
@@ -359,7 +366,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         ),
         "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
-        "guards": _guards(given),
+        "guards": _guards(given, method),
         "schedule": parse_schedule(given.learning_rate, given.lr_schedule),
         "credentials": security.credentials(given),
     }
@@ -521,6 +528,8 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
     if isinstance(method.placement, BySpeed):
         method.placement.speeds(nb_ps)
     _check_collective(given, method, nb_ps)
+    if method.privacy.adds_noise and given.type_node not in _ROLES_WITHOUT_ACCOUNT:
+        accountant.check_installed()
     return method
 
 
@@ -549,8 +558,9 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
             )
 
 
-def _guards(given: flags.FlagValues) -> Guards:
+def _guards(given: flags.FlagValues, method: Method) -> Guards:
     guards = Guards(**_named_like_fields(given, Guards))
+    check_guards(method, guards)
     if guards.active and given.collective != THROUGH_PS:
         raise ConfigurationError(
             f"--collective={given.collective}: the PS sees no updates that it could guard against; "

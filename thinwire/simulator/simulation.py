@@ -234,7 +234,9 @@ class Simulation:
         else:  # leave to go on is shard 0's alone to give
             membership, rule = FollowerMembership(run.nb_workers), rule.without_bound()
         theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
-        return PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
+        core = PsCore(config, run.method, theta, self._bodies, membership, rule, aux)
+        core.model.draw_noise_with(f"{run.seed} {number}".encode())
+        return core
 
     def _equipment(
         self, number: int, shard: TrainingShard, decoders: Sequence[PushDecoder]

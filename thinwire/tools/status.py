@@ -177,6 +177,8 @@ def _end(reason: str | None) -> tuple[str, int, str]:
 
 def document(report: RunReport) -> dict[str, Any]:
     """Return the report as the object of ``--json``."""
+    from thinwire.ops.privacy.accountant import BLOCK
+
     status, recorded = report.status, report.recorded
     found: dict[str, Any] = {
         name: getattr(report, name) for name in ("run", "state", "code", "why", "source")
@@ -194,11 +196,13 @@ def document(report: RunReport) -> dict[str, Any]:
         found["loss"] = _finite(status.loss)
         found["updates_per_second"] = status.version / status.seconds if status.seconds else None
         found["workers"] = [worker.to_dict() for worker in status.workers]
+        found |= {name: status.policies[name] for name in (BLOCK,) if name in status.policies}
     elif report.source == "summary.json":
         names = ("method", "nb_workers", "nb_ps", "num_parameters", "seed", "samples", "seconds")
         found |= {name: summary.get(name) for name in names}
         found |= {"version": summary.get("updates"), "workers": summary.get("workers", [])}
         found["stop_reason"] = summary.get("stop_reason")
+        found |= {name: summary[name] for name in (BLOCK,) if name in summary}
     if report.source == "summary.json":
         for name in ("test_accuracy", "best_test_accuracy", "test_loss"):
             found[name] = summary.get(name)
@@ -243,6 +247,7 @@ def lines(report: RunReport) -> Iterator[str]:
 
 
 def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
+    from thinwire.ops.privacy.accountant import in_words
     from thinwire.ops.telemetry.evaluation import best_of
     from thinwire.supervisor.dashboard import (
         Progress,
@@ -271,6 +276,8 @@ def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
         yield f"  test        {name} {last}" + (
             "" if best is None else f", best {format_metric(best)}"
         )
+    if promise := in_words(found):
+        yield f"  privacy     {promise}"
     if status is not None:
         for line in worker_table(status):
             yield f"  {line}"

@@ -38,6 +38,9 @@ METHODS = {
     "powersgd": lambda: method("asgd", 3, overrides={"codec": "powersgd"}),
     "esync": lambda: method("esync", 3),
     "dgt": lambda: method("dgt", 3),
+    "private": lambda: method(
+        "bsp", 3, overrides={"pacer": "fixed"}, local_steps=2, dp_clip=0.5, dp_noise=1.0
+    ),
 }
 
 
