@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,17 +25,19 @@ from typing import Any
 
 from bench import machine
 from bench.peers import plan, report, work
-from bench.peers.contenders import CONTENDERS, OURS, ROOT, over_emulated_link
+from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.evaluating import evaluator
 from bench.peers.lab import Lab, namespaces, this_machine, why_not
 from bench.peers.running import PeerDiverged, PeerFailed, run
+from bench.peers.subjects import SUBJECTS, Subject
 from bench.table import Row
 
 _ATTEMPTS = 2
 #: In the short table: no goal is of these.
+_TEXT = sysconfig.get_path("stdlib")  # every process reads this Python's
 _LEFT_OUT = ("local", "thinwire gd", "thinwire dgc")
-_WORKERS, _BATCH, _MOMENTUM, _SEED = 2, 64, 0.9, 1
-_TARGETS = [0.80, 0.85]  # test accuracies
+_WORKERS, _MOMENTUM, _SEED = 2, 0.9, 1
+_CNN = SUBJECTS[work.MNIST_CNN]
 
 
 class Harness:
@@ -94,9 +97,8 @@ class Harness:
         if found is not None:
             self._log(
                 f"{wanted.contender}, {wanted.link}, lr {wanted.learning_rate:g}, round "
-                f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, accuracy "
-                f"{max((p['accuracy'] for p in found['curve']), default=0.0):.3f}, took "
-                f"{time.monotonic() - began:.0f} s"
+                f"{wanted.round}: {found['samples_per_second']:,.0f} samples/s, best "
+                f"{_best(wanted.contender, found)}, took {time.monotonic() - began:.0f} s"
             )
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         more = {
@@ -116,21 +118,23 @@ class Harness:
         Raises:
             PeerFailed: It did not work.
         """
+        contender = CONTENDERS[wanted.contender]
         task = work.Work(
             wanted.seconds,
             0,
             _WORKERS,
-            _BATCH,
+            SUBJECTS[contender.model].batch_size,
             wanted.learning_rate,
             _MOMENTUM,
             _SEED,
             wanted.steps,
             wanted.snapshot_seconds,
+            model=contender.model,
+            text=_TEXT,
         )
         if self._evaluate is None:
-            self._evaluate = evaluator()
+            self._evaluate = evaluator(contender.model, task.text)
         rate = plan.mbps(wanted.link)
-        contender = CONTENDERS[wanted.contender]
         if self._obstacle and rate is not None:
             contender = over_emulated_link(wanted.contender, rate)
         if not contender.python.exists():
@@ -156,6 +160,12 @@ def read_records(path: Path) -> list[plan.Record]:
     return found
 
 
+def _best(name: str, found: plan.Record) -> str:
+    """Return the best score of a run as people write it."""
+    scores = [point["score"] for point in found["curve"]]
+    return SUBJECTS[CONTENDERS[name].model].text(max(scores)) if scores else "unknown"
+
+
 def _without_paths(text: str) -> str:
     """Return a message as it would be anywhere: no folder of this machine in it."""
     for folder in (ROOT, Path(sys.prefix).parent):
@@ -166,7 +176,7 @@ def _without_paths(text: str) -> str:
 def peer_versions() -> dict[str, str]:
     """Return the versions of the packages in the peers' environments."""
     found = {}
-    for stamp in sorted(Path(__file__).parent.glob(".venv-*/.complete")):
+    for stamp in sorted(ENVIRONMENTS.glob("*/.complete")):
         for package in stamp.read_text().split():
             name, _, version = package.partition("==")
             if name != "numpy":
@@ -179,25 +189,25 @@ def rows(seconds: float, rounds: int) -> list[Row]:
     wanted = {
         name: each
         for name, each in CONTENDERS.items()
-        if not any(word in name for word in _LEFT_OUT)
+        if each.model == _CNN.model and not any(word in name for word in _LEFT_OUT)
     }
     names = [name for name, each in wanted.items() if each.python.exists()]
     if missing := sorted(wanted.keys() - set(names)):
         _log(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
-    found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, _TARGETS)
+    found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, _CNN.targets)
     path = machine.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
     machine.RESULTS.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # every row is to be of one run
     harness = Harness(found, path, _log, machine.commit(machine.facts()))
     harness.measure()
-    return list(report.rows(harness.records, found.links, found.targets))
+    return list(report.rows(_CNN, harness.records, found.links, found.targets))
 
 
 def rows_of(path: Path) -> list[Row]:
     """Return the comparison of ours with theirs from the records of an earlier run."""
     records = read_records(path)
     links = dict.fromkeys(record["link"] for record in records)
-    return list(report.rows(records, links, _TARGETS))
+    return list(report.rows(_CNN, records, links, _CNN.targets))
 
 
 def settings(
@@ -210,9 +220,11 @@ def settings(
     targets: Sequence[float],
 ) -> plan.Settings:
     """Return a table's settings."""
-    dense = frozenset(name for name in names if CONTENDERS[name].dense)
+    chosen = [CONTENDERS[name] for name in names]
+    dense = frozenset(each.name for each in chosen if each.dense)
+    round_steps = {e.name: e.round_steps for e in chosen if e.round_steps and e.sort != "ours"}
     return plan.Settings(
-        names, dense, links, rates, rounds, seconds, most_seconds, targets, _WORKERS
+        names, dense, links, rates, rounds, seconds, most_seconds, targets, _WORKERS, round_steps
     )
 
 
@@ -228,12 +240,13 @@ def _options() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = options.add_argument
-    add("--link", nargs="+", default=["none", "100", "10"], help="none, or Mbit/s of each worker")
-    add("--lr", nargs="+", type=float, default=[0.01, 0.03, 0.1], help="to choose from")
-    add("--seconds", type=float, default=60.0, help="of a run without a limit, from its first step")
-    add("--most_seconds", type=float, default=600.0, help="of a run over a link to the top target")
-    add("--target", nargs="+", type=float, default=_TARGETS, help="test accuracies")
-    add("--rounds", type=int, default=3, help="of all contenders over all links")
+    add("--model", choices=list(SUBJECTS), default=work.MNIST_CNN, help="the work")
+    add("--link", nargs="+", help="none, or Mbit/s of each worker")
+    add("--lr", nargs="+", type=float, help="to choose from")
+    add("--seconds", type=float, help="of a run without a limit, from its first step; 0: no run")
+    add("--most_seconds", type=float, help="of a run over a link to the top target")
+    add("--target", nargs="+", type=float, help="test accuracies; of the decoder losses")
+    add("--rounds", type=int, help="of all contenders over all links")
     add("--only", nargs="+", default=[""], help="contenders whose names hold one of these")
     add("--without", nargs="+", default=[], help="and none of these")
     add("--resume", type=Path, help="file of records to go on with")
@@ -243,8 +256,9 @@ def _options() -> argparse.ArgumentParser:
 def _chosen(arguments: argparse.Namespace) -> list[str]:
     return [
         name
-        for name in CONTENDERS
-        if any(part in name for part in arguments.only)
+        for name, each in CONTENDERS.items()
+        if each.model == arguments.model
+        and any(part in name for part in arguments.only)
         and not any(part in name for part in arguments.without)
     ]
 
@@ -252,34 +266,37 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
 def main() -> int:
     options = _options()
     arguments = options.parse_args()
+    subject = SUBJECTS[arguments.model]
     if not (names := _chosen(arguments)):
         options.error(f"no such contender; there are: {', '.join(CONTENDERS)}")
-    if bad := [link for link in arguments.link if link != "none" and not _is_rate(link)]:
+    links = arguments.link or subject.links
+    if bad := [link for link in links if link != "none" and not _is_rate(link)]:
         options.error(f"--link {bad[0]}: expected none or a number of Mbit/s above 0")
-    if not work.full_set_is_installed():
+    if subject is _CNN and not work.full_set_is_installed():
         _log("Fashion-MNIST is not installed: all train on the shipped sample")
     found = machine.facts(peer_versions())
     machine.RESULTS.mkdir(exist_ok=True)
-    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-peers.jsonl"
+    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-{subject.stem}.jsonl"
     if arguments.resume is None and path.exists():
         options.error(f"{path} exists: --resume it, or move it away")
+    seconds = subject.seconds if arguments.seconds is None else arguments.seconds
     wanted = settings(
         names,
-        arguments.link,
-        arguments.lr,
-        arguments.rounds,
-        arguments.seconds,
-        arguments.most_seconds,
-        arguments.target,
+        links,
+        arguments.lr or subject.learning_rates,
+        arguments.rounds or subject.rounds,
+        seconds,
+        arguments.most_seconds or subject.most_seconds,
+        subject.scores(arguments.target or subject.targets),
     )
     harness = Harness(wanted, path, _log, machine.commit(found))
     # Whoever ends this ends its processes and namespaces with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        if arguments.seconds > 0:
+        if seconds > 0:
             harness.measure()
     finally:
-        _write(harness, found, path.parent)
+        _write(harness, subject, found, path.parent)
     fine = ("ok", "left_out", "diverged")
     return 0 if all(any(map(record.get, fine)) for record in harness.records) else 1
 
@@ -291,13 +308,13 @@ def _is_rate(link: str) -> bool:
         return False
 
 
-def _write(harness: Harness, found: dict[str, Any], folder: Path) -> None:
+def _write(harness: Harness, subject: Subject, found: dict[str, Any], folder: Path) -> None:
     """Write the table of what is known beside the records, and print it."""
     wanted, records = harness.settings, harness.records
-    text = report.document(records, wanted.links, wanted.targets)
+    text = report.document(subject, records, wanted.links, wanted.targets)
     body = f"# Peers on the same work\n\n{machine.describe(found)}\n\n{text}"
-    sheet = report.sheet(records, wanted.links, wanted.targets)
-    paths = machine.write("peers", found, {"md": body, "csv": sheet}, folder)
+    sheet = report.sheet(subject, records, wanted.links, wanted.targets)
+    paths = machine.write(subject.stem, found, {"md": body, "csv": sheet}, folder)
     sys.stdout.write(f"{body}\nwritten: {', '.join(map(str, paths))}\n")
 
 

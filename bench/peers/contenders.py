@@ -16,9 +16,12 @@ from bench.peers.lab import SERVER, Lab, worker
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
-_TORCH = FOLDER / ".venv-torch" / "bin" / "python"
-_MXNET = FOLDER / ".venv-mxnet" / "bin" / "python"
-_FLOWER = FOLDER / ".venv-flower" / "bin" / "python"
+_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+#: Where setup.sh makes the peers' environments.
+ENVIRONMENTS = Path(os.environ.get("THINWIRE_PEERS") or _CACHE / "thinwire" / "peers")
+_TORCH, _MXNET, _FLOWER, _HIVEMIND = (
+    ENVIRONMENTS / name / "bin" / "python" for name in ("torch", "mxnet", "flower", "hivemind")
+)
 _PROJECT = Path(sys.executable)
 Sort = Literal["ours", "parameter server", "among workers", "federated"]
 
@@ -42,6 +45,8 @@ class Contender:
         dense: It sends the whole model for each mini-batch, so that a slow link holds it up.
         python: Interpreter that must be there.
         nodes: Its processes for a piece of work at the places of a lab.
+        model: What it trains.
+        round_steps: Local steps between two exchanges; 0: it exchanges at every step.
     """
 
     name: str
@@ -49,10 +54,15 @@ class Contender:
     dense: bool
     python: Path
     nodes: Callable[[work.Work, Lab], list[PeerNode]]
+    model: str = work.MNIST_CNN
+    round_steps: int = 0
 
 
 def _module(python: Path, name: str, task: work.Work, *options: str) -> tuple[str, ...]:
     return (str(python), "-m", f"bench.peers.{name}", *work.to_arguments(task), *options)
+
+
+_MODEL_FILES = {work.MNIST_CNN: "thinwire_model.py", work.DECODER: "thinwire_decoder.py"}
 
 
 def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[PeerNode]]:
@@ -63,7 +73,7 @@ def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[Pee
         common = (
             str(_PROJECT),
             str(ROOT / "main.py"),
-            f"--model={FOLDER / 'thinwire_model.py'}",
+            f"--model={FOLDER / _MODEL_FILES[task.model]}",
             *thinwire.training_flags(task),
             "--insecure",
             f"--ip_PS={address}",
@@ -161,7 +171,7 @@ def _mxnet(kvstore: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
 
 
 def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[PeerNode]]:
-    """Server and clients."""
+    """Server and clients, the first of which leads: it knows the steps that were done."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
         options = (
@@ -170,14 +180,57 @@ def _flower(local_steps: int) -> Callable[[work.Work, Lab], list[PeerNode]]:
         )
         clients = [
             PeerNode(
-                worker(rank), _module(_FLOWER, "flower_fedavg", task, *options, f"--rank={rank}")
+                worker(rank),
+                _module(_FLOWER, "flower_fedavg", task, *options, f"--rank={rank}"),
+                leads=rank == 0,
             )
             for rank in range(task.workers)
         ]
-        server = PeerNode(SERVER, _module(_FLOWER, "flower_fedavg", task, *options), leads=True)
+        server = PeerNode(SERVER, _module(_FLOWER, "flower_fedavg", task, *options))
         return [server, *clients]
 
     return nodes
+
+
+def _torchft(method: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
+    """Lighthouse at the server; workers with their managers, the first of which leads."""
+
+    def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
+        house = f"--house={lab.places[SERVER].address}:{lab.ports[0]}"
+
+        def node(rank: int) -> PeerNode:
+            place = lab.places[worker(rank)]
+            options = (
+                house,
+                f"--method={method}",
+                f"--local_steps={_LOCAL_STEPS}",
+                f"--rank={rank}",
+                f"--address={place.address}",
+                f"--interface={place.interface}",
+            )
+            command = _module(_TORCH, "torchft_local", task, *options)
+            return PeerNode(worker(rank), command, leads=rank == 0)
+
+        lighthouse = PeerNode(SERVER, _module(_TORCH, "torchft_local", task, house))
+        return [lighthouse, *map(node, range(task.workers))]
+
+    return nodes
+
+
+def _hivemind(task: work.Work, lab: Lab) -> list[PeerNode]:
+    """First node of the DHT at the server; workers, the first of which leads."""
+
+    def node(place: str, port: int, *options: str, leads: bool = False) -> PeerNode:
+        address = f"--address={lab.places[place].address}:{port}"
+        command = _module(_HIVEMIND, "hivemind_local", task, address, *options)
+        return PeerNode(place, command, leads=leads)
+
+    steps = f"--local_steps={_LOCAL_STEPS}"
+    workers = [
+        node(worker(rank), lab.ports[2 + rank], steps, f"--rank={rank}", leads=rank == 0)
+        for rank in range(task.workers)
+    ]
+    return [node(SERVER, lab.ports[0]), *workers]
 
 
 # Methods that send changes of weights or drop entries have a momentum of their own, or none; with
@@ -188,33 +241,62 @@ _LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
 
 
-def _local_steps(count: int) -> tuple[str, ...]:
-    pacing = ("--pacer=fixed", f"--local_steps={count}", "--local_optimizer=momentum")
+def _local_steps(count: int, optimizer: str) -> tuple[str, ...]:
+    pacing = ("--pacer=fixed", f"--local_steps={count}", f"--local_optimizer={optimizer}")
     return ("--method=bsp", *pacing, _PLAIN)
 
 
-#: Name -> our flags, and whether the method is dense.
-OURS: Mapping[str, tuple[tuple[str, ...], bool]] = {
-    "thinwire asgd": (("--method=asgd",), True),
-    "thinwire bsp": (("--method=bsp",), True),
-    "thinwire adacomp": (("--method=adacomp", _PLAIN), False),
-    "thinwire dgs": (("--method=dgs", _PLAIN), False),
-    "thinwire dgs, bfloat16": (("--method=dgs", _PLAIN, *_BFLOAT16), False),
-    "thinwire gd": (("--method=gd", _PLAIN), False),
-    "thinwire dgc": (("--method=dgc", _PLAIN), False),
-    f"thinwire bsp, {_LOCAL_STEPS} local steps": (_local_steps(_LOCAL_STEPS), False),
-    f"thinwire bsp, {_FEW_LOCAL_STEPS} local steps": (_local_steps(_FEW_LOCAL_STEPS), False),
-    "thinwire asgd, overlap": (("--method=asgd", "--overlap"), True),
-    "thinwire bsp, overlap": (("--method=bsp", "--overlap"), True),
-    "thinwire dgs, overlap": (("--method=dgs", "--overlap", _PLAIN), False),
+@dataclasses.dataclass(frozen=True)
+class OwnWay:
+    """One of ours: its flags, and what `Contender` has under the same names."""
+
+    flags: tuple[str, ...]
+    dense: bool = False
+    model: str = work.MNIST_CNN
+    round_steps: int = 0
+
+    def contender(self, name: str, link_mbps: float | None = None) -> Contender:
+        """Return it; `link_mbps` emulates links."""
+        nodes = _ours(*self.flags, link_mbps=link_mbps)
+        return Contender(name, "ours", self.dense, _PROJECT, nodes, self.model, self.round_steps)
+
+
+def _rounds(count: int) -> OwnWay:
+    return OwnWay(_local_steps(count, "momentum"), round_steps=count)
+
+
+OURS: Mapping[str, OwnWay] = {
+    "thinwire asgd": OwnWay(("--method=asgd",), True),
+    "thinwire bsp": OwnWay(("--method=bsp",), True),
+    "thinwire adacomp": OwnWay(("--method=adacomp", _PLAIN)),
+    "thinwire dgs": OwnWay(("--method=dgs", _PLAIN)),
+    "thinwire dgs, bfloat16": OwnWay(("--method=dgs", _PLAIN, *_BFLOAT16)),
+    "thinwire gd": OwnWay(("--method=gd", _PLAIN)),
+    "thinwire dgc": OwnWay(("--method=dgc", _PLAIN)),
+    f"thinwire bsp, {_LOCAL_STEPS} local steps": _rounds(_LOCAL_STEPS),
+    f"thinwire bsp, {_FEW_LOCAL_STEPS} local steps": _rounds(_FEW_LOCAL_STEPS),
+    "thinwire asgd, overlap": OwnWay(("--method=asgd", "--overlap"), True),
+    "thinwire bsp, overlap": OwnWay(("--method=bsp", "--overlap"), True),
+    "thinwire dgs, overlap": OwnWay(("--method=dgs", "--overlap", _PLAIN)),
+    "thinwire bsp, AdamW": OwnWay(
+        _local_steps(_LOCAL_STEPS, "adamw"), model=work.DECODER, round_steps=_LOCAL_STEPS
+    ),
 }
 
 
+def _torch_peers() -> Sequence[Contender]:
+    """Return those of the decoder."""
+    same, steps = (work.DECODER, _LOCAL_STEPS), _LOCAL_STEPS
+    return [
+        Contender("torchft DiLoCo", "among workers", False, _TORCH, _torchft("diloco"), *same),
+        Contender("torchft LocalSGD", "among workers", False, _TORCH, _torchft("localsgd"), *same),
+        Contender("hivemind, local updates", "among workers", False, _HIVEMIND, _hivemind, *same),
+        Contender("Flower FedAvg, AdamW", "federated", False, _FLOWER, _flower(steps), *same),
+    ]
+
+
 def _listed() -> Sequence[Contender]:
-    ours = {
-        name: Contender(name, "ours", dense, _PROJECT, _ours(*flags))
-        for name, (flags, dense) in OURS.items()
-    }
+    ours = {name: way.contender(name) for name, way in OURS.items()}
     peers = [
         Contender("TF ParameterServerStrategy", "parameter server", True, _PROJECT, _tensorflow),
         Contender("MXNet dist_sync", "parameter server", True, _MXNET, _mxnet("dist_sync")),
@@ -228,8 +310,17 @@ def _listed() -> Sequence[Contender]:
             False,
             _FLOWER,
             _flower(_LOCAL_STEPS),
+            round_steps=_LOCAL_STEPS,
         ),
-        Contender("Flower, one local epoch", "federated", False, _FLOWER, _flower(_EPOCH_STEPS)),
+        Contender(
+            "Flower, one local epoch",
+            "federated",
+            False,
+            _FLOWER,
+            _flower(_EPOCH_STEPS),
+            round_steps=_EPOCH_STEPS,
+        ),
+        *_torch_peers(),
     ]
     # In turn, so that a disturbance of the machine hits ours and peers alike.
     mixed: list[Contender] = []
@@ -247,8 +338,7 @@ def over_emulated_link(name: str, mbps: float) -> Contender:
     Raises:
         KeyError: It is none of ours.
     """
-    flags, dense = OURS[name]
-    return Contender(name, "ours", dense, _PROJECT, _ours(*flags, link_mbps=mbps))
+    return OURS[name].contender(name, mbps)
 
 
 def environment_of(node: PeerNode) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The arithmetic of a run: from lines of progress and counted bytes to rates and accuracies.
+"""The arithmetic of a run: from lines of progress and counted bytes to rates and scores.
 
 Times are monotonic seconds of this machine, steps those of all workers together.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,15 @@ class Steps:
 
     Args:
         lines: Of each process, (time, its steps), in order.
+        round_steps: Where lines come at the ends of rounds of so many steps of all workers: the
+            first step is taken to have been as long before the first line as a round took later.
+            0: lines come as steps are done.
 
     Raises:
         ValueError: Nobody did a step.
     """
 
-    def __init__(self, lines: Iterable[Sequence[tuple[float, int]]]) -> None:
+    def __init__(self, lines: Iterable[Sequence[tuple[float, int]]], round_steps: int = 0) -> None:
         self._tables = []
         for process in lines:
             # Only where the count changes: a line between two changes adds nothing.
@@ -39,7 +43,7 @@ class Steps:
                 if line[1] > (process[number - 1][1] if number else 0)
             ]
             if kept:
-                self._tables.append(np.asarray(kept, np.float64).T)
+                self._tables.append(np.asarray(_from_the_start(kept, round_steps), np.float64).T)
         if not self._tables:
             raise ValueError("no step was done")
         self.began = float(min(times[0] for times, _ in self._tables))
@@ -52,6 +56,15 @@ class Steps:
             if moment >= times[0]:
                 total += float(np.interp(moment, times, steps))
         return total
+
+
+def _from_the_start(
+    lines: Sequence[tuple[float, int]], round_steps: int
+) -> Sequence[tuple[float, int]]:
+    (first, steps), (last, all_steps) = lines[0], lines[-1]
+    if not round_steps or steps == all_steps:
+        return lines
+    return [(first - round_steps * (last - first) / (all_steps - steps), 1), *lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,13 +83,19 @@ class Rates:
     bytes_down: float | None
 
 
-def rates(steps: Steps, counted: Bytes | None) -> Rates:
+def rates(steps: Steps, counted: Bytes | None, in_rounds: bool = False) -> Rates:
     """Return a run's rates, without its beginning.
+
+    Args:
+        steps: Of the run.
+        counted: What the links carried; None: nothing was counted.
+        in_rounds: Workers exchange once in many steps: the beginning counts, for without it there
+            would be more exchanges for a step than there are.
 
     Raises:
         ValueError: It was over after its first step.
     """
-    warm = min(_WARM_SECONDS, _WARM_SHARE * (steps.ended - steps.began))
+    warm = 0.0 if in_rounds else min(_WARM_SECONDS, _WARM_SHARE * (steps.ended - steps.began))
     start, end = steps.began + warm, steps.ended
     num_steps = steps.at(end) - steps.at(start)
     if num_steps <= 0:
@@ -95,14 +114,14 @@ class Point:
     Attributes:
         seconds: Since the first step was done.
         bytes_up, bytes_down: Of all workers since the start of the processes; None: not counted.
-        accuracy: On the whole test set; None: not evaluated.
+        score: What its work is measured by, the higher the better; None: not evaluated.
     """
 
     seconds: float
     steps: float
     bytes_up: float | None
     bytes_down: float | None
-    accuracy: float | None = None
+    score: float | None = None
 
 
 def points(
@@ -123,18 +142,18 @@ def evaluated(
 ) -> list[Point]:
     """Evaluate in order until every target is reached, and the last."""
     found: list[Point] = []
-    best = 0.0
+    best = -math.inf
     for number, (point, path) in enumerate(kept):
         if best < max(targets) or number == len(kept) - 1:
-            accuracy = evaluate(path)
-            best = max(best, accuracy)
-            found.append(dataclasses.replace(point, accuracy=accuracy))
+            score = evaluate(path)
+            best = max(best, score)
+            found.append(dataclasses.replace(point, score=score))
     return found
 
 
 def first_at(curve: Iterable[Point], target: float) -> Point | None:
-    """Return the first model at or above an accuracy, or None."""
-    reached = (point for point in curve if (point.accuracy or 0.0) >= target)
+    """Return the first model at or above a score, or None."""
+    reached = (point for point in curve if point.score is not None and point.score >= target)
     return next(reached, None)
 
 
@@ -146,8 +165,8 @@ def computed(target_steps: float, warm: Rates) -> Point:
     return Point(target_steps / warm.steps_per_second, target_steps, up, down)
 
 
-def read(folder: Path) -> tuple[Steps, list[tuple[float, Path]]]:
-    """Return the steps and the snapshots of a run's folder.
+def read(folder: Path, round_steps: int = 0) -> tuple[Steps, list[tuple[float, Path]]]:
+    """Return the steps and the snapshots of a run's folder; for `round_steps` see `Steps`.
 
     Raises:
         ValueError: Nobody did a step.
@@ -157,7 +176,7 @@ def read(folder: Path) -> tuple[Steps, list[tuple[float, Path]]]:
         lines = [_parsed(line) for line in path.read_text().splitlines()]
         processes.append([(e["time"], e["steps"]) for e in lines if e and e["steps"] is not None])
         snapshots += [(e["time"], folder / e["snapshot"]) for e in lines if e and e["snapshot"]]
-    return Steps(processes), sorted(snapshots)
+    return Steps(processes, round_steps), sorted(snapshots)
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

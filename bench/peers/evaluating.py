@@ -1,22 +1,40 @@
-"""Accuracy of a snapshot on the whole test set, in the harness and off everybody's clock."""
+"""Score of a snapshot on the test set, in the harness and off everybody's clock."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bench.peers import work
+from bench.peers import decoder_work, work
 
 _BATCH = 1000
 
 
-def evaluator() -> Callable[[Path], float]:
-    """Return a function of a snapshot's path that gives its accuracy; imports TensorFlow."""
+def evaluator(model: str, text: str) -> Callable[[Path], float]:
+    """Return a function of a snapshot's path that gives its score; imports TensorFlow.
+
+    Args:
+        model: What is trained.
+        text: Folder that the decoder reads.
+    """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    score, worst = _losses(text) if model == work.DECODER else _accuracies()
+
+    def found(path: Path) -> float:
+        flat = np.load(path)
+        # A model that diverged is worth what it is: nothing.
+        return score(flat) if np.isfinite(flat).all() else worst
+
+    return found
+
+
+def _accuracies() -> tuple[Callable[[NDArray[np.float32]], float], float]:
     import keras
 
     from thinwire.models.registry import build_network
@@ -26,10 +44,21 @@ def evaluator() -> Callable[[Path], float]:
     images, labels = work.load("t10k")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = Evaluator(model, loss, images[..., None], labels, _BATCH)
+    return lambda flat: own.evaluate(work.unflatten(flat))["accuracy"], 0.0
 
-    def accuracy(path: Path) -> float:
-        flat = np.load(path)
-        # A model that diverged is worth what it is: nothing.
-        return own.evaluate(work.unflatten(flat))["accuracy"] if np.isfinite(flat).all() else 0.0
 
-    return accuracy
+def _losses(text: str) -> tuple[Callable[[NDArray[np.float32]], float], float]:
+    """Return a function of weights that gives the loss with its sign turned, and the worst."""
+    import keras
+
+    from bench.peers.thinwire_decoder import build_model
+
+    model = build_model()
+    inputs, labels = decoder_work.load("test", text)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def score(flat: NDArray[np.float32]) -> float:
+        model.set_weights(work.unflatten(flat, decoder_work.TENSORS))
+        return -float(loss(labels, model.predict_on_batch(inputs)))
+
+    return score, -math.inf

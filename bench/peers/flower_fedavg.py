@@ -1,7 +1,7 @@
 """Flower's FedAvg: the server, or one client, which trains with torch.
 
-A round is a number of local mini-batches of each client, with an SGD of its own that begins anew,
-as FedAvg has it.
+A round is a number of local mini-batches of each client. SGD's momentum begins anew in each, as
+FedAvg has it; AdamW's moments are kept, as in the other methods of local steps.
 """
 
 from __future__ import annotations
@@ -14,31 +14,28 @@ from typing import Any
 import flwr
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
-from torch.optim import SGD
 
 from bench.peers import torch_model, work
 
 _MOST_ROUNDS = 1_000_000
 
 
-def _serve(task: work.Work, address: str, local_steps: int) -> None:
-    """Average until the time is over; keep the models of rounds."""
+def _serve(task: work.Work, address: str) -> None:
+    """Average until it is ended; keep the models of rounds."""
     progress = work.PeerProgress(task, "server", snapshots=True)
+    initial = torch_model.initial(task)
 
     def keep(number: int, tensors: Any, config: Any) -> None:
         del config
         if number == 0:  # nobody has joined yet
             return
-        last = 0 < task.steps <= number * local_steps
-        if progress.report(None, lambda: tensors[0], last):
-            os._exit(0)
+        progress.report(None, lambda: tensors[0])
 
     strategy = flwr.server.strategy.FedAvg(
         min_fit_clients=task.workers,
         min_available_clients=task.workers,
         fraction_evaluate=0.0,
-        initial_parameters=flwr.common.ndarrays_to_parameters([work.initial(task.seed)]),
+        initial_parameters=flwr.common.ndarrays_to_parameters([initial]),
         evaluate_fn=keep,
     )
     config = flwr.server.ServerConfig(num_rounds=_MOST_ROUNDS)
@@ -47,9 +44,9 @@ def _serve(task: work.Work, address: str, local_steps: int) -> None:
 
 class _Client(flwr.client.NumPyClient):
     def __init__(self, rank: int, task: work.Work, local_steps: int) -> None:
-        self._task, self._local_steps = task, local_steps
-        self._model = torch_model.build_model(work.initial(task.seed))
-        self._batches = torch_model.Batches(task, rank)
+        self._task, self._local_steps, self._leads = task, local_steps, rank == 0
+        self._own = torch_model.Trainee(task, rank)
+        self._optimizer = self._own.optimizer()
         self._progress = work.PeerProgress(task, f"{rank}", snapshots=False)
         self._steps = 0
 
@@ -58,19 +55,15 @@ class _Client(flwr.client.NumPyClient):
     ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
         """Train on from the server's model."""
         del config
-        torch_model.set_weights(self._model, parameters[0])
-        optimizer = SGD(
-            self._model.parameters(), lr=self._task.learning_rate, momentum=self._task.momentum
-        )
+        self._own.weights = parameters[0]
+        if self._task.model == work.MNIST_CNN:
+            self._optimizer = self._own.optimizer()
         for _ in range(self._local_steps):
-            images, labels = self._batches.next()
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(self._model(images), labels).backward()
-            optimizer.step()
+            self._own.step(self._optimizer)
             self._steps += 1
-            self._progress.report(self._steps)
-        flat = torch_model.get_weights(self._model)
-        return [flat], self._local_steps * self._task.batch_size, {}
+            if self._progress.report(self._steps) and self._leads:
+                os._exit(0)
+        return [self._own.weights], self._local_steps * self._task.batch_size, {}
 
 
 def main() -> None:
@@ -83,7 +76,7 @@ def main() -> None:
     logging.getLogger("flwr").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     if arguments.rank < 0:
-        _serve(task, arguments.address, arguments.local_steps)
+        _serve(task, arguments.address)
         return
     torch_model.use_one_thread(task, arguments.rank)
     client = _Client(arguments.rank, task, arguments.local_steps)

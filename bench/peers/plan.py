@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.peers import curves
@@ -18,10 +18,15 @@ NO_LIMIT = "none"
 #: At this rate and below a dense method is timed for few steps, and the rest is computed.
 _SLOW_MBPS = 10.0
 _SLOW_STEPS = 20
-#: A run that is to reach an accuracy takes so many of the steps that it took without a limit.
+#: At this one and below so is one that exchanges the whole model once in a round.
+_THIN_MBPS = 1.0
+_THIN_ROUNDS = 2
+#: A run that is to reach a score takes so many of the steps that it took without a limit.
 _MARGIN = 1.3
 _DENSE_SLOWER = 10.0  # at 100 Mbit/s; only for the pace of snapshots and the estimate
 _SNAPSHOT_SECONDS, _SNAPSHOTS = 2.0, 60
+_THIN_SECONDS = 300.0  # at most
+_THIN_ROUND_SECONDS = 40.0  # as a guess: 3.5 MB at 1 Mbit/s, and the steps
 _AROUND_SECONDS = 45.0  # to start, to end and to evaluate a run
 Record = dict[str, Any]
 
@@ -38,7 +43,9 @@ class Settings:
         rounds: Runs of each contender over each link.
         seconds: Of a run without a limit, and of one that only measures the rate.
         most_seconds: Of a run over a link that is to reach the highest target.
-        targets: Test accuracies.
+        targets: Scores on the test set, the higher the better.
+        round_steps: Peer -> local steps of its rounds, which exchange the whole model. They are
+            timed for a few rounds over the thinnest links.
     """
 
     names: Sequence[str]
@@ -50,6 +57,7 @@ class Settings:
     most_seconds: float
     targets: Sequence[float]
     workers: int = 2
+    round_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +114,7 @@ class Known:
 
         def worth(rate: float) -> tuple[float, ...]:
             same = [record for record in runs if record["learning_rate"] == rate]
-            best = statistics.median(_best_accuracy(record) for record in same)
+            best = statistics.median(_best_score(record) for record in same)
             times = [self._median(same, target, "seconds") for target in self._targets[::-1]]
             soon = [-math.inf if seconds is None else -seconds for seconds in times]
             return (*soon, best)
@@ -114,12 +122,12 @@ class Known:
         return max(tried, key=worth, default=None)
 
     def steps_to(self, name: str, target: float) -> float | None:
-        """Return the steps of all workers to an accuracy without a limit, at the best rate."""
+        """Return the steps of all workers to a score without a limit, at the best rate."""
         runs = self.runs(name, NO_LIMIT, self.best_rate(name))
         return self._median(runs, target, "steps")
 
     def cost(self, name: str, link: str, target: float) -> tuple[curves.Point, bool] | None:
-        """Return what an accuracy cost over a link, and whether that is computed.
+        """Return what a score cost over a link, and whether that is computed.
 
         Medians of the runs at the best rate. None: no run reached it, and none counted its steps.
         """
@@ -157,12 +165,12 @@ def _median_or_none(values: Sequence[float | None]) -> Any:
 
 
 def reached(record: Record, target: float) -> curves.Point | None:
-    """Return the first point of a run at or above an accuracy."""
+    """Return the first point of a run at or above a score."""
     return curves.first_at([curves.Point(**point) for point in record["curve"]], target)
 
 
-def _best_accuracy(record: Record) -> float:
-    return max((point["accuracy"] for point in record["curve"]), default=0.0)
+def _best_score(record: Record) -> float:
+    return max((point["score"] for point in record["curve"]), default=-math.inf)
 
 
 def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
@@ -199,10 +207,16 @@ def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
         return dataclasses.replace(run, seconds=settings.seconds)
     if dense and rate <= _SLOW_MBPS:
         return dataclasses.replace(run, seconds=settings.most_seconds, steps=_SLOW_STEPS)
+    round_steps = settings.round_steps.get(run.contender, 0)
+    if rate <= _THIN_MBPS and round_steps:
+        steps = _THIN_ROUNDS * round_steps + 1  # done when both are exchanged
+        return dataclasses.replace(run, seconds=_THIN_SECONDS, steps=steps)
     needed = known.steps_to(run.contender, max(settings.targets))
     if run.round > 1 or needed is None:
         return dataclasses.replace(run, seconds=settings.seconds)
     steps = math.ceil(_MARGIN * needed / settings.workers)
+    if round_steps:
+        steps = math.ceil(steps / round_steps) * round_steps + 1
     expected = min(settings.most_seconds, _expected_seconds(settings, dense, rate))
     return dataclasses.replace(
         run,
@@ -230,6 +244,8 @@ def estimated_seconds(settings: Settings, records: Sequence[Record]) -> float:
         if run.steps and rate is not None:
             dense = run.contender in settings.dense
             length = min(length, _expected_seconds(settings, dense, rate))
+            if rate <= _THIN_MBPS and run.contender in settings.round_steps:
+                length = _THIN_ROUNDS * _THIN_ROUND_SECONDS
         total += _AROUND_SECONDS + length
         curve = [dataclasses.asdict(curves.Point(0.7 * length, 1.0, None, None, 1.0))]
         made.append(record_of(run, {"rates": {}, "curve": curve}))

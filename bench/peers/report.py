@@ -11,15 +11,15 @@ from bench.machine import markdown
 from bench.peers import curves
 from bench.peers.contenders import CONTENDERS, Contender
 from bench.peers.plan import NO_LIMIT, Known, Record
+from bench.peers.subjects import Subject
 from bench.table import Row
 
 _COMPUTED = "c"
 _NOTES = """\
-2 workers of one thread, mnist_cnn, batch 64, Fashion-MNIST, the same initial weights. Rates and \
-bytes are medians of a run without its first seconds, over all rounds (least to most); bytes are \
-those of a worker's link for each of its mini-batches, headers included. Seconds count from the \
-first step that was done; megabytes are those of all workers, both ways. The model is kept at an \
-interval by each contender and evaluated after the run. Without a limit the learning rate was \
+Rates and bytes are medians of a run without its first seconds, over all rounds (least to most); \
+bytes are those of a worker's link for each of its mini-batches, headers included. Seconds count \
+from the first step that was done; megabytes are those of all workers, both ways. The model is kept \
+at an interval by each contender and evaluated after the run. Without a limit the learning rate was \
 chosen that is first at the highest target. A figure with "c" is computed: the steps that the \
 contender needed without a limit, at the rate and bytes measured over the link.
 """
@@ -39,12 +39,14 @@ def _count(value: float | None, scale: float = 1.0) -> str:
     )
 
 
-def cells(records: list[Record], links: Iterable[str], targets: Sequence[float]) -> list[list[str]]:
+def cells(
+    subject: Subject, records: list[Record], links: Iterable[str], targets: Sequence[float]
+) -> list[list[str]]:
     """Return the table, its head first."""
     known = Known(records, targets)
     head = ["link", "contender", "lr", "runs", "samples/s", "spread", "B up/step", "B down/step"]
     for target in targets:
-        head += [f"s to {target:.2f}", f"MB to {target:.2f}"]
+        head += [f"s to {subject.text(target)}", f"MB to {subject.text(target)}"]
     found = [head]
     for link in links:
         for contender in _names(known, link):
@@ -103,13 +105,15 @@ def failures(records: Iterable[Record]) -> list[str]:
     return found
 
 
-def document(records: list[Record], links: Sequence[str], targets: Sequence[float]) -> str:
+def document(
+    subject: Subject, records: list[Record], links: Sequence[str], targets: Sequence[float]
+) -> str:
     """Return the tables as Markdown."""
     parts = [
-        _NOTES,
-        markdown(cells(records, links, targets)),
+        f"{subject.about} {_NOTES}",
+        markdown(cells(subject, records, links, targets)),
         "Ours against theirs:\n",
-        rows_document(list(rows(records, links, targets))),
+        rows_document(list(rows(subject, records, links, targets))),
     ]
     parts.append(_circumstances(records))
     if troubles := failures(records):
@@ -132,17 +136,21 @@ def rows_document(found: Sequence[Row]) -> str:
     return markdown([Row.HEAD, *(row.cells() for row in found)])
 
 
-def sheet(records: list[Record], links: Sequence[str], targets: Sequence[float]) -> str:
+def sheet(
+    subject: Subject, records: list[Record], links: Sequence[str], targets: Sequence[float]
+) -> str:
     """Return the table as CSV."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(cells(records, links, targets))
+    csv.writer(text, lineterminator="\n").writerows(cells(subject, records, links, targets))
     return text.getvalue()
 
 
 # -- ours against theirs ------------------------------------------------------------------------
 
 
-def rows(records: list[Record], links: Iterable[str], targets: Sequence[float]) -> Iterator[Row]:
+def rows(
+    subject: Subject, records: list[Record], links: Iterable[str], targets: Sequence[float]
+) -> Iterator[Row]:
     """Yield ours against the peers', as far as there are runs of both."""
     known = Known(records, targets)
     for link in links:
@@ -152,8 +160,10 @@ def rows(records: list[Record], links: Iterable[str], targets: Sequence[float]) 
         if ours and peers:
             yield from _rate_rows(known, link, ours, peers)
             for target in targets:  # the goal is of the highest, by which rates are chosen
-                goal = 1.0 if target == max(targets) else None
-                yield from _cost_rows(known, link, target, goal, ours, peers)
+                goal = subject.goals.get(link, 1.0) if target == max(targets) else None
+                yield from _cost_rows(
+                    known, link, (target, subject.text(target)), goal, ours, peers
+                )
 
 
 def _rate_rows(
@@ -202,12 +212,13 @@ def _rate_rows(
 def _cost_rows(
     known: Known,
     link: str,
-    target: float,
+    named_target: tuple[float, str],
     goal: float | None,
     ours: list[Contender],
     peers: list[Contender],
 ) -> Iterator[Row]:
     """Yield the best of ours against the best of the peers, in seconds and in bytes."""
+    target, text = named_target
 
     def best(group: list[Contender], bytes_too: bool) -> tuple[float, str, bool] | None:
         found = []
@@ -226,7 +237,7 @@ def _cost_rows(
         scale = 1e6 if bytes_too else 1.0
         note = "; ".join(f"{name}{' (computed)' if c else ''}" for _, name, c in (mine, theirs))
         what = "bytes" if bytes_too else "seconds"
-        name = f"{what} to {target:.2f}, best of ours / best peer, {_over(link)}"
+        name = f"{what} to {text}, best of ours / best peer, {_over(link)}"
         yield Row(
             name, mine[0] / scale, unit, theirs[0] / scale, mine[0] / theirs[0], goal, "lower", note
         )

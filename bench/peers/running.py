@@ -60,8 +60,10 @@ def run(
         with lab.counting(), _started(nodes, lab, folder) as children:
             _wait(children, task.seconds + _START_SECONDS, contender.sort == "ours")
         try:
-            steps, snapshots = curves.read(folder)
-            warm = curves.rates(steps, lab.bytes())
+            # Ours reports rounds as they end.
+            unseen = contender.round_steps * task.workers if contender.sort == "ours" else 0
+            steps, snapshots = curves.read(folder, unseen)
+            warm = curves.rates(steps, lab.bytes(), contender.round_steps > 0)
         except ValueError as error:
             raise PeerFailed(f"{error}; {_outputs(children)}") from error
         kept = curves.points(snapshots, steps, lab.bytes())

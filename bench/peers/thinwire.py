@@ -23,17 +23,23 @@ _TAIL_SECONDS = 200.0  # to start and to end, on a busy machine
 
 def training_flags(task: work.Work) -> list[str]:
     """Return what every node of ours trains with, whatever its method, model and links."""
-    dataset = "fashion_mnist" if work.full_set_is_installed() else "fashion_mnist_sample"
     return [
-        f"--dataset={dataset}",
+        *_data_flags(task),
         f"--batch_size={task.batch_size}",
         f"--nb_workers={task.workers}",
         "--worker_threads=1",
         f"--learning_rate={task.learning_rate}",
-        f"--momentum={task.momentum}",
+        *([f"--momentum={task.momentum}"] if task.model == work.MNIST_CNN else []),
         f"--seed={task.seed}",
         "--iter_max=100000000",
     ]
+
+
+def _data_flags(task: work.Work) -> list[str]:
+    if task.model == work.DECODER:
+        return ["--task=tokens", "--dataset=stdlib", f"--data_dir={task.text}"]
+    full = work.full_set_is_installed()
+    return [f"--dataset={'fashion_mnist' if full else 'fashion_mnist_sample'}"]
 
 
 def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:

@@ -35,6 +35,16 @@ _RETRY_SECONDS = 0.3
 _POLL_SECONDS = 0.1
 
 
+def _choice(network: str, file: str, *sizes: int, task: str = "classification") -> ModelChoice:
+    return ModelChoice(network, str(Path(__file__).with_name(file)), *sizes, task=task)
+
+
+_CHOICES = {
+    work.MNIST_CNN: _choice("mnist_cnn", "thinwire_model.py", 28, 1, 10),
+    work.DECODER: _choice("decoder", "thinwire_decoder.py", 28, 1, 256, task="tokens"),
+}
+
+
 def _connect(shared: SharedModel, address: str) -> ShardStream:
     """Join the shard as soon as it listens.
 
@@ -68,8 +78,7 @@ def _weights(viewer: ModelFetcher, shard: ShardStream) -> NDArray[np.float32]:
 
 
 def _watch(task: work.Work, address: str) -> None:
-    model = Path(__file__).with_name("thinwire_model.py")
-    shared = SharedModel(ModelChoice("mnist_cnn", str(model), 28, 1, 10), task.seed)
+    shared = SharedModel(_CHOICES[task.model], task.seed)
     shard = _connect(shared, address)
     viewer = ModelFetcher(shared.spec, place_tensors(shared.spec, 1), 0, in_step=False)
     # The shard counts the samples of all workers.

@@ -11,7 +11,6 @@ import sys
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.optim import SGD
 
 from bench.peers import torch_model, work
 
@@ -28,25 +27,19 @@ def _add_hook(model: nn.parallel.DistributedDataParallel, hook: str) -> None:
 
 def _train(rank: int, task: work.Work, hook: str) -> None:
     """Step until the first worker has trained long enough; the harness then ends the others."""
-    own = torch_model.build_model(work.initial(task.seed))
+    own = torch_model.Trainee(task, rank)
     # PowerSGD chains its collectives: with two buckets the ranks may start them in another
     # order, which gloo answers by aborting. A set capacity makes one bucket of the model.
     capacity_mb = 25 if hook == "powersgd" else None
-    model = nn.parallel.DistributedDataParallel(own, bucket_cap_mb=capacity_mb)
+    model = nn.parallel.DistributedDataParallel(own.model, bucket_cap_mb=capacity_mb)
     _add_hook(model, hook)
-    optimizer = SGD(model.parameters(), lr=task.learning_rate, momentum=task.momentum)
-    batches, progress = (
-        torch_model.Batches(task, rank),
-        work.PeerProgress(task, f"{rank}", rank == 0),
-    )
+    optimizer = own.optimizer_of(model.parameters())
+    progress = work.PeerProgress(task, f"{rank}", rank == 0)
     steps, over = 0, False
     while not over or rank:
-        images, labels = batches.next()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
+        own.step(optimizer, model)
         steps += 1
-        over = progress.report(steps, lambda: torch_model.get_weights(own))
+        over = progress.report(steps, lambda: own.weights)
 
 
 def main() -> None:

@@ -1,18 +1,22 @@
-"""The work's model in torch, for every peer that trains with torch."""
+"""The works' models in torch, for every peer that trains with torch."""
 
 from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
 
-from bench.peers import work
+from bench.peers import decoder_work, work
+from bench.peers.torch_decoder import TorchDecoder
 
 
-def build_model(flat: NDArray[np.float32]) -> nn.Module:
-    """Return Keras' mnist_cnn with these weights."""
-    model = nn.Sequential(
+def _mnist_cnn() -> nn.Module:
+    return nn.Sequential(
         nn.Conv2d(1, 32, 3),
         nn.ReLU(),
         nn.Conv2d(32, 64, 3),
@@ -25,37 +29,114 @@ def build_model(flat: NDArray[np.float32]) -> nn.Module:
         nn.Dropout(0.5),
         nn.Linear(128, 10),
     )
-    set_weights(model, flat)
-    return model
 
 
-def set_weights(model: nn.Module, flat: NDArray[np.float32]) -> None:
-    """Overwrite a model's weights."""
-    with torch.no_grad():
-        tensors = work.to_channels_first(flat)
-        for weights, values in zip(model.parameters(), tensors, strict=True):
-            weights.copy_(torch.from_numpy(values))
+def _images(task: work.Work) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    images, labels = work.load()
+    return images[:, None], labels
 
 
-def get_weights(model: nn.Module) -> NDArray[np.float32]:
-    """Return a model's weights, flat in Keras' layout."""
-    return work.from_channels_first([w.detach().numpy() for w in model.parameters()])
+def _text(task: work.Work) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    inputs, labels = decoder_work.load("train", task.text)
+    return inputs.astype(np.int64), labels.astype(np.int64)
 
 
-class Batches:
-    """Batches drawn at random from one worker's part of the data."""
+def _sgd(task: work.Work, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return SGD(parameters, lr=task.learning_rate, momentum=task.momentum)
+
+
+def _adamw(task: work.Work, parameters: Iterable[nn.Parameter]) -> Optimizer:
+    return AdamW(
+        parameters,
+        lr=task.learning_rate,
+        eps=decoder_work.EPSILON,
+        weight_decay=decoder_work.WEIGHT_DECAY,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What differs between the works: model, weights, data, optimizer."""
+
+    build: Callable[[], nn.Module]
+    initial: Callable[[int], NDArray[np.float32]]
+    to_torch: Callable[[NDArray[np.float32]], Sequence[NDArray[np.float32]]]
+    from_torch: Callable[[list[NDArray[np.float32]]], NDArray[np.float32]]
+    load: Callable[[work.Work], tuple[NDArray[np.generic], NDArray[np.int64]]]
+    optimizer: Callable[[work.Work, Iterable[nn.Parameter]], Optimizer]
+
+
+_PARTS = {
+    work.MNIST_CNN: _Parts(
+        _mnist_cnn, work.initial, work.to_channels_first, work.from_channels_first, _images, _sgd
+    ),
+    work.DECODER: _Parts(
+        TorchDecoder,
+        decoder_work.initial,
+        decoder_work.to_outputs_first,
+        decoder_work.from_outputs_first,
+        _text,
+        _adamw,
+    ),
+}
+
+
+def initial(task: work.Work) -> NDArray[np.float32]:
+    """Return the weights that everybody begins with, flat in Keras' layout."""
+    return _PARTS[task.model].initial(task.seed)
+
+
+class Trainee:
+    """One worker's model with the weights that all begin with, and its part of the data.
+
+    Args:
+        task: What to train.
+        rank: Of the worker.
+    """
 
     def __init__(self, task: work.Work, rank: int) -> None:
-        images, labels = work.load()
-        self._images = torch.from_numpy(images[rank :: task.workers, None])
-        self._labels = torch.from_numpy(labels[rank :: task.workers])
-        self._size = task.batch_size
+        self._task, self._parts = task, _PARTS[task.model]
+        self.model = self._parts.build()
+        self.weights = initial(task)
+        inputs, labels = self._parts.load(task)
+        self._inputs = torch.from_numpy(np.ascontiguousarray(inputs[rank :: task.workers]))
+        self._labels = torch.from_numpy(np.ascontiguousarray(labels[rank :: task.workers]))
         self._generator = torch.Generator().manual_seed(task.seed + rank)
 
-    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return images [batch, 1, 28, 28] and labels [batch]."""
-        chosen = torch.randint(len(self._labels), (self._size,), generator=self._generator)
-        return self._images[chosen], self._labels[chosen]
+    @property
+    def weights(self) -> NDArray[np.float32]:
+        """The model's weights, flat in Keras' layout."""
+        return self._parts.from_torch([w.detach().numpy() for w in self.model.parameters()])
+
+    @weights.setter
+    def weights(self, flat: NDArray[np.float32]) -> None:
+        with torch.no_grad():
+            tensors = self._parts.to_torch(flat)
+            for weights, values in zip(self.model.parameters(), tensors, strict=True):
+                weights.copy_(torch.from_numpy(values))
+
+    def optimizer(self) -> Optimizer:
+        """Return a new optimizer of the model's, the work's own."""
+        return self.optimizer_of(self.model.parameters())
+
+    def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Return a new one for parameters that somebody has wrapped."""
+        return self._parts.optimizer(self._task, parameters)
+
+    def step(self, optimizer: Optimizer, wrapped: nn.Module | None = None) -> None:
+        """Do one step with a batch drawn at random.
+
+        Args:
+            optimizer: The one to step.
+            wrapped: What stands for the model in the forward pass.
+        """
+        size = (self._task.batch_size,)
+        chosen = torch.randint(len(self._labels), size, generator=self._generator)
+        outputs = (wrapped or self.model)(self._inputs[chosen])
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(outputs.flatten(0, -2), self._labels[chosen].flatten())
+        loss.backward()
+        optimizer.step()
 
 
 def use_one_thread(task: work.Work, rank: int) -> None:

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from thinwire.data.readers import idx
 
+#: What is trained: the CNN of this module, or the decoder of `decoder_work`.
+MNIST_CNN, DECODER = "mnist_cnn", "decoder"
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), _ROOT / "data" / "fashion_mnist_sample")
 #: Name and shape of each tensor in Keras' order and layout; weights are flat in this order.
@@ -45,7 +47,7 @@ class Work:
     """What to train, and how long.
 
     `steps` are those of one worker, 0 for no limit; whichever of `seconds` and `steps` is over
-    first ends the run.
+    first ends the run. `text` is the decoder's: the folder of the standard library.
     """
 
     seconds: float
@@ -58,6 +60,8 @@ class Work:
     steps: int = 0
     snapshot_seconds: float = 2.0
     folder: str = "."
+    model: str = MNIST_CNN
+    text: str = ""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -73,6 +77,8 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--seed", type=int, default=1)
     result.add_argument("--snapshot_seconds", type=float, default=2.0)
     result.add_argument("--folder", default=".", help="of progress and snapshots")
+    result.add_argument("--model", choices=(MNIST_CNN, DECODER), default=MNIST_CNN)
+    result.add_argument("--text", default="", help="folder that the decoder reads")
     return result
 
 
@@ -135,11 +141,13 @@ def flatten(tensors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
     return np.concatenate([np.asarray(tensor, np.float32).ravel() for tensor in tensors])
 
 
-def unflatten(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return a vector's tensors in Keras' layout."""
-    ends = list(itertools.accumulate(math.prod(shape) for _, shape in TENSORS))
+def unflatten(
+    flat: NDArray[np.float32], named: Sequence[tuple[str, tuple[int, ...]]] = TENSORS
+) -> list[NDArray[np.float32]]:
+    """Return a vector's tensors in Keras' layout; `named` are those of another model."""
+    ends = list(itertools.accumulate(math.prod(shape) for _, shape in named))
     parts = np.split(flat, ends[:-1])
-    return [part.reshape(shape) for part, (_, shape) in zip(parts, TENSORS, strict=True)]
+    return [part.reshape(shape) for part, (_, shape) in zip(parts, named, strict=True)]
 
 
 def to_channels_first(flat: NDArray[np.float32]) -> list[NDArray[np.float32]]:

@@ -1,0 +1,82 @@
+"""The two works that tables are made of: what is usual for each, and how its goal is written."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from bench.peers import work
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """One work.
+
+    Attributes:
+        model: What is trained.
+        about: What all contenders do alike, a sentence.
+        stem: Of the files of its results.
+        by_loss: Measured by the loss on the test set, else by accuracy. Scores are the higher the
+            better: a loss is one with its sign turned.
+        batch_size: Of a worker.
+        links: "none", or megabits per second.
+        learning_rates: To choose from.
+        rounds: Of all contenders over all links.
+        seconds: Of a run without a limit.
+        most_seconds: Of a run over a link.
+        targets: As people write them: accuracies, or losses.
+        goals: Link -> the most that the best of ours may take of the best peer's seconds to the
+            highest target; where it has none, 1.
+    """
+
+    model: str
+    about: str
+    stem: str
+    by_loss: bool
+    batch_size: int
+    links: Sequence[str]
+    learning_rates: Sequence[float]
+    rounds: int
+    seconds: float
+    most_seconds: float
+    targets: Sequence[float]
+    goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def scores(self, targets: Sequence[float]) -> list[float]:
+        """Return targets as scores."""
+        return [-target if self.by_loss else target for target in targets]
+
+    def text(self, score: float) -> str:
+        """Return a score as people write it."""
+        return f"loss {-score:.2f}" if self.by_loss else f"{score:.2f}"
+
+
+_CNN = Subject(
+    work.MNIST_CNN,
+    "2 workers of one thread, mnist_cnn, batch 64, Fashion-MNIST, the same initial weights.",
+    "peers",
+    False,
+    64,
+    ("none", "100", "10"),
+    (0.01, 0.03, 0.1),
+    3,
+    60.0,
+    600.0,
+    (0.80, 0.85),
+)
+_DECODER = Subject(
+    work.DECODER,
+    "2 workers of one thread, a decoder of 867,328 parameters, batch 16 of 64 bytes, the sources "
+    "of Python's standard library, AdamW, the same initial weights.",
+    "peers-decoder",
+    True,
+    16,
+    ("none", "100", "10", "1"),
+    (0.001,),
+    1,
+    40.0,
+    130.0,
+    (2.3,),
+    {"100": 1.0, "10": 0.65, "1": 0.2},
+)
+SUBJECTS: Mapping[str, Subject] = {each.model: each for each in (_CNN, _DECODER)}
