@@ -86,7 +86,7 @@ bench: $(STAMP) ## Costs of this machine as ratios to their limits and peers, to
 	$(BIN)/python -m bench $(or $(BENCH),--peers)
 
 # What cannot be installed is left out. PEERS takes options such as --only, --link or --resume.
-peers: $(STAMP) ## The same work on TensorFlow's, torch's, MXNet's and Flower's own exchange
+peers: $(STAMP) ## The same work on other systems' own exchange
 	-bench/peers/setup.sh
 	$(BIN)/python -m bench.peers $(PEERS)
 

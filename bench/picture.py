@@ -88,14 +88,13 @@ def draw(arms: dict[str, Arm], alone: float, target: pathlib.Path) -> None:
         )
     longest = max(arm.gigabytes for arm in arms.values())
     caption = f"GB over the network in five epochs (one device alone: {percent(alone)})"
-    finish(figure, list(ARMS.values()), 1.5 * longest, caption, target)
+    dress(axes, list(ARMS.values()), 1.5 * longest, caption)
+    save(figure, target)
 
 
-def finish(
-    figure: Any, names: Sequence[str], longest: float, caption: str, target: pathlib.Path
-) -> None:
-    """Give a picture of bars its names, from above, and its caption, and write it."""
-    theme, (axes,) = THEMES["light"], figure.axes
+def dress(axes: Any, names: Sequence[str], longest: float, caption: str) -> None:
+    """Give bars their names, from above, and their caption."""
+    theme = THEMES["light"]
     axes.set_yticks(range(len(names)), names, color=theme.text)
     axes.invert_yaxis()
     axes.set_xlim(0, longest)
@@ -105,6 +104,10 @@ def finish(
     axes.spines[:].set_visible(False)
     axes.grid(axis="x", color=theme.grid)
     axes.set_axisbelow(True)
+
+
+def save(figure: Any, target: pathlib.Path) -> None:
+    """Write a picture, the same from the same numbers."""
     figure.savefig(target, metadata={"Date": None} if target.suffix == ".svg" else None, dpi=120)
 
 

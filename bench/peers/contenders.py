@@ -196,12 +196,12 @@ def _torchft(method: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
     """Lighthouse at the server; workers with their managers, the first of which leads."""
 
     def nodes(task: work.Work, lab: Lab) -> list[PeerNode]:
-        house = f"--house={lab.places[SERVER].address}:{lab.ports[0]}"
+        meeting = f"--lighthouse={lab.places[SERVER].address}:{lab.ports[0]}"
 
         def node(rank: int) -> PeerNode:
             place = lab.places[worker(rank)]
             options = (
-                house,
+                meeting,
                 f"--method={method}",
                 f"--local_steps={_LOCAL_STEPS}",
                 f"--rank={rank}",
@@ -211,7 +211,7 @@ def _torchft(method: str) -> Callable[[work.Work, Lab], list[PeerNode]]:
             command = _module(_TORCH, "torchft_local", task, *options)
             return PeerNode(worker(rank), command, leads=rank == 0)
 
-        lighthouse = PeerNode(SERVER, _module(_TORCH, "torchft_local", task, house))
+        lighthouse = PeerNode(SERVER, _module(_TORCH, "torchft_local", task, meeting))
         return [lighthouse, *map(node, range(task.workers))]
 
     return nodes

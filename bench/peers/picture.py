@@ -1,7 +1,7 @@
-"""The README's second picture: how long who takes to an accuracy over a thin link.
+"""How long who takes to an accuracy, or a loss, over thin links: a picture of each work.
 
 ``python -m bench.peers.picture`` draws docs/images/peers.svg from the newest records in
-bench/results.
+bench/results, with ``--model decoder`` peers_decoder.svg.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bench import machine
+from bench.peers import work
 from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
-from bench.peers.plan import Known, Record
-from bench.picture import finish
+from bench.peers.plan import NO_LIMIT, Known, Record
+from bench.peers.subjects import SUBJECTS, Subject
+from bench.picture import dress, save
 from thinwire.supervisor.report.figures import THEMES
 
-PICTURE = machine.ROOT / "docs" / "images" / "peers.svg"
-LINK, TARGET = "100", 0.85
+IMAGES = machine.ROOT / "docs" / "images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +29,7 @@ class SystemBar:
     """One contender.
 
     Attributes:
-        seconds: To the accuracy.
+        seconds: To the highest target.
         is_computed: From its steps without a limit and its rate over the link.
     """
 
@@ -46,55 +48,73 @@ class SystemBar:
         return f"{self.seconds:.0f} s{' (computed)' if self.is_computed else ''}"
 
 
-def newest_records() -> Path:
-    """Return the newest file of records.
+def newest_records(subject: Subject) -> Path:
+    """Return the newest file of a work's records.
 
     Raises:
         FileNotFoundError: There is none.
     """
-    found = sorted(machine.RESULTS.glob("[0-9]*-[0-9]*-[0-9]*-peers.jsonl"))
+    found = sorted(machine.RESULTS.glob(f"[0-9]*-[0-9]*-[0-9]*-{subject.stem}.jsonl"))
     if not found:
-        raise FileNotFoundError(f"no records in {machine.RESULTS}: run python -m bench.peers")
+        raise FileNotFoundError(
+            f"no records in {machine.RESULTS}: run python -m bench.peers --model {subject.model}"
+        )
     return found[-1]
 
 
-def bars(records: list[Record]) -> list[SystemBar]:
-    """Return who reaches the accuracy, the quickest first."""
-    known = Known(records, [TARGET])
-    costs = ((name, known.cost(name, LINK, TARGET)) for name in CONTENDERS)
+def bars(subject: Subject, records: list[Record], link: str) -> list[SystemBar]:
+    """Return who reaches the highest target over a link, the quickest first."""
+    target = max(subject.scores(subject.targets))
+    known = Known(records, [target])
+    costs = ((name, known.cost(name, link, target)) for name in CONTENDERS)
     found = [SystemBar(name, cost[0].seconds, cost[1]) for name, cost in costs if cost is not None]
     return sorted(found, key=lambda bar: bar.seconds)
 
 
-def draw(found: Sequence[SystemBar], target: Path) -> None:
-    """Draw a bar for each; ours stand out."""
+def draw(subject: Subject, records: list[Record], target: Path) -> None:
+    """Draw a bar for each contender, below each other for the links; ours stand out."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    theme = THEMES["light"]
+    panels = {
+        link: found for link in subject.picture_links if (found := bars(subject, records, link))
+    }
     matplotlib.rcParams["svg.hashsalt"] = "thinwire"  # the same picture from the same numbers
-    height = 0.9 + 0.27 * len(found)
-    figure = Figure(figsize=(8.2, height), facecolor=theme.background, layout="constrained")
-    axes = figure.add_subplot()
+    heights = [0.9 + 0.27 * len(found) for found in panels.values()]
+    figure = Figure(
+        figsize=(8.2, sum(heights)), facecolor=THEMES["light"].background, layout="constrained"
+    )
+    rows = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    for axes, (link, found) in zip(rows, panels.items(), strict=True):
+        _draw_link(axes, found, f"{subject.caption} {_over(link)}")
+    save(figure, target)
+
+
+def _draw_link(axes: Any, found: Sequence[SystemBar], caption: str) -> None:
+    theme, longest = THEMES["light"], max(bar.seconds for bar in found)
     for place, bar in enumerate(found):
         weight = "bold" if bar.is_ours else "normal"
-        axes.barh(
-            place, bar.seconds, 0.66, color=theme.series[0] if bar.is_ours else theme.series[5]
-        )
-        axes.text(bar.seconds + 4, place, bar.text, va="center", color=theme.text, weight=weight)
-    caption = f"seconds to {100 * TARGET:.0f} % of Fashion-MNIST's test set over {LINK} Mbit/s"
-    longest = max(bar.seconds for bar in found)
-    finish(figure, [bar.name for bar in found], 1.2 * longest, caption, target)
+        color = theme.series[0] if bar.is_ours else theme.series[5]
+        axes.barh(place, bar.seconds, 0.66, color=color)
+        beside = bar.seconds + 0.013 * longest
+        axes.text(beside, place, bar.text, va="center", color=theme.text, weight=weight)
+    dress(axes, [bar.name for bar in found], 1.2 * longest, caption)
+
+
+def _over(link: str) -> str:
+    return "without a limit" if link == NO_LIMIT else f"over {link} Mbit/s"
 
 
 def main() -> None:
     """Draw the picture."""
     parser = argparse.ArgumentParser(prog="python -m bench.peers.picture", description=__doc__)
-    parser.add_argument("--out", type=Path, default=PICTURE, help=".svg or .png")
+    parser.add_argument("--model", choices=list(SUBJECTS), default=work.MNIST_CNN)
+    parser.add_argument("--out", type=Path, help=".svg or .png; by default in docs/images")
     parser.add_argument("--records", type=Path, help="file of bench.peers; by default the newest")
     options = parser.parse_args()
-    records = options.records or newest_records()
-    draw(bars(read_records(records)), options.out)
+    subject = SUBJECTS[options.model]
+    records = options.records or newest_records(subject)
+    draw(subject, read_records(records), options.out or IMAGES / f"{subject.picture}.svg")
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ _COMPUTED = "c"
 _NOTES = """\
 Rates and bytes are medians of a run without its first seconds, over all rounds (least to most); \
 bytes are those of a worker's link for each of its mini-batches, headers included. Seconds count \
-from the first step that was done; megabytes are those of all workers, both ways. The model is kept \
-at an interval by each contender and evaluated after the run. Without a limit the learning rate was \
-chosen that is first at the highest target. A figure with "c" is computed: the steps that the \
-contender needed without a limit, at the rate and bytes measured over the link.
+from the first step that was done; megabytes are those of all workers, both ways. The model is \
+kept at an interval by each contender and evaluated after the run. Without a limit the learning \
+rate was chosen that is first at the highest target. A figure with "c" is computed: the steps \
+that the contender needed without a limit, at the rate and bytes measured over the link.
 """
 
 

@@ -25,6 +25,9 @@ class Subject:
         seconds: Of a run without a limit.
         most_seconds: Of a run over a link.
         targets: As people write them: accuracies, or losses.
+        picture: Name of its picture, without the ending.
+        picture_links: Whose bars it shows.
+        caption: What it shows, but for the link.
         goals: Link -> the most that the best of ours may take of the best peer's seconds to the
             highest target; where it has none, 1.
     """
@@ -40,6 +43,9 @@ class Subject:
     seconds: float
     most_seconds: float
     targets: Sequence[float]
+    picture: str
+    picture_links: Sequence[str]
+    caption: str
     goals: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def scores(self, targets: Sequence[float]) -> list[float]:
@@ -63,6 +69,9 @@ _CNN = Subject(
     60.0,
     600.0,
     (0.80, 0.85),
+    "peers",
+    ("100",),
+    "seconds to 85 % of Fashion-MNIST's test set",
 )
 _DECODER = Subject(
     work.DECODER,
@@ -77,6 +86,9 @@ _DECODER = Subject(
     40.0,
     130.0,
     (2.3,),
+    "peers_decoder",
+    ("none", "100", "10", "1"),
+    "seconds to a loss of 2.3 on the standard library's sources",
     {"100": 1.0, "10": 0.65, "1": 0.2},
 )
 SUBJECTS: Mapping[str, Subject] = {each.model: each for each in (_CNN, _DECODER)}

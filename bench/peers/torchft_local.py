@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torchft
 from torch.distributed import TCPStore
+from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo, LocalSGD
 
 from bench.peers import torch_model, work
@@ -24,16 +25,16 @@ _OUTER_RATE, _OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's
 _JOIN_MS = 60_000
 
 
-def _keep_house(task: work.Work, port: int) -> None:
+def _be_lighthouse(task: work.Work, port: int) -> None:
     """Be the lighthouse until the harness ends it."""
-    house = torchft.coordination.LighthouseServer(
+    lighthouse = LighthouseServer(
         bind=f"[::]:{port}", min_replicas=task.workers, join_timeout_ms=_JOIN_MS
     )
     threading.Event().wait()
-    house.shutdown()
+    lighthouse.shutdown()
 
 
-def _manager(task: work.Work, rank: int, store: TCPStore, address: str, house: str) -> Any:
+def _manager(task: work.Work, rank: int, store: TCPStore, address: str, lighthouse: str) -> Any:
     return torchft.Manager(
         pg=torchft.ProcessGroupGloo(timeout=_PATIENCE),
         load_state_dict=None,
@@ -46,7 +47,7 @@ def _manager(task: work.Work, rank: int, store: TCPStore, address: str, house: s
         world_size=1,
         store_addr=address,
         store_port=store.port,
-        lighthouse_addr=f"http://{house}",
+        lighthouse_addr=f"http://{lighthouse}",
         replica_id=f"worker{rank}",
         hostname=address,
         init_sync=False,  # all begin with the same weights
@@ -87,20 +88,20 @@ def main() -> None:
     options.add_argument(
         "--rank", type=int, default=-1, help="of a worker; without: the lighthouse"
     )
-    options.add_argument("--house", required=True, help="host:port of the lighthouse")
+    options.add_argument("--lighthouse", required=True, help="host:port of the lighthouse")
     options.add_argument("--address", default="", help="of this worker")
     options.add_argument("--interface", default="", help="that reaches the others")
     arguments = options.parse_args()
     task = work.from_arguments(arguments)
     if arguments.rank < 0:
-        _keep_house(task, int(arguments.house.rpartition(":")[2]))
+        _be_lighthouse(task, int(arguments.lighthouse.rpartition(":")[2]))
         return
     logging.getLogger().setLevel(logging.WARNING)
     torch_model.use_one_thread(task, arguments.rank)
     os.environ["GLOO_SOCKET_IFNAME"] = arguments.interface
     address = arguments.address
     store = TCPStore(host_name=address, port=0, is_master=True, wait_for_workers=False)
-    manager = _manager(task, arguments.rank, store, address, arguments.house)
+    manager = _manager(task, arguments.rank, store, address, arguments.lighthouse)
     _train(task, arguments.rank, arguments.method, arguments.local_steps, manager)
     os._exit(0)  # the others are still stepping; to leave the quorum would wait for them
 

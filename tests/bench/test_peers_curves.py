@@ -56,6 +56,21 @@ def test_rates_leave_the_beginning_out():
     assert curves.rates(steps, None) == curves.Rates(10.0, 20.0, None, None)
 
 
+def test_in_rounds_the_beginning_counts():
+    # 50 steps in 4 s, an exchange of 6 s, twice; the first step of the next round ends the run.
+    lines = [(0.0, 1), (4.0, 49), (10.0, 50), (14.0, 99), (20.0, 101)]
+    found = curves.rates(curves.Steps([lines]), None, in_rounds=True)
+    assert found.steps_per_second == 5.0 and found.seconds == 20.0
+
+
+def test_the_first_step_lies_a_round_before_the_first_that_is_reported():
+    rounds = [(30.0, 100), (40.0, 200), (50.0, 300)]
+    steps = curves.Steps([rounds], round_steps=100)
+    assert (steps.began, steps.ended) == (20.0, 50.0) and steps.at(40.0) == 200
+    assert curves.Steps([rounds]).began == 30.0
+    assert curves.Steps([rounds[:1]], round_steps=100).began == 30.0  # nothing is known of rounds
+
+
 def test_a_short_run_leaves_a_quarter_out():
     found = curves.rates(curves.Steps([[(0.0, 1), (4.0, 5), (8.0, 9)]]), None)
     assert found.seconds == 6.0 and found.steps_per_second == 1.0

@@ -19,9 +19,10 @@ class Machine:
 
     def __init__(self, monkeypatch, obstacle=""):
         self.calls, self.said, self.failing, self.diverging = [], [], set(), set()
+        self.tasks = []
         monkeypatch.setattr(harness, "why_not", lambda: obstacle)
         monkeypatch.setattr(harness, "namespaces", lambda *_: contextlib.nullcontext("lab"))
-        monkeypatch.setattr(harness, "evaluator", lambda: None)
+        monkeypatch.setattr(harness, "evaluator", lambda *_: None)
         monkeypatch.setattr(harness, "run", self.run)
         present = {
             name: dataclasses.replace(each, python=harness.Path(sys.executable))
@@ -31,6 +32,7 @@ class Machine:
 
     def run(self, contender, task, lab, targets, evaluate):
         self.calls.append((contender.name, task.learning_rate))
+        self.tasks.append(task)
         if contender.name in self.failing:
             self.failing.discard(contender.name)
             raise running.PeerFailed("gloo aborted")
@@ -92,6 +94,22 @@ def test_without_root_peers_run_without_a_limit_only(tmp_path, monkeypatch):
     assert "emulated links" in machine.said[0]
 
 
+def test_a_decoder_reads_the_text_of_this_python_in_batches_of_its_own(tmp_path, monkeypatch):
+    machine = Machine(monkeypatch)
+    names = ("torchft DiLoCo", "torch DDP")
+    table = machine.measure(tmp_path / "records.jsonl", *names, links=("none", "1"))
+    found = [(task.model, task.batch_size, task.steps) for task in machine.tasks]
+    # Over the thinnest link two rounds are timed; who sends everything is, for 20 steps.
+    assert found == [
+        ("decoder", 16, 0),
+        ("mnist_cnn", 64, 0),
+        ("decoder", 16, 101),
+        ("mnist_cnn", 64, 20),
+    ]
+    assert (harness.Path(machine.tasks[0].text) / "abc.py").exists()
+    assert table.settings.round_steps == {"torchft DiLoCo": 50}
+
+
 def test_an_environment_that_is_not_there_is_said(tmp_path, monkeypatch):
     machine = Machine(monkeypatch)
     gone = dataclasses.replace(CONTENDERS["torch DDP"], python=tmp_path / "python")
@@ -133,6 +151,22 @@ def test_processes_are_run_and_those_left_are_ended(tmp_path):
     assert found["steps"] == 9 and found["rates"]["bytes_up"] is None
     with pytest.raises(ProcessLookupError):
         os.kill(int(path.read_text()), 0)
+
+
+ROUNDS = """
+import json, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+now = time.monotonic()
+lines = [{"time": now + 10 * n, "steps": 100 * (n + 1), "snapshot": None} for n in range(3)]
+(folder / "progress-all.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+"""
+
+
+def test_the_clock_of_rounds_begins_with_the_first_step():
+    rounds = dataclasses.replace(_contender(ROUNDS, sort="ours"), round_steps=50)
+    assert _run(rounds)["seconds"] == pytest.approx(30.0)
+    peer = dataclasses.replace(_contender(ROUNDS), round_steps=50)  # it reports every step
+    assert _run(peer)["seconds"] == pytest.approx(20.0)
 
 
 def test_ours_says_by_its_exit_code_that_it_diverged():

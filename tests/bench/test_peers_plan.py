@@ -20,8 +20,8 @@ SETTINGS = plan.Settings(
 )
 
 
-def record(run, seconds=10.0, accuracy=0.9, steps=400.0):
-    point = curves.Point(seconds, steps, 1e6, 2e6, accuracy)
+def record(run, seconds=10.0, score=0.9, steps=400.0):
+    point = curves.Point(seconds, steps, 1e6, 2e6, score)
     rates = curves.Rates(20.0, 50.0, 100.0, 300.0)
     found = {
         "samples_per_second": 1280.0,
@@ -73,6 +73,20 @@ def test_lengths_follow_what_is_known():
     assert found["100", "dense", 1].snapshot_seconds > found["100", "sparse", 1].snapshot_seconds
 
 
+def test_peers_with_rounds_end_after_whole_ones_and_are_timed_for_two_over_the_thinnest_link():
+    settings = dataclasses.replace(
+        SETTINGS, dense=frozenset(), links=("none", "10", "1"), round_steps={"dense": 50}, rounds=1
+    )
+    made, _ = play(settings)
+    found = {(run.link, run.contender): run.steps for run in made if run.link != "none"}
+    assert found == {
+        ("10", "dense"): 301,
+        ("10", "sparse"): 260,
+        ("1", "dense"): 101,
+        ("1", "sparse"): 260,
+    }
+
+
 @pytest.mark.parametrize("stopped_after", [0, 1, 5, 9, 13])
 def test_a_resumed_table_makes_the_rest(stopped_after):
     whole, records = play()
@@ -83,7 +97,7 @@ def test_a_resumed_table_makes_the_rest(stopped_after):
 
 def test_who_never_reaches_the_target_is_told_by_accuracy():
     runs = [plan.PlannedRun("dense", "none", rate, 1) for rate in (0.01, 0.1)]
-    records = [record(runs[0], accuracy=0.7), record(runs[1], accuracy=0.6)]
+    records = [record(runs[0], score=0.7), record(runs[1], score=0.6)]
     known = plan.Known(records, SETTINGS.targets)
     assert known.best_rate("dense") == 0.01
     assert known.steps_to("dense", 0.8) is None and known.best_rate("other") is None
@@ -103,7 +117,7 @@ def test_costs_are_medians_or_computed():
         record(dataclasses.replace(base, round=number), seconds=seconds)
         for number, seconds in ((1, 30.0), (2, 50.0), (3, 40.0))
     ]
-    slow = record(dataclasses.replace(base, link="10"), accuracy=0.1)
+    slow = record(dataclasses.replace(base, link="10"), score=0.1)
     known = plan.Known([*records, slow], SETTINGS.targets)
     point, is_computed = known.cost("dense", "none", 0.85)
     assert point.seconds == 40.0 and not is_computed

@@ -1,13 +1,18 @@
 """The peers' work: one model in every layout, progress as the harness reads it, their processes."""
 
 import json
+import subprocess
+import sysconfig
 
 import numpy as np
 import pytest
 
-from bench.peers import work
-from bench.peers.contenders import CONTENDERS, OURS, over_emulated_link
+from bench.peers import decoder_work, evaluating, work
+from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.lab import SERVER, Lab, Place, worker
+
+TORCH = ENVIRONMENTS / "torch" / "bin" / "python"
+TEXT = sysconfig.get_path("stdlib")
 
 
 def task(tmp_path, **more):
@@ -38,6 +43,70 @@ def test_channels_first_is_the_same_model():
     assert theirs[4][9, 6 * 144 + 3 * 12 + 4] == ours[4][(3 * 12 + 4) * 64 + 6, 9]
     assert theirs[6][2, 100] == ours[6][100, 2]
     np.testing.assert_array_equal(work.from_channels_first(theirs), flat)
+
+
+def test_the_decoder_has_the_shape_of_the_built_in_one():
+    keras = pytest.importorskip("keras")
+    del keras
+    from bench.peers.thinwire_decoder import build_model
+
+    model = build_model()
+    assert [weights.shape for weights in model.weights] == [s for _, s in decoder_work.TENSORS]
+    assert model.count_params() == decoder_work.NUM_PARAMETERS == 867_328
+    flat = work.flatten(model.get_weights())
+    np.testing.assert_array_equal(flat, decoder_work.initial(1))
+    assert abs(flat).max() == 1.0 and 0.019 < flat[: 256 * 128].std() < 0.021
+
+
+def test_outputs_first_is_the_same_decoder():
+    flat = np.arange(decoder_work.NUM_PARAMETERS, dtype=np.float32)
+    names = [name for name, _ in decoder_work.TENSORS]
+    ours = dict(zip(names, work.unflatten(flat, decoder_work.TENSORS), strict=True))
+    turned = decoder_work.to_outputs_first(flat)
+    theirs = dict(zip(names, turned, strict=True))
+    # Input 5 to entry 7 of head 2, and back; torch's Linear has [outputs, inputs].
+    assert theirs["block1/query/kernel"][2 * 32 + 7, 5] == ours["block1/query/kernel"][5, 2, 7]
+    assert theirs["block1/query/bias"][2 * 32 + 7] == ours["block1/query/bias"][2, 7]
+    assert theirs["block1/output/kernel"][5, 2 * 32 + 7] == ours["block1/output/kernel"][2, 7, 5]
+    assert theirs["block3/wide/kernel"].shape == (512, 128)
+    assert theirs["block3/narrow/kernel"][3, 500] == ours["block3/narrow/kernel"][500, 3]
+    assert theirs["logits/kernel"][200, 3] == ours["logits/kernel"][3, 200]
+    np.testing.assert_array_equal(decoder_work.from_outputs_first(turned), flat)
+
+
+TORCH_LOGITS = """
+import sys
+import numpy, torch
+from bench.peers import torch_model, work
+task = work.Work(1.0, 0, 2, 16, 1e-3, 0.9, 1, model="decoder", text=sys.argv[1])
+own = torch_model.Trainee(task, 0)
+tokens = torch.arange(128).reshape(2, 64)
+numpy.save(sys.argv[2], own.model(tokens).detach().numpy())
+print(sum(weights.numel() for weights in own.model.parameters()))
+"""
+
+
+@pytest.mark.product
+@pytest.mark.skipif(not TORCH.exists(), reason="no torch: run bench/peers/setup.sh")
+def test_torch_computes_what_keras_does(tmp_path):
+    from bench.peers.thinwire_decoder import build_model
+
+    path = tmp_path / "logits.npy"
+    command = [str(TORCH), "-c", TORCH_LOGITS, TEXT, str(path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(found.stdout) == decoder_work.NUM_PARAMETERS
+    logits = build_model().predict_on_batch(np.arange(128).reshape(2, 64))
+    np.testing.assert_allclose(np.load(path), logits, atol=1e-5)
+
+
+def test_an_untrained_decoder_guesses_among_all_bytes(tmp_path):
+    score, path = evaluating.evaluator(work.DECODER, TEXT), tmp_path / "weights.npy"
+    flat = decoder_work.initial(1)
+    np.save(path, flat)
+    assert score(path) == pytest.approx(-np.log(256), abs=0.1)
+    flat[7] = np.nan
+    np.save(path, flat)
+    assert score(path) == -np.inf
 
 
 def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
@@ -84,7 +153,8 @@ def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tm
     assert sum(node.leads for node in nodes) == 1
     places = [node.place for node in nodes]
     assert places.count("worker0") == places.count("worker1") == 1
-    assert (SERVER in places) == (CONTENDERS[name].sort != "among workers")
+    alone = CONTENDERS[name].sort == "among workers" and CONTENDERS[name].model == work.MNIST_CNN
+    assert (SERVER in places) != alone  # where torchft and hivemind meet
     assert all("0.03" in " ".join(node.command) for node in nodes if node.place != SERVER)
 
 
