@@ -40,6 +40,9 @@ _SECONDS = 6.0  # in which faults strike
 _PATIENCE_SECONDS = 90.0
 _STEP_SECONDS = 0.03
 _REFUSAL_SECONDS = 30.0  # in which a second process is refused
+#: What a shard writes that ends because its disk refuses the snapshot that it begins with.
+_NO_SNAPSHOT = "cannot write a checkpoint into"
+_RESTART_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,12 +164,16 @@ def play(trial: ProcessTrial, plant: str = "") -> Verdict:
 class Struck:
     """Lets faults befall the processes of a run; to be used once.
 
+    Attributes:
+        bad_disks: Names of nodes whose disk has refused, or refuses, to be written.
+
     Args:
         cast: Not yet started.
     """
 
     def __init__(self, cast: Cast) -> None:
         self.cast = cast
+        self.bad_disks: set[str] = set()
         self._began = 0.0
         self._due: list[tuple[float, float, Callable[[], None]]] = []
         self._down: set[str] = set()
@@ -238,9 +245,13 @@ class Struck:
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
         for name, process in self.cast.nodes.processes.items():
-            if process.poll() is not None and name not in self._down and name not in self._seconds:
-                said = self.cast.nodes.output(name)[-2000:]
+            if process.poll() is None or name in self._down or name in self._seconds:
+                continue
+            said = self.cast.nodes.output(name)[-2000:]
+            is_promised = process.returncode == EXIT_CONFIGURATION and _NO_SNAPSHOT in said
+            if not (is_promised and name in self.bad_disks):
                 raise AssertionError(f"{name} ended with {process.returncode} unasked: {said}")
+            self.start_after(_RESTART_SECONDS, name)  # the same command goes on
 
     def _progress(self, when: str) -> None:
         """Wait until every worker has gone on."""
@@ -305,6 +316,8 @@ def _weather(struck: Struck, strike: Strike) -> None:
 def _trouble(**what: float) -> Callable[[Struck, Strike], None]:
     def strike_node(struck: Struck, strike: Strike) -> None:
         struck.cast.trouble(strike.name, **what)
+        if "fails" in what:
+            struck.bad_disks.add(strike.name)
         struck.after(
             random.Random(strike.seed).uniform(0.5, 3.0),
             lambda: struck.cast.trouble(strike.name),
