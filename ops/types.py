@@ -193,6 +193,11 @@ class Update:
     indices: Int64 | None  # [k] int64
     values: Float32  # [k] float32, or [shard size] when dense
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
+
 
 #: Class of service of what bears no mark, the last one; 0 is served first.
 BEST_EFFORT = 7

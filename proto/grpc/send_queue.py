@@ -31,6 +31,11 @@ class SendQueue:
         self._lock = threading.Lock()
 
     @property
+    def num_replies(self) -> int:
+        """How many replies have been queued since the beginning."""
+        return self._num_to_make
+
+    @property
     def num_waiting(self) -> int:
         """How many replies are still to be made."""
         return self._num_to_make - self._num_made

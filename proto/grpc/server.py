@@ -84,6 +84,11 @@ class ServerStream:
         return self._lost.is_set()
 
     @property
+    def num_replies(self) -> int:
+        """How many replies the client has been, or is to be, sent."""
+        return self._outgoing.num_replies
+
+    @property
     def num_waiting(self) -> int:
         """How many replies are still to be made, because the client does not take more."""
         return self._outgoing.num_waiting

@@ -73,6 +73,11 @@ class Push:
         return self.base_version - self.lag
 
     @property
+    def num_decoded_bytes(self) -> int:
+        """Memory of what it holds, decoded."""
+        return self.update.num_bytes + (0 if self.change is None else self.change.num_bytes)
+
+    @property
     def is_copy(self) -> bool:
         """Whether this is no update, but a copy of the weights that the workers hold."""
         return self.samples == self.local_steps == 0

@@ -172,7 +172,7 @@ _SPARE_STREAMS = 16
 #: Streams that one address cannot take, however many it opens.
 _STREAMS_OF_OTHERS = 64
 #: Requests that are answered with the model or a part of it.
-_REQUESTS = ("pull", "push", "slots")
+REQUESTS = ("pull", "push", "slots")
 #: Links that can be emulated: the flags' own limits, and no rate that stands still.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
@@ -193,7 +193,7 @@ def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | 
         limits: Of every client.
     """
     waiting = stream.num_waiting
-    if body not in _REQUESTS or waiting < limits.waiting_replies:
+    if body not in REQUESTS or waiting < limits.waiting_replies:
         return None
     return f"a {body} while {waiting} replies wait to be taken; expected one at a time."
 

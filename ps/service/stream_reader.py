@@ -22,7 +22,13 @@ from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.service.backlog import Backlog
 from thinwire.ps.service.barriers import BarrierArrival
 from thinwire.ps.service.connections import Connection
-from thinwire.ps.service.handshake import Identity, check_hello, checked_link, unanswered
+from thinwire.ps.service.handshake import (
+    REQUESTS,
+    Identity,
+    check_hello,
+    checked_link,
+    unanswered,
+)
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
     from thinwire.ps.wire.claims import ClaimBounds
 
 #: A longer metrics document is not believed.
-_MAX_DOCUMENT_BYTES = 256 << 10
+MAX_DOCUMENT_BYTES = 256 << 10
 #: A refusal quotes the client's message; that may be long.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
@@ -170,7 +176,7 @@ class StreamReader:
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
-        self._backlog = Backlog(server.queue.put)
+        self._backlog = Backlog(server.queue.put, lambda: stream.num_replies)
         limit = payload_limit(server.layout, decoder.aux_count)
         if server.bounds.takes_changes:
             limit += payload_limit(server.layout)
@@ -220,8 +226,8 @@ class StreamReader:
         handler = self._handlers.get((connection.role if connection else 0, body))
         if handler is None:
             raise Malformed(f"a {body} message is not allowed here")
-        handler(self, getattr(message, str(body)), payload)
-        self._backlog.add(len(frame) + len(payload))
+        num_decoded = handler(self, getattr(message, str(body)), payload) or 0
+        self._backlog.add(len(frame) + len(payload) + num_decoded, body in REQUESTS)
 
     # -- hello ------------------------------------------------------------------------------
 
@@ -300,19 +306,22 @@ class StreamReader:
             events.Pull(self._worker.id, self._worker.incarnation, base, pull.generation)
         )
 
-    def _push(self, push: pb.Push, payload: memoryview) -> None:
+    def _push(self, push: pb.Push, payload: memoryview) -> int:
+        """Decode and queue a push; return the bytes that it has beside its payload."""
         worker, beside = self._worker.id, self.server.datagrams
         try:
             if beside is None:
-                self.server.queue.put(self.decoder.decode(worker, push, payload))
-            else:
-                beside.receiver.on_push(worker, push, payload)
+                event = self.decoder.decode(worker, push, payload)
+                self.server.queue.put(event)
+                return event.num_decoded_bytes
+            beside.receiver.on_push(worker, push, payload)
         except NonFinite as error:
             self.server.queue.put(events.PushRejected(worker, "non_finite"))
             self._refuse(pb.REASON_NON_FINITE, str(error), push.step)
         except Malformed as error:
             self.server.queue.put(events.PushRejected(worker, "malformed"))
             self._refuse(pb.REASON_MALFORMED, f"push of step {push.step}: {error}", push.step)
+        return 0
 
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         del payload
@@ -352,7 +361,7 @@ class StreamReader:
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         del payload
-        if len(report.document) > _MAX_DOCUMENT_BYTES:
+        if len(report.document) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"a report of {len(report.document)} characters")
         if report.rounds:
             self._take_rounds(report.rounds)
@@ -362,7 +371,7 @@ class StreamReader:
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
             raise Malformed("rounds of a client that is no worker")
-        if len(batch) > _MAX_DOCUMENT_BYTES:
+        if len(batch) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"rounds of {len(batch)} characters")
         pass_on = self.server.observers.pass_on_rounds
         self.server.queue.put(functools.partial(pass_on, self._worker.id, batch))

@@ -50,6 +50,8 @@ class Stream:
         self.send((message,))
         return 0
 
+    num_replies = 0
+
     def pace(self, link, share, seed):
         assert math.isfinite(link.mbps) and math.isfinite(link.delay_ms)
 
