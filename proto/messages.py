@@ -49,6 +49,7 @@ __all__ = [
     "manifest_from_message",
     "manifest_to_message",
     "outcome_to_message",
+    "relayed_from_message",
     "settings_of",
     "spec_of",
     "tensors_of",
@@ -202,10 +203,7 @@ def blocks_from_message(
         value_dtype = _checked_dtype(block, sizes[block.slot])
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
-        num_bytes = block.value_bytes
-        if not block.value_coding:
-            num_bytes = block.count * VALUE_BYTES[value_dtype]
-        end = middle + num_bytes
+        end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
                 f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
@@ -217,6 +215,41 @@ def blocks_from_message(
     if position != len(payload):
         raise Malformed(f"the blocks use {position} of {len(payload)} bytes of the payload")
     return result
+
+
+def relayed_from_message(
+    blocks: Sequence[pb.Block], counts: Sequence[int], payload: memoryview, sizes: Sequence[int]
+) -> tuple[tuple[Block, ...], ...]:
+    """Decode the blocks of a round's updates.
+
+    Args:
+        blocks: Their descriptions, those of one update after those of another.
+        counts: How many each update has.
+        payload: All index and value bytes, in block order.
+        sizes: Entries of each slot.
+
+    Raises:
+        Malformed: No update, other counts than blocks, or what `blocks_from_message` refuses.
+    """
+    if not counts or sum(counts) != len(blocks):
+        raise Malformed(f"{len(blocks)} blocks of {len(counts)} updates with {sum(counts)}")
+    updates, first, start = [], 0, 0
+    for count in counts:
+        own = blocks[first : first + count]
+        stop = start + sum(map(_num_bytes, own))
+        updates.append(tuple(blocks_from_message(own, payload[start:stop], sizes)))
+        first, start = first + count, stop
+    if start != len(payload):
+        raise Malformed(f"the updates use {start} of {len(payload)} bytes of the payload")
+    return tuple(updates)
+
+
+def _num_bytes(block: pb.Block) -> int:
+    """Return the bytes of a block in a payload; an unknown dtype is not refused here."""
+    if block.value_coding:
+        return block.index_bytes + block.value_bytes
+    width = VALUE_BYTES.get(_DTYPE_NAMES.get(block.value_dtype, ""), 0)
+    return block.index_bytes + block.count * width
 
 
 def carve_aux(

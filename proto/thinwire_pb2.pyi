@@ -85,6 +85,7 @@ class Operation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OPERATION_SET: _ClassVar[Operation]
     OPERATION_ADD: _ClassVar[Operation]
     OPERATION_SET_REST: _ClassVar[Operation]
+    OPERATION_RELAY: _ClassVar[Operation]
 ROLE_UNSPECIFIED: Role
 ROLE_WORKER: Role
 ROLE_SUPERVISOR: Role
@@ -143,6 +144,7 @@ OPERATION_FULL: Operation
 OPERATION_SET: Operation
 OPERATION_ADD: Operation
 OPERATION_SET_REST: Operation
+OPERATION_RELAY: Operation
 
 class ToServer(_message.Message):
     __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit")
@@ -475,7 +477,7 @@ class Chunk(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "relayed", "relay_rate", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -491,6 +493,8 @@ class Reply(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    RELAY_RATE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -509,10 +513,12 @@ class Reply(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     loss_scale: float
     outcome: DatagramOutcome
+    relayed: _containers.RepeatedScalarFieldContainer[int]
+    relay_rate: float
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., relayed: _Optional[_Iterable[int]] = ..., relay_rate: _Optional[float] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class DatagramOutcome(_message.Message):
     __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")

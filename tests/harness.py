@@ -8,6 +8,7 @@ import random
 import numpy as np
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.downlink.types import RelayedRound
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
@@ -21,7 +22,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import blocks_of
+from thinwire.ps.wire.replies import coded_blocks
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
@@ -199,15 +200,17 @@ class MiniRun:
         return actions
 
     def decoded(self, shard: int, reply: events.Reply) -> ShardReply:
+        relayed = reply.update if isinstance(reply.update, RelayedRound) else None
         return ShardReply(
             reply.operation,
-            blocks_of(reply.update, self.layouts[shard]),
+            () if relayed else coded_blocks(reply.update, self.layouts[shard]),
             reply.version,
             self.shards[shard].config.generation,
             reply.learning_rate,
             reply.samples,
             reply.stop,
             aux=reply.aux,
+            relayed=relayed,
         )
 
     def push_event(self, worker: MiniWorker, shard: int) -> events.Push:
@@ -227,6 +230,7 @@ class MiniRun:
             outgoing.loss,
             outgoing.aux if shard == 0 else None,
             outgoing.base_checksums and outgoing.base_checksums[shard],
+            blocks=tuple(blocks) if self.method.down_codec.relays else None,
         )
 
     def join_all(self) -> None:

@@ -39,7 +39,7 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import blocks_of
+from thinwire.ps.wire.replies import coded_blocks
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import NO_FIGURES, ShardReply
@@ -216,7 +216,7 @@ class ScriptRun:
         replies = self.replies[action.worker - 1]
         replies[shard] = ShardReply(
             action.operation,
-            blocks_of(action.update, self.layouts[shard]),
+            coded_blocks(action.update, self.layouts[shard]),
             action.version,
             0,
             action.learning_rate,

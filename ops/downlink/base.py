@@ -9,7 +9,7 @@ from thinwire.ops.types import Policy, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.downlink.types import ModelReply, ModelRequest, ShardView
+    from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRound, ShardView
     from thinwire.ops.types import Float32, Int64
 
 
@@ -28,11 +28,20 @@ class DownCodec(Policy, Protocol):
     def omits_own_entries(self) -> bool:
         """Whether a reply may leave out what the worker can add to its weights by itself."""
 
+    @property
+    def relays(self) -> bool:
+        """Whether a reply may be the updates of a round as they were coded."""
+
     def init(self, size: int) -> State:
         """Return the state of a shard with `size` entries that has not replied to anybody."""
 
     def record_update(
-        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+        self,
+        indices: Int64 | None,
+        version: int,
+        state: State,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
     ) -> State:
         """Record that an update changed the weights.
 
@@ -41,6 +50,8 @@ class DownCodec(Policy, Protocol):
             version: Of the shard after the update.
             state: From `init`.
             own: Those of the entries that a worker can add by itself, if the update was its alone.
+            relayed: The updates as they were coded, where their plain mean is all that changed the
+                weights; None: it is not, or the down codec does not relay.
         """
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:

@@ -15,6 +15,7 @@ from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
+    from thinwire.ops.downlink.types import RelayedRound
     from thinwire.ops.types import Float32, Int64
 
 
@@ -34,6 +35,7 @@ class _WithoutReplicas:
 
     keeps_replicas: ClassVar[bool] = False
     omits_own_entries: ClassVar[bool] = False
+    relays: ClassVar[bool] = False
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
         """Return the base version: workers that have the same one share a reply."""
@@ -61,10 +63,15 @@ class DownDense(_WithoutReplicas):
         return {}
 
     def record_update(
-        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+        self,
+        indices: Int64 | None,
+        version: int,
+        state: State,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
     ) -> State:
         """Return the state unchanged: replies do not depend on what changed."""
-        del indices, version, own
+        del indices, version, own, relayed
         return state
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
@@ -99,9 +106,15 @@ class DownDelta(_WithoutReplicas):
         return {"last_changed": np.zeros(size, np.int32), "dense_version": 0, "scratch": {}}
 
     def record_update(
-        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+        self,
+        indices: Int64 | None,
+        version: int,
+        state: State,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
     ) -> State:
         """Record the version at each changed entry; see `base.DownCodec.record_update`."""
+        del relayed
         if indices is None:
             state["dense_version"] = version
             return state

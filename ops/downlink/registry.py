@@ -1,8 +1,8 @@
 """The down codecs by name, and the settings that each of them heeds.
 
-``dense`` and ``delta`` are exact: after applying the reply the worker's floats equal the shard's
-bit for bit. ``sparse`` leaves the smaller part of what a worker lacks for later; ``auto`` is
-``delta`` until ``sparse`` pays.
+``dense``, ``delta`` and ``relay`` are exact: after applying the reply the worker's floats equal
+the shard's bit for bit. ``sparse`` leaves the smaller part of what a worker lacks for later;
+``auto`` is ``delta`` until ``sparse`` pays.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import DownDelta, DownDense
+from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
@@ -19,6 +20,7 @@ from thinwire.ops.types import ConfigurationError
 DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
+    "relay": DownRelay,
     "sparse": DownSparse,
     "auto": DownAuto,
 }

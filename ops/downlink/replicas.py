@@ -29,7 +29,7 @@ import numpy as np
 
 from thinwire.ops.codecs.base import kept_entries
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
-from thinwire.ops.types import VALUE_BITS, Block, CodedValues, State, Update
+from thinwire.ops.types import VALUE_BITS, Block, ChunkedValues, CodedValues, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
@@ -149,7 +149,7 @@ def send_largest(
         if indices.size:
             coded = _update_replica(copy, theta, indices, value_dtype, shard)
             blocks.append(Block(slot, stop - start, indices, coded))
-    if sum(map(_block_bytes, blocks)) >= shard.theta.nbytes:
+    if sum(map(block_bytes, blocks)) >= shard.theta.nbytes:
         return send_all(request.worker, shard, state)
     operation = Operation.SET if value_dtype == "float32" else Operation.ADD
     reply = ModelReply(
@@ -225,8 +225,11 @@ def _largest_slice(shard: ShardView) -> int:
     return max(stop - start for start, stop in itertools.pairwise(shard.offsets))
 
 
-def _block_bytes(block: Block) -> float:
-    return reply_bytes(len(block.values.data), block.size, block.values.dtype)
+def block_bytes(block: Block) -> float:
+    """Return about how many bytes a block takes, without its description."""
+    values = block.values
+    scales = 2 * values.scales.size if isinstance(values, ChunkedValues) else 0
+    return scales + reply_bytes(len(values.data), block.size, values.dtype)
 
 
 class BackupWeights:

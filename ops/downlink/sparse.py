@@ -17,6 +17,7 @@ from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
+    from thinwire.ops.downlink.types import RelayedRound
     from thinwire.ops.types import Float32, Int64
 
 
@@ -48,6 +49,7 @@ class DownSparse:
     resync_every: int = 0
     max_staleness: int = 0
     keeps_replicas: ClassVar[bool] = True
+    relays: ClassVar[bool] = False
     omits_own_entries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -82,10 +84,15 @@ class DownSparse:
         return {"replicas": {}, "resync": resync, "scratch": scratch}
 
     def record_update(
-        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+        self,
+        indices: Int64 | None,
+        version: int,
+        state: State,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
     ) -> State:
         """Return the state unchanged: the replicas show what each worker lacks."""
-        del indices, version, own
+        del indices, version, own, relayed
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
@@ -180,9 +187,15 @@ class DownAuto(DownSparse):
         return super().init(size) | {"delta": DownDelta().init(size)} | own
 
     def record_update(
-        self, indices: Int64 | None, version: int, state: State, own: OwnEntries | None = None
+        self,
+        indices: Int64 | None,
+        version: int,
+        state: State,
+        own: OwnEntries | None = None,
+        relayed: RelayedRound | None = None,
     ) -> State:
         """Record the changed entries for the workers without a replica."""
+        del relayed
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
         state["delta"] = DownDelta().record_update(indices, version, state["delta"], own)

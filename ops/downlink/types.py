@@ -21,6 +21,7 @@ class Operation(enum.Enum):
     SET = 2
     ADD = 3
     SET_REST = 4  # after the worker has added its own push
+    RELAY = 5  # add the mean of a round's updates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,21 +45,35 @@ class ShardView:
 
 
 @dataclasses.dataclass(frozen=True)
+class RelayedRound:
+    """A round whose plain mean changed the weights: ``theta -= rate * mean(updates)``.
+
+    Attributes:
+        updates: The blocks of each, in the order in which they are summed, that of worker ids. One
+            without blocks counts in the mean like any other.
+        rate: Exact in float32.
+    """
+
+    updates: tuple[tuple[Block, ...], ...]
+    rate: float
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelReply:
     """A shard's reply to a `ModelRequest`.
 
     Attributes:
         operation: How the worker applies the update.
         update: In the shard's coordinates; or blocks, one for each slice (slot = slice number),
-            already coded.
+            already coded; or a round to be relayed.
         version: Of the shard, which the worker has after applying the update.
         kind: For the counters: the whole model, everything that changed, or the largest part of
-            what the worker lacks.
+            what the worker lacks, or the coded updates of a round.
         is_resync: The whole model was sent although the worker's weights were known.
     """
 
     operation: Operation
-    update: Update | tuple[Block, ...]
+    update: Update | tuple[Block, ...] | RelayedRound
     version: int
-    kind: Literal["full", "delta", "sparse"]
+    kind: Literal["full", "delta", "sparse", "relay"]
     is_resync: bool = False

@@ -64,6 +64,17 @@ class ServerUpdate(Policy, Protocol):
     def adds(self, kind: Kind) -> bool:
         """Return whether updates of this kind are simply added."""
 
+    def factor(self, kind: Kind, rate: float) -> float | None:
+        """Return what `apply` multiplies an update by, if all it does then is to subtract it.
+
+        Args:
+            kind: What its values mean.
+            rate: What `rate` has returned.
+
+        Returns:
+            The factor, the same for every entry; None: the step is another one.
+        """
+
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the state for the shard's flat weights.
 

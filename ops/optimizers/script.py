@@ -52,6 +52,11 @@ class GradientsOnly:
         del kind
         return False
 
+    def factor(self, kind: Kind, rate: float) -> float | None:
+        """Return None: a step of the script's optimizer."""
+        del kind, rate
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class AwaitedUpdate(GradientsOnly, RunsOwnRate):

@@ -145,6 +145,15 @@ class OptimizerUpdate(RunsOwnRate):
 
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
+    def factor(self, kind: Kind, rate: float) -> float | None:
+        """Return what an update is multiplied by where it is simply subtracted; None: it is not."""
+        return self._factor(kind, rate) if self.adds(kind) or self.keeps_sparse else None
+
+    def _factor(self, kind: Kind, rate: float) -> float:
+        if self.adds(kind):
+            return -self.global_lr
+        return -rate if kind is Kind.DELTA else rate
+
     def apply(
         self,
         theta: Float32,
@@ -161,7 +170,7 @@ class OptimizerUpdate(RunsOwnRate):
         if "optimizer" in state and not adds:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
-        factor = -self.global_lr if adds else (-rate if kind is Kind.DELTA else rate)
+        factor = self._factor(kind, rate)
         if update.indices is None:
             kernels.apply_dense(theta, update.values, factor)
         else:

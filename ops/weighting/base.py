@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import Policy, State, Update
+from thinwire.ops.types import Block, Policy, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -32,6 +32,7 @@ class Arrival:
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
     change: Update | None = None  # of the weights, by the script itself
+    blocks: tuple[Block, ...] | None = None  # of the update as it was coded, if it may be relayed
 
     @property
     def computed_at(self) -> int:

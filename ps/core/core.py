@@ -634,6 +634,7 @@ class PsCore:
                     overflow=push.overflow,
                     optimizer=push.optimizer,
                     change=push.change,
+                    blocks=push.blocks,
                 )
                 for push in pushes
             ],

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.downlink.types import Operation
+from thinwire.ops.downlink.types import Operation, RelayedRound
 from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
@@ -60,6 +60,9 @@ class Push:
     optimizer: int = 0  # which of a script's optimizers steps with it
     repeats_batch: bool = False  # an earlier push has counted its examples
     change: Update | None = None  # of the weights, by the script itself since the last answer
+    blocks: tuple[Block, ...] | None = (
+        None  # of the update as it was coded, where it may be relayed
+    )
     # The largest magnitude in the update and the change; None: nobody has looked.
     peak: float | None = dataclasses.field(default=None, compare=False)
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
@@ -264,7 +267,8 @@ class Reply:
     worker: int
     step: int  # 0 answers a pull
     operation: Operation
-    update: Update | tuple[Block, ...]  # or blocks, already divided and coded
+    # Or blocks, already divided and coded, or those of a round that is relayed.
+    update: Update | tuple[Block, ...] | RelayedRound
     version: int
     epoch: int
     learning_rate: float

@@ -13,10 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import own_entries, replicas
 from thinwire.ops.downlink.replicas import BackupWeights
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
+from thinwire.ops.downlink.types import (
+    ModelReply,
+    ModelRequest,
+    Operation,
+    RelayedRound,
+    ShardView,
+)
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.methods.method import Method
@@ -35,7 +42,7 @@ if TYPE_CHECKING:
 #: Part of a policy's state that is only working memory.
 _SCRATCH = "scratch"
 #: Counters of replies, and of copies of the weights that workers have.
-_COUNTED = ("copies", "full", "delta", "sparse", "resyncs", "mismatches")
+_COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
 
 
 class ShardModel:
@@ -174,7 +181,7 @@ class ShardModel:
             mean, len(updates), len(self.theta), self.version, self._privacy
         )
         changed = self._take_changes(kept, share)
-        lone = self._lone(arrivals)
+        lone, relayed = self._lone(arrivals), self._relayed(arrivals, kept, self._rate_of(number))
         before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(
             self.theta,
@@ -189,7 +196,9 @@ class ShardModel:
         own = own_entries.find(lone, before, self._seen, self.version)
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
-        self._down = self.method.down_codec.record_update(touched, self.version, self._down, own)
+        self._down = self.method.down_codec.record_update(
+            touched, self.version, self._down, own, relayed
+        )
         return kept
 
     def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
@@ -223,6 +232,28 @@ class ShardModel:
             return None
         alone = len(arrivals) == 1 and arrivals[0].update.indices is not None
         return arrivals[0] if alone and arrivals[0].change is None else None
+
+    def _relayed(
+        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], rate: float
+    ) -> RelayedRound | None:
+        """Return a release as workers can repeat it, bit for bit; None: they cannot.
+
+        They can where the plain mean of the updates as they came, times one factor, is all that
+        changes the weights, by numpy's kernels, which workers have too.
+        """
+        method = self.method
+        factor = method.server.factor(method.kind, rate)
+        is_plain = method.down_codec.relays and self.kernels.name == "numpy"
+        if not is_plain or factor is None or not isinstance(method.aggregate, Mean):
+            return None
+        came = {each.worker: each.update for each in arrivals}
+        blocks = []
+        for each in kept:
+            weighed = came[each.worker] is not each.update
+            if weighed or each.blocks is None or each.change is not None:
+                return None
+            blocks.append(each.blocks)
+        return RelayedRound(tuple(blocks), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
         """Overwrite the weights [n]; the version stays.
@@ -287,8 +318,9 @@ class ShardModel:
         """Return the down codec's counters, and the bytes of its state.
 
         ``copies``: dense ones of workers' weights, the most there were at a time; their bytes
-        count. ``full``, ``delta``, ``sparse``: replies by kind. ``resyncs``: whole models that were
-        sent although the worker's was known, or because its checksum was wrong (``mismatches``).
+        count. ``full``, ``delta``, ``sparse``, ``relay``: replies by kind. ``resyncs``: whole
+        models that were sent although the worker's was known, or because its checksum was wrong
+        (``mismatches``).
         """
         now = len(self._down.get("replicas", ()))
         gone = (self._counts["copies"] - now) * self.theta.nbytes

@@ -17,11 +17,11 @@ import numpy as np
 
 from thinwire.ops.aggregation import outliers
 from thinwire.ops.downlink.replicas import LastReply
-from thinwire.ops.downlink.types import ModelReply, Operation
+from thinwire.ops.downlink.types import ModelReply, Operation, RelayedRound
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
-from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec, Update
+from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events, members, membership
 
 _TYPE, _OF = "type", "of"
@@ -70,7 +70,7 @@ _RECORDS = (
         events.Push,
         "worker incarnation step base_version generation epoch update samples local_steps loss aux "
         "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch "
-        "change",
+        "change blocks",
     ),
     _Record(
         "Query",
@@ -96,6 +96,8 @@ _RECORDS = (
     _Record("Update", Update, "indices values"),
     _Record("Block", Block, "slot size indices values"),
     _Record("CodedValues", CodedValues, "dtype data scale"),
+    _Record("ChunkedValues", ChunkedValues, "dtype data scale scales edges chunk first"),
+    _Record("RelayedRound", RelayedRound, "updates rate"),
     _Record("ModelReply", ModelReply, "operation update version kind is_resync"),
     _Record("LastReply", LastReply, "step base_version reply"),
     _Record("Budget", schedule.Budget, "iter_max examples"),

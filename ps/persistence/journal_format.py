@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
+from thinwire.ops.sharding.flat_updates import blocks_of
 from thinwire.ops.types import Kind, ShardLayout
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
@@ -29,7 +30,6 @@ from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
-from thinwire.ps.wire.replies import blocks_of
 
 _FRAME = struct.Struct("<II")
 _BODY = struct.Struct("<dB")
@@ -64,7 +64,14 @@ class EventCoder:
         """See `PushDecoder` for the arguments."""
         self._layout = layout
         self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
-        self._decoder = PushDecoder(layout, kind, kernels, aux_count, groups=None)
+        self._decoder = PushDecoder(
+            layout,
+            kind,
+            kernels,
+            aux_count,
+            groups=None,
+            keeps_blocks=method.down_codec.relays,
+        )
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
@@ -98,7 +105,7 @@ class EventCoder:
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
         )
-        blocks = blocks_of(push.update, self._layout)
+        blocks = push.blocks or blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]
         pieces = list(messages.blocks_to_message(coded, message.blocks))
         if push.change is not None:
@@ -133,10 +140,7 @@ class EventCoder:
         start = _PUSH.size + head_bytes
         message = pb.Push.FromString(bytes(content[_PUSH.size : start]))
         contents = self._decoder.read(message, memoryview(bytes(content[start:])))
-        update = contents.plain or self._decoder.flatten(contents.blocks)
-        return self._decoder.event(
-            worker, message, update, contents.aux, num_bytes, contents.change
-        )
+        return self._decoder.whole_event(worker, message, contents, num_bytes)
 
 
 def _event(content: Any) -> events.Event:

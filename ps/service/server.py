@@ -125,7 +125,8 @@ class ShardServer:
         core, model = self.core, self.core.model
         self.layout, self.share, self.bounds = layout, share, bounds
         self.decoder = PushDecoder(
-            layout, model.kind, model.kernels, core.averages.size, bounds, groups
+            *(layout, model.kind, model.kernels, core.averages.size, bounds, groups),
+            keeps_blocks=model.method.down_codec.relays,
         )
         self.datagrams: DatagramPort | None = None
         if model.method.router.uses_datagrams:

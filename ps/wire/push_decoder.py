@@ -11,7 +11,8 @@ import numpy as np
 
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import peak
-from thinwire.ops.types import Block, Kind, ShardLayout, Update, where_of
+from thinwire.ops.sharding.flat_updates import flatten
+from thinwire.ops.types import Block, Kind, ShardLayout, Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -19,17 +20,13 @@ from thinwire.ps.core import events
 from thinwire.ps.wire.claims import ClaimBounds
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32, Int64
-
-#: Above this share of the shard a sparse update is cheaper to handle as a dense one.
-_DENSE_FRACTION = 0.25
+    from thinwire.ops.types import Float32
 
 _KINDS = {
     pb.UPDATE_KIND_GRADIENT: Kind.GRADIENT,
     pb.UPDATE_KIND_DELTA: Kind.DELTA,
     pb.UPDATE_KIND_VALUES: Kind.VALUES,
 }
-_NO_ENTRIES = np.empty(0, np.int64)
 
 
 class NonFinite(Exception):
@@ -63,6 +60,7 @@ class PushDecoder:
         aux_count: int = 0,
         bounds: ClaimBounds | None = None,
         groups: Sequence[Collection[int]] | None = (),
+        keeps_blocks: bool = False,
     ) -> None:
         """Remember what every push must fit.
 
@@ -74,14 +72,15 @@ class PushDecoder:
             bounds: Of what workers may claim; None: of what workers of any run may.
             groups: Slices that each optimizer of the script steps; empty: one steps all; None:
                 not known, and not checked.
+            keeps_blocks: Whether events keep the blocks of updates, which may be relayed.
         """
         self.keeps_coded = False
         self._groups = None if groups is None else [frozenset(slots) for slots in groups]
         self._bounds = bounds or ClaimBounds()
         self.aux_count = aux_count
         self._layout, self._kind, self._kernels = layout, kind, kernels
+        self._keeps_blocks = keeps_blocks
         self._sizes = [piece.size for piece in layout.slices]
-        self._offsets = layout.offsets
 
     def decode(self, worker: int, push: pb.Push, payload: memoryview) -> events.Push:
         """Check and decode one push.
@@ -93,12 +92,31 @@ class PushDecoder:
         if push.more or push.HasField("manifest"):
             raise Malformed(f"step {push.step}: a part of an update, in a run without")
         contents = self.read(push, payload)
-        update = contents.plain or self.flatten(contents.blocks)
-        event = self.event(worker, push, update, contents.aux, contents.num_bytes, contents.change)
+        event = self.whole_event(worker, push, contents, contents.num_bytes)
         if not self.keeps_coded:
             return event
         push.ClearField("payload")  # it is in the other argument as well
         return dataclasses.replace(event, coded=(push, (payload,)))
+
+    def whole_event(
+        self, worker: int, push: pb.Push, contents: DecodedPush, num_bytes: int
+    ) -> events.Push:
+        """Return the event of a push that came in one message.
+
+        Args:
+            worker: Whose it is.
+            push: The message.
+            contents: What `read` has returned of it.
+            num_bytes: Of its blocks, coded.
+
+        Raises:
+            NonFinite: A value or the loss is NaN or infinite.
+        """
+        update = contents.plain or self.flatten(contents.blocks)
+        event = self.event(worker, push, update, contents.aux, num_bytes, contents.change)
+        if not self._keeps_blocks or contents.plain is not None:  # whole ones are never relayed
+            return event
+        return dataclasses.replace(event, blocks=tuple(contents.blocks))
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
         """Check and decode one message, but for finiteness.
@@ -220,35 +238,6 @@ class PushDecoder:
             for block in described
         )
 
-    def flatten(self, blocks: list[Block]) -> Update:
+    def flatten(self, blocks: Sequence[Block]) -> Update:
         """Join blocks in shard coordinates, dense where that is cheaper."""
-        num_sent = sum(len(block.values.data) for block in blocks)
-        if num_sent > _DENSE_FRACTION * self._layout.size:
-            return self._dense(blocks)
-        if not blocks:
-            return Update(_NO_ENTRIES, np.empty(0, np.float32))
-        values = [self._kernels.dequantise(block.values) for block in blocks]
-        return Update(self._positions(blocks), np.concatenate(values))
-
-    def _positions(self, blocks: list[Block]) -> Int64:
-        """Return what the blocks touch, in shard coordinates, ascending."""
-        return np.concatenate(
-            [
-                (np.arange(block.size) if block.indices is None else block.indices)
-                + self._offsets[block.slot]
-                for block in blocks
-            ]
-        )
-
-    def _dense(self, blocks: list[Block]) -> Update:
-        complete = [block.slot for block in blocks] == list(range(len(self._sizes)))
-        all_dense = complete and all(block.indices is None for block in blocks)
-        flat = (np.empty if all_dense else np.zeros)(self._layout.size, np.float32)
-        for block in blocks:
-            start = self._offsets[block.slot]
-            target = flat[start : start + block.size]
-            target[where_of(block.indices)] = self._kernels.dequantise(block.values)
-        if all_dense:
-            return Update(None, flat)
-        touched = self._positions(blocks)
-        return Update(touched, flat[touched])
+        return flatten(blocks, self._layout, self._kernels)

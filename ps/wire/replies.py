@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from thinwire.ops.downlink.types import Operation
-from thinwire.ops.types import Block, CodedValues, ShardLayout, Update
+from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.sharding.flat_updates import blocks_of
+from thinwire.ops.types import Block, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexChooser, WireBlock
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -17,7 +18,9 @@ from thinwire.ps.core import events
 class SharedBlocks:
     """The coded blocks of one update, coded once, by the sending thread that needs them first."""
 
-    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
+    def __init__(
+        self, update: Update | tuple[Block, ...] | RelayedRound, layout: ShardLayout
+    ) -> None:
         """Keep the update; nothing is coded yet."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
@@ -27,32 +30,18 @@ class SharedBlocks:
         """Return the blocks, coding them now if nobody has."""
         with self._lock:
             if self._coded is None:
-                blocks = blocks_of(self._update, self._layout)
+                blocks = coded_blocks(self._update, self._layout)
                 self._coded = [chooser.encode(block) for block in blocks]
             return self._coded
 
 
-def blocks_of(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
-    """Divide an update in shard coordinates into one block per slice; empty ones are left out.
-
-    Blocks are returned unchanged.
-    """
-    if isinstance(update, tuple):
-        return list(update)
-    offsets = layout.offsets
-    blocks = []
-    for slot, piece in enumerate(layout.slices):
-        start, stop = offsets[slot], offsets[slot + 1]
-        if update.indices is None:
-            values = CodedValues("float32", update.values[start:stop])
-            blocks.append(Block(slot, piece.size, None, values))
-            continue
-        first, last = update.indices.searchsorted((start, stop))
-        if first < last:
-            values = CodedValues("float32", update.values[first:last])
-            indices = update.indices[first:last] - start
-            blocks.append(Block(slot, piece.size, indices, values))
-    return blocks
+def coded_blocks(
+    update: Update | tuple[Block, ...] | RelayedRound, layout: ShardLayout
+) -> list[Block]:
+    """Return the blocks of a reply, in order: of a relayed round those of all its updates."""
+    if isinstance(update, RelayedRound):
+        return [block for blocks in update.updates for block in blocks]
+    return list(update) if isinstance(update, tuple) else blocks_of(update, layout)
 
 
 def reply_frames(
@@ -86,6 +75,9 @@ def reply_frames(
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     if reception is not None:
         body.outcome.CopyFrom(reception)
+    if isinstance(reply.update, RelayedRound):
+        body.relayed.extend(len(blocks) for blocks in reply.update.updates)
+        body.relay_rate = reply.update.rate
     coded = [] if reply.operation is Operation.NONE else shared.coded(chooser)
     pieces = messages.blocks_to_message(coded, body.blocks)
     if reply.aux is not None:

@@ -22,7 +22,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import blocks_of
+from thinwire.ps.wire.replies import coded_blocks
 from thinwire.worker.client.messages import push_messages
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import ShardReply
@@ -172,7 +172,9 @@ class World:
         """Let a worker apply what it is sent, by way of the wire."""
         (reply,) = [each for each in actions if isinstance(each, events.Reply)]
         life, message = self.lives[number], pb.Reply()
-        coded = [life.chooser.encode(block) for block in blocks_of(reply.update, self.layouts[0])]
+        coded = [
+            life.chooser.encode(block) for block in coded_blocks(reply.update, self.layouts[0])
+        ]
         payload = b"".join(bytes(p) for p in messages.blocks_to_message(coded, message.blocks))
         sizes = [piece.size for piece in self.layouts[0].slices]
         blocks = messages.blocks_from_message(message.blocks, memoryview(payload), sizes)

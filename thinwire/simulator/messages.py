@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.types import Block, ModelSpec, State
+from thinwire.ops.downlink.types import RelayedRound
+from thinwire.ops.types import ModelSpec, ShardLayout, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
+from thinwire.ps.wire.replies import coded_blocks
 from thinwire.worker.core.messages import ShardReply
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
 def reply_in_flight(
     action: events.Reply,
     generation: int,
-    blocks: Sequence[Block],
+    layout: ShardLayout,
     reception: pb.DatagramOutcome | None,
 ) -> ReplyInFlight:
     """Return a reply of the core as a worker decodes it.
@@ -104,12 +105,14 @@ def reply_in_flight(
     Args:
         action: The reply.
         generation: Of the shard.
-        blocks: The entries of the model in it.
+        layout: Of the shard.
         reception: What arrived of the push's datagrams; None where there are none.
     """
+    relayed = action.update if isinstance(action.update, RelayedRound) else None
     reply = ShardReply(
         operation=action.operation,
-        blocks=blocks,
+        blocks=() if relayed else coded_blocks(action.update, layout),
+        relayed=relayed,
         version=action.version,
         generation=generation,
         learning_rate=action.learning_rate,

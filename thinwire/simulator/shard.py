@@ -21,7 +21,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import SharedBlocks, blocks_of, reply_frames
+from thinwire.ps.wire.replies import SharedBlocks, reply_frames
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedDatagramPort
 from thinwire.simulator.flags import ShardSpeed
@@ -415,7 +415,7 @@ class SimulatedShard:
         frames = list(
             reply_frames(action, generation, (), shared, port.chooser, port.chunk_bytes, came)
         )
-        message = reply_in_flight(action, generation, blocks_of(update, self.layout), came)
+        message = reply_in_flight(action, generation, self.layout, came)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: CodedBlocks) -> None:

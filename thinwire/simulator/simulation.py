@@ -89,7 +89,8 @@ class Simulation:
         bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
         decoders = [
             PushDecoder(
-                shard.layout, shard.core.model.kind, bodies, shard.core.averages.size, bounds
+                *(shard.layout, shard.core.model.kind, bodies, shard.core.averages.size, bounds),
+                keeps_blocks=run.method.down_codec.relays,
             )
             for shard in self.shards
         ]

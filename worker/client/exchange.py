@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import threading
 from collections.abc import Callable, Sequence
 
-from thinwire.ops.downlink.types import Operation
+from thinwire.ops.downlink.types import Operation, RelayedRound
 from thinwire.ops.routing.base import LostEntries
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.settings import Run
-from thinwire.ops.types import ConfigurationError, Link, ModelSpec, ShardLayout, State
+from thinwire.ops.types import Block, ConfigurationError, Link, ModelSpec, ShardLayout, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -254,10 +255,20 @@ class Exchange:
             raise Malformed(f"a reply of the unknown operation {reply.operation}") from error
         if operation is Operation.SET_REST and not reply.step:
             raise Malformed("the rest of a push in answer to a pull")
+        blocks: Sequence[Block] = ()
+        relayed = None
+        if operation is Operation.RELAY:
+            given = reply.blocks, reply.relayed, payload, self._sizes[number]
+            if not math.isfinite(reply.relay_rate):
+                raise Malformed(f"a round to be added at the rate {reply.relay_rate}")
+            relayed = RelayedRound(messages.relayed_from_message(*given), reply.relay_rate)
+        else:
+            blocks = messages.blocks_from_message(reply.blocks, payload, self._sizes[number])
         return ShardReply(
             aux=aux,
             operation=operation,
-            blocks=messages.blocks_from_message(reply.blocks, payload, self._sizes[number]),
+            blocks=blocks,
+            relayed=relayed,
             version=reply.version,
             generation=reply.generation,
             learning_rate=reply.learning_rate,

@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
 from thinwire.ops.codecs.error_feedback import wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
-from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels.numpy_ops import aligned, all_finite
+from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.kernels.numpy_ops import KERNELS, aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import RateInRound
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
+from thinwire.ops.sharding.flat_updates import blocks_of, flatten
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
 from thinwire.ops.types import (
     Block,
@@ -32,6 +34,7 @@ from thinwire.ops.types import (
     ModelSpec,
     Packet,
     ShardLayout,
+    Slice,
     State,
     where_of,
 )
@@ -472,6 +475,8 @@ class WorkerCore:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
             self._add_sent(self.base, shard)
+        if reply.relayed is not None:
+            self._add_round(shard, reply.relayed)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
         if self.own is not None and shard in self._unanswered:
             self._add_sent(self.own.unsent, shard, -1)
@@ -491,13 +496,28 @@ class WorkerCore:
         """Add what was sent last to a shard to a model [num_parameters], or subtract it (-1)."""
         self._change(weights, shard, map(expanded, self._packer.sent[shard]), sign)
 
+    def _add_round(self, shard: int, relayed: RelayedRound) -> None:
+        """Change the base model by a round as the shard does, by the same functions in order."""
+        layout = self.layouts[shard]
+        updates = [flatten(blocks, layout, KERNELS) for blocks in relayed.updates]
+        merged = Mean().merge(updates, layout.size)
+        for block in blocks_of(merged, layout):
+            target = self._slice_of(self.base, layout.slices[block.slot])
+            if block.indices is None:
+                KERNELS.apply_dense(target, block.values.data, relayed.rate)
+            else:
+                KERNELS.apply_sparse(target, block.indices, block.values.data, relayed.rate)
+
+    def _slice_of(self, weights: Float32, piece: Slice) -> Float32:
+        """Return the view of a model [num_parameters] that a slice of a shard is."""
+        start = self._offsets[piece.tensor] + piece.start
+        return weights[start : start + piece.size]
+
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
         slices = self.layouts[shard].slices
         for block in blocks:
-            piece = slices[block.slot]
-            start = self._offsets[piece.tensor] + piece.start
-            target = weights[start : start + piece.size]
+            target = self._slice_of(weights, slices[block.slot])
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
             if sign > 0:

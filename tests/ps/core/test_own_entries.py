@@ -18,7 +18,7 @@ from thinwire.ops.downlink.types import Operation
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ps.core import events
-from thinwire.ps.wire.replies import blocks_of
+from thinwire.ps.wire.replies import coded_blocks
 
 
 class LossyRun(MiniRun):
@@ -40,7 +40,7 @@ class LossyRun(MiniRun):
         if reply.step:
             self.operations.add(reply.operation)
             self.num_values += sum(
-                len(block.values.data) for block in blocks_of(reply.update, self.layouts[shard])
+                len(block.values.data) for block in coded_blocks(reply.update, self.layouts[shard])
             )
         return super().decoded(shard, reply)
 
