@@ -18,15 +18,15 @@ from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, configured
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodecChoices:
-    """The flags of codecs: a field for each."""
+    """The flags of codecs: a field for each; None is the codec's own default."""
 
     compression_rate: float = 0.01
-    value_dtype: str = "float32"
+    value_dtype: str | None = None
     selection: str = "exact"
     chunk: int = CHUNK_ENTRIES
     chunk_k: int | None = None
-    error_feedback: bool = False
-    error_decay: float = 1.0
+    error_feedback: bool | None = None
+    error_decay: float | None = None
     dense_below: int = 0
     warmup_epochs: int | None = None
     dgs_momentum: float | None = None
@@ -152,7 +152,8 @@ def build_codec(
     if choices.dense_below:
         codec = DenseBelow(codec, choices.dense_below)
     if choices.error_feedback:
-        codec = ErrorFeedback(codec, decay=choices.error_decay)
+        decay = choices.error_decay
+        codec = ErrorFeedback(codec, decay=1.0 if decay is None else decay)
     if row.wrap is not None:
         codec = row.wrap(codec, choices, nb_workers)
     epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
@@ -167,18 +168,20 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
     heeded = row.heeds | {"compression_rate", "value_dtype"}
     for setting, default in usual.items():
         value = getattr(choices, setting)
-        if value != default and setting not in heeded:
+        is_off = value is False and default is None
+        if value != default and not is_off and setting not in heeded:
             others = [other for other, each in CODECS.items() if setting in each.heeds]
             raise ConfigurationError(
                 f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
                 f"{', '.join(others)}. Leave it out, or change the codec."
             )
-    if choices.error_decay != 1 and not choices.error_feedback:
+    if choices.error_decay is not None and not choices.error_feedback:
         raise ConfigurationError(
             f"--error_decay={choices.error_decay:g} without --error_feedback: nothing is kept that "
             "could decay. Give --error_feedback too, or leave it out."
         )
-    if choices.error_feedback and row.base is Dense and choices.value_dtype == "float32":
+    is_exact = choices.value_dtype in (None, "float32")
+    if choices.error_feedback and row.base is Dense and is_exact:
         raise ConfigurationError(
             "--error_feedback with --codec=dense and --value_dtype=float32: everything is sent as "
             "it is, nothing is left to feed back. Leave it out, or change one of the others."

@@ -33,6 +33,10 @@ INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "se
 BELONGS_TO = {
     "local_steps": "pacer",
     "local_optimizer": "pacer",
+    "chunk_k": "codec",
+    "value_dtype": "codec",
+    "error_feedback": "codec",
+    "error_decay": "error_feedback",
     "global_lr": "server_optimizer",
     "momentum": "server_optimizer",
 }
@@ -75,6 +79,22 @@ METHODS: dict[str, dict[str, Any]] = {
     # ESync: fast workers take extra local steps while the slowest finishes its one.
     # Li, Zhou et al., IEEE TSC 15(4).
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
+    # SparseLoCo: what 30 local steps have changed, 64 of 4,096 entries in 2 bits, the rest kept
+    # and decaying. arXiv 2508.15706.
+    "sparseloco": _DENSE_ASP
+    | {
+        "pacer": "fixed",
+        "local_steps": 30,
+        "local_optimizer": "adamw",
+        "codec": "chunked_topk",
+        "chunk_k": 64,
+        "value_dtype": "int2",
+        "error_feedback": True,
+        "error_decay": 0.95,
+        "down_codec": "relay",
+        "sync": "bsp",
+        "global_lr": 1.0,
+    },
     # DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
     # Zhou et al., Future Generation Computer Systems 121, 2021.
     "dgt": _DENSE_ASP | {"router": "dgt", "sync": "bsp"},

@@ -18,7 +18,7 @@ from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
 from thinwire.ops.routing.reliable import Reliable
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
-from thinwire.ops.types import ConfigurationError, Kind, describe
+from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind, describe
 from thinwire.ops.weighting.by_samples import BySamples
 from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
@@ -238,6 +238,9 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
     dense_up = not method.codec.sends_fraction
     per_entry = isinstance(method.weighting, PerEntry)
     delta_down = isinstance(method.down_codec, DownDelta)
+    down = f"--down_codec={method.choices['down_codec']}"
+    is_coarse = VALUE_BITS[method.codec.value_dtype] < VALUE_BITS["float32"]
+    relays_coarse = method.down_codec.relays and is_coarse
     local = method.local if isinstance(method.local, LocalUpdate) else LocalUpdate()
     return [
         (
@@ -265,18 +268,18 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
             "--weighting=per_entry with dense updates: every entry has the same staleness.",
         ),
         (
-            delta_down and dense_up,
-            "--down_codec=delta with dense updates: every entry changes, replies are dense.",
+            delta_down and dense_up and not relays_coarse,
+            f"{down} with dense updates: every entry changes, replies are dense.",
         ),
         (
             delta_down and not dense_up and method.privacy.adds_noise,
-            "--down_codec=delta with --dp_noise: every entry changes, replies are dense.",
+            f"{down} with --dp_noise: every entry changes, replies are dense.",
         ),
         (
             delta_down
             and not dense_up
             and not (method.server.keeps_sparse or method.server.awaits_offer),
-            "--down_codec=delta with momentum, adam or weight decay on the PS: every entry "
+            f"{down} with momentum, adam or weight decay on the PS: every entry "
             "changes, replies are dense.",
         ),
         (

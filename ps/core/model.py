@@ -181,7 +181,8 @@ class ShardModel:
             mean, len(updates), len(self.theta), self.version, self._privacy
         )
         changed = self._take_changes(kept, share)
-        lone, relayed = self._lone(arrivals), self._relayed(arrivals, kept, self._rate_of(number))
+        lone = self._lone(arrivals)
+        relayed = self._relayed(arrivals, kept, number) if merged is mean else None
         before = own_entries.values_at(lone, self.theta)
         touched, self._server = self.method.server.apply(
             self.theta,
@@ -234,7 +235,7 @@ class ShardModel:
         return arrivals[0] if alone and arrivals[0].change is None else None
 
     def _relayed(
-        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], rate: float
+        self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
     ) -> RelayedRound | None:
         """Return a release as workers can repeat it, bit for bit; None: they cannot.
 
@@ -242,7 +243,7 @@ class ShardModel:
         changes the weights, by numpy's kernels, which workers have too.
         """
         method = self.method
-        factor = method.server.factor(method.kind, rate)
+        factor = method.server.factor(method.kind, self._rate_of(optimizer))
         is_plain = method.down_codec.relays and self.kernels.name == "numpy"
         if not is_plain or factor is None or not isinstance(method.aggregate, Mean):
             return None

@@ -144,6 +144,9 @@ def _pushes() -> dict[str, Message]:
     values = pb.Push(step=41, base_version=40, kind=pb.UPDATE_KIND_VALUES, samples=64)
     coded = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=14)
     coded.value_coding = pb.VALUE_CODING_EXPONENTS
+    few_bits = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=5)
+    few_bits.value_dtype, few_bits.value_coding = pb.VALUE_DTYPE_INT2, pb.VALUE_CODING_CODES
+    few_bits.chunk, few_bits.chunk_first = 4096, 7
     with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
     changed = pb.Push(
         step=41,
@@ -167,6 +170,7 @@ def _pushes() -> dict[str, Message]:
         "to_server_push_changes": pb.ToServer(push=changed),
         "to_server_push_aux": pb.ToServer(push=with_aux),
         "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
+        "to_server_push_few_bits": pb.ToServer(push=pb.Push(step=41, blocks=[few_bits])),
         "to_server_push_checksum": pb.ToServer(push=checked),
         "to_server_push_parted": pb.ToServer(push=pb.Push(step=41, manifest=manifest, more=True)),
         "to_server_push_values": pb.ToServer(push=values),
@@ -219,6 +223,16 @@ def _replies() -> dict[str, Message]:
         members=[pb.Member(worker=3, incarnation=2**63 + 7, address="10.0.0.3:2300")],
     )
     rest = pb.Reply(version=42, step=41, operation=pb.OPERATION_SET_REST)
+    relayed = pb.Reply(
+        version=42,
+        step=41,
+        operation=pb.OPERATION_RELAY,
+        relayed=[1, 0, 1],
+        relay_rate=-0.75,
+        blocks=[pb.Block(count=1, coding=pb.INDEX_CODING_BITMAP, index_bytes=1)] * 2,
+        payload_bytes=10,
+        payload=bytes(range(1, 11)),
+    )
     held = pb.Reply(version=42, step=41, held_seconds=0.75, staleness=3)
     mean_aux = pb.Reply(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
     came = pb.DatagramOutcome(announced=3, arrived=2, late=1, fresh=0.5, filled=0.75, bitmap=b"\5")
@@ -227,6 +241,7 @@ def _replies() -> dict[str, Message]:
         "to_client_reply_held": pb.ToClient(reply=held),
         "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, outcome=came)),
         "to_client_reply_rest": pb.ToClient(reply=rest),
+        "to_client_reply_relayed": pb.ToClient(reply=relayed),
         "to_client_reply_members": pb.ToClient(reply=among),
         "to_client_reply_aux": pb.ToClient(reply=mean_aux),
     }

@@ -218,9 +218,10 @@ METHOD = Topic(
         ),
         choice(
             "value_dtype",
-            "float32",
+            None,
             "Type of the values on the uplink; int4, int2, means2 and sign have a scale per chunk.",
             (*VALUE_DTYPES, *FEW_BITS),
+            unset=f"{of_methods('value_dtype')}else float32",
         ),
         words(
             "groups",
@@ -293,7 +294,12 @@ POLICIES = Topic(
 CODEC = Topic(
     "What workers send",
     (
-        switch("error_feedback", "Keep what the codec drops or rounds off for the next step."),
+        switch(
+            "error_feedback",
+            "Keep what the codec drops or rounds off for the next step.",
+            default=None,
+            unset="on with sparseloco, else off",
+        ),
         *advanced(
             words(
                 "selection",
@@ -374,15 +380,16 @@ CODEC = Topic(
                 "Of each chunk the entries that it sends.",
                 "entries",
                 low=1,
-                unset="--compression_rate of a chunk",
+                unset=f"{of_methods('chunk_k')}else --compression_rate of a chunk",
             ),
             number(
                 "error_decay",
-                1.0,
+                None,
                 "Each step multiplies what --error_feedback has kept by this.",
                 "factor",
                 low=0.0,
                 high=1.0,
+                unset=f"{of_methods('error_decay')}else 1",
             ),
             switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
             switch(

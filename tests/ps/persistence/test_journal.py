@@ -38,6 +38,12 @@ METHODS = {
     "powersgd": lambda: method("asgd", 3, overrides={"codec": "powersgd"}),
     "esync": lambda: method("esync", 3),
     "dgt": lambda: method("dgt", 3),
+    "relay": lambda: method(
+        "bsp",
+        3,
+        overrides={"codec": "chunked_topk", "down_codec": "relay"},
+        **{"chunk": 8, "chunk_k": 2, "value_dtype": "int2", "error_feedback": True},
+    ),
     "private": lambda: method(
         "bsp", 3, overrides={"pacer": "fixed"}, local_steps=2, dp_clip=0.5, dp_noise=1.0
     ),
