@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,8 @@ class Session:
             offer, where a PS steps with them; empty: whatever state they have stays here.
         before: This worker in the phase of the script before; None: there was none.
         phase: Of the script, as Hello counts them.
+        kept: Given the last of its steps that the shards have, what a process before this one has
+            left of this worker's core, and at other times None.
 
     Raises:
         ConfigurationError: The codec warms up, and the size of the training set is not given; or
@@ -167,6 +169,7 @@ class Session:
         optimizers: Sequence[Any] = (),
         before: Session | None = None,
         phase: int = 0,
+        kept: Callable[[Session, int], State | None] = lambda session, last_step: None,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -198,6 +201,7 @@ class Session:
             )
         self._present = False
         self._saved: State | None = None  # of the incarnation before
+        self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
         self._samples_ahead = 0  # of the run, once what is under way is applied
         self._computes_from = time.monotonic()  # the end of the newest step, or of a pause
@@ -325,6 +329,12 @@ class Session:
         return max(self.part.samples_of_run, self._samples_ahead) - before
 
     @property
+    def samples_of_round(self) -> int:
+        """Examples since the last exchange, as if all workers took as many as this one."""
+        run, core = self.settings.run, self.part.core
+        return run.nb_workers * core.round.samples if run.method.takes_local_steps else 0
+
+    @property
     def means(self) -> Float32:
         """The averaged moving statistics to go on from: [m] float32, not a copy."""
         return self.part.core.statistics if self._means is None else self._means
@@ -344,8 +354,13 @@ class Session:
         if self.part.run_id:
             self.renew()
         last = self.part.join()
-        if self._saved is not None:
-            self.part.core.restore(self._saved, last)
+        saved = self._kept(self, last) if self._saved is None else self._saved
+        if saved is not None and not self.part.core.restore(saved, last):
+            logging.warning(
+                "what was kept of this worker is of its step %d, and the shards have step %d: "
+                "what its codec has kept back is dropped",
+                *(saved["step"], last),
+            )
         self._present = True
         self._samples_ahead = 0
         atexit.register(self.close, "error")

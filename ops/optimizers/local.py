@@ -190,8 +190,9 @@ class LocalUpdate:
 class ScriptStep:
     """The script steps, with whatever optimizer it has compiled, and brings the weights after it.
 
-    The slots live in the script's process: an exchange leaves them alone, and a process that is
-    started again begins them anew, as the script itself does.
+    The slots live in the script's process, and an exchange leaves them alone. Where it takes many
+    local steps, a process that is started again goes on with those that were kept for it
+    (`thinwire.keras.kept_state`); else it begins them anew, as the script itself does.
 
     Where every mini-batch is pushed, weights before minus weights after take the place of the
     gradient, at the learning rate 1.

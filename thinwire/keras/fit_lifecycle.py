@@ -125,6 +125,7 @@ class FitLifecycle:
         self._exchange.raise_failure()
         self._num_batches += 1
         if self._member.session is not None:
+            self._joining.keep_state()
             self._member.session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -198,6 +199,7 @@ class FitLifecycle:
             set_here = set_by_script(session)
         if session is not None:
             member.finish_rounds(session)
+            self._joining.keep_state(at_end=True)
             self._take_final(session)
         member.close("done")
         if session is not None and member.wait_for_others("end"):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thinwire.keras.checks import check_variables
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.held_weights import set_by_script
+from thinwire.keras.kept_state import KeptState
 from thinwire.keras.offers import make_offer
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import SharedModel
+from thinwire.ops.types import State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
 
@@ -43,6 +45,7 @@ class Joining:
         self.data = Shared({})
         self._member, self._optimizers, self._stop = member, optimizers, stop
         self._num_train = num_train
+        self._kept = None if member.settings is None else KeptState.of(member.settings)
         self._offered: tuple[StepPlan, SharedModel] | None = None  # in this model's last phase
 
     def join(self) -> None:
@@ -119,4 +122,32 @@ class Joining:
         own = [step.inner for step in optimizers.stepping]
         momentum = optimizers.momentum_for(method)
         phase = 0 if before is None or barriers is None else barriers.phase
-        return Session(settings, shared, num_train, momentum, offer, own, before, phase)
+        return Session(
+            settings,
+            shared,
+            num_train,
+            momentum,
+            offer,
+            own,
+            before,
+            phase,
+            self._restore,
+        )
+
+    def keep_state(self, at_end: bool = False) -> None:
+        """Keep what local steps have made of the optimizers, if it is time; see `KeptState`."""
+        session = self._member.session
+        if self._kept is not None and session is not None and not self._member.catch_up.is_behind:
+            with self._member.lock:
+                self._kept.save(session, self._stepping, at_end)
+
+    def _restore(self, session: Session, last_step: int) -> State | None:
+        """Go on with what a process before this one has kept of this worker's local steps."""
+        return (
+            None if self._kept is None else self._kept.restore(session, self._stepping, last_step)
+        )
+
+    @property
+    def _stepping(self) -> list[Any]:
+        """The optimizers, with the loss scaling around them."""
+        return [step.optimizer for step in self._optimizers.stepping]

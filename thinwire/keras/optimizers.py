@@ -203,7 +203,9 @@ class ScriptOptimizers:
         """Return the count of an optimizer's clock after an exchange of it; 0: it has none."""
         clock = self.clock_of(step)
         per_batch = self._per_batch(step, session)
-        return 0 if clock is None else clock.advance(session.samples_of_phase, per_batch)
+        if clock is None:
+            return 0
+        return clock.advance(session.samples_of_phase + session.samples_of_round, per_batch)
 
     def _per_batch(self, step: ExchangeStep, session: Session) -> int:
         """Return how many of the exchanges of one mini-batch are of an optimizer."""
