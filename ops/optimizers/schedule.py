@@ -52,7 +52,7 @@ class Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class Curve(Schedule):
+class RateCurve(Schedule):
     """Warm-up from 0, and then a curve down to `floor` times the rate.
 
     Attributes:
@@ -60,7 +60,7 @@ class Curve(Schedule):
         warmup: Share of the budget.
         floor: What is left of the rate at the end, as a fraction.
 
-    >>> Curve(0.1, shape="linear", warmup=0.2).rate(0.1)
+    >>> RateCurve(0.1, shape="linear", warmup=0.2).rate(0.1)
     0.05
 
     Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, once; warm-up of Goyal et al.,
@@ -175,7 +175,7 @@ def parse_schedule(learning_rate: float, text: str) -> Schedule:
             f"--lr_schedule={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
             "below 1, each of which may be left out; such as cosine:warmup=0.02."
         )
-    return Curve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
+    return RateCurve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
 
 def parse_drops(text: str) -> tuple[tuple[float, float], ...]:

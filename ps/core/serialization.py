@@ -102,7 +102,7 @@ _RECORDS = (
     _Record("LastReply", LastReply, "step base_version reply"),
     _Record("Budget", schedule.Budget, "iter_max examples"),
     _Record("Schedule", schedule.Schedule, "learning_rate drops"),
-    _Record("Curve", schedule.Curve, "learning_rate drops shape warmup floor"),
+    _Record("RateCurve", schedule.RateCurve, "learning_rate drops shape warmup floor"),
     _Record(
         "Guards",
         outliers.Guards,

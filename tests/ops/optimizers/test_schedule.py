@@ -4,7 +4,7 @@ import pytest
 
 from thinwire.ops.optimizers.schedule import (
     Budget,
-    Curve,
+    RateCurve,
     RateInRound,
     Schedule,
     parse_drops,
@@ -62,7 +62,7 @@ def test_a_line_falls_evenly_after_the_warm_up():
     line = parse_schedule(0.2, "linear:warmup=0.5")
     found = [line.rate(each) for each in (0, 0.25, 0.5, 0.75, 1)]
     assert found == pytest.approx([0, 0.1, 0.2, 0.1, 0])
-    assert parse_schedule(0.2, "linear") == Curve(0.2, shape="linear")
+    assert parse_schedule(0.2, "linear") == RateCurve(0.2, shape="linear")
     assert parse_schedule(0.2, "0.5:0.1") == Schedule(0.2, ((0.5, 0.1),))
 
 
@@ -76,7 +76,7 @@ def test_bad_curves_are_refused(text):
 
 
 def test_within_a_round_the_rate_is_that_of_the_steps_so_far():
-    line = Curve(1.0, shape="linear")
+    line = RateCurve(1.0, shape="linear")
     by_updates = RateInRound(line, Budget(10), nb_workers=4, longest_round=8)
     assert by_updates.rate(3, 0, 0, 0) == pytest.approx(0.7)
     assert by_updates.rate(3, 0, 4, 0) == pytest.approx(0.65)
