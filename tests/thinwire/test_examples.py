@@ -16,7 +16,10 @@ from tests.scripts import quality
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 #: Those that make two lines of Thinwire workers; the others show other interfaces.
-TWO_LINES = ("convnet", "forecasting", "gan", "keras_hub_bert", "lora", "tabular", "transformer")
+TWO_LINES = (
+    *("convnet", "forecasting", "gan", "keras_hub_bert", "language_model"),
+    *("lora", "tabular", "transformer"),
+)
 #: How far below the script alone one seed may be.
 MARGIN = 0.03
 #: The environment that examples/keras_hub_bert.py describes.
@@ -47,11 +50,16 @@ def _alone(name, *arguments, python=sys.executable):
     return finished
 
 
-def _compare(name, method, *arguments, python=sys.executable, run_dir=None):
+def _compare(name, method, *arguments, python=sys.executable, run_dir=None, flags=()):
     """Run an example alone and on two workers; the shared model must be as good."""
     (alone,) = _alone(name, *arguments, python=python).values
     finished = quality.run(
-        EXAMPLES / f"{name}.py", arguments, method=method, python=python, run_dir=run_dir
+        EXAMPLES / f"{name}.py",
+        arguments,
+        method=method,
+        python=python,
+        run_dir=run_dir,
+        flags=flags,
     )
     assert finished.problems(2) == [], finished.output[-3000:]
     assert min(finished.values) >= alone - MARGIN, (alone, finished.values)
@@ -66,9 +74,18 @@ def test_a_table_alone_and_on_two_workers():
 @pytest.mark.product
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("method", ["bsp", "dgs"])
-@pytest.mark.parametrize("name", sorted({*TWO_LINES} - {"keras_hub_bert", "lora"}))
+@pytest.mark.parametrize(
+    "name", sorted({*TWO_LINES} - {"keras_hub_bert", "language_model", "lora"})
+)
 def test_an_example_alone_and_on_two_workers(name, method):
     _compare(name, method)
+
+
+@pytest.mark.product
+@pytest.mark.timeout(600)
+def test_a_language_model_with_many_local_steps():
+    small = ("--width=64", "--blocks=1", "--sequences=9600", "--epochs=2")
+    _compare("language_model", "diloco", *small, flags=("--local_steps=16",))
 
 
 @pytest.mark.product
