@@ -262,6 +262,10 @@ class RangedBlock(Block):
     present: NDArray[np.bool_]  # [ceil(size / block_entries)] bool
 
 
+#: Metadata of a policy's field that only the node it is on needs: no part of the fingerprint.
+OWN: Mapping[str, bool] = {"own": True}
+
+
 class Policy(Protocol):
     """A frozen dataclass whose fields are hyper-parameters, and nothing else."""
 
@@ -285,7 +289,8 @@ def describe(policy: Policy) -> Mapping[str, Any]:
     What it is wrapped around follows under its class's name: ``{"inner": "TopK",
     "TopK.compression_rate": 0.01, ...}``.
     """
-    found = {field.name: getattr(policy, field.name) for field in dataclasses.fields(policy)}
+    fields = (each for each in dataclasses.fields(policy) if not each.metadata.get("own"))
+    found = {field.name: getattr(policy, field.name) for field in fields}
     inner = found.get("inner")
     if dataclasses.is_dataclass(inner) and not isinstance(inner, type):
         name = type(inner).__name__

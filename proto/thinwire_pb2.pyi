@@ -591,18 +591,32 @@ class Leave(_message.Message):
     def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch")
+    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch", "draws")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     FORMED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     started: bool
     formed: _containers.RepeatedCompositeFieldContainer[Group]
     formed_epoch: int
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ...) -> None: ...
+    draws: _containers.RepeatedCompositeFieldContainer[Draw]
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ...) -> None: ...
+
+class Draw(_message.Message):
+    __slots__ = ("number", "of_round", "workers", "steps")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OF_ROUND_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    of_round: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., of_round: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("workers", "steps", "incarnations")

@@ -9,6 +9,7 @@ import secrets
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
@@ -33,7 +34,8 @@ from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import part_of_layout, shard_spec
 from thinwire.ops.sync import groups as sync_groups
-from thinwire.ops.sync.base import SyncPolicy
+from thinwire.ops.sync.base import Draw, SyncPolicy
+from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.ps import flags as ps_flags
@@ -251,6 +253,7 @@ class ShardProcess:
     ) -> None:
         self.run, self.own = run, own
         self.leads = own.id_ps == 0
+        self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
         self._flowed = (0, 0.0)  # bytes sent, and when the last were, in seconds after the end
         self._hold(model)
@@ -403,10 +406,18 @@ class ShardProcess:
     def _open(self) -> None:
         self.server.observers.on_status = self.board.document
         self.server.on_groups = self._propose
+        if self.leads:
+            self.server.on_draws = self._record_draws
         about = self.board.about()
         if self.offer is not None:
             about |= {WEIGHTS_DIGEST: self.offer.weights_digest, PHASE: self.phase}
         self.server.open_for(self._identity(), json.dumps(about))
+
+    def _record_draws(self, draws: Sequence[Draw]) -> None:
+        try:
+            self._draws.record(draws)
+        except OSError as error:  # no reason to end the run either
+            logging.warning("%s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
         """Leave groups and shares behind for another run: data are dealt out at the start."""

@@ -26,7 +26,7 @@ CHOICES = {
     "value_dtype": [*VALUE_DTYPES, "int2", "sign"],
     "down_codec": list(DOWN_CODECS),
     "router": list(ROUTERS),
-    "sync": ["bsp", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
+    "sync": ["bsp", "bsp+drawn", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
     "weighting": list(WEIGHTINGS),
     "server_optimizer": ["sgd", "momentum", "adam"],  # the others go the way of adam
     "nb_ps": [1, 2, 3],
@@ -50,6 +50,7 @@ def compose(mix):
         local_steps=local_steps,
         groups=((1, 2), (3,)) if name == "gsp" and extra != "auto" else None,
         auto_groups=AutoGroups(6) if extra == "auto" else None,
+        fraction=0.6 if extra == "drawn" else 1.0,
         bound=2 if extra == "bound" or name == "ssp" else None,
         overrides=overrides | {"sync": name, "pacer": pacer},
         **parted,

@@ -24,8 +24,10 @@ from thinwire.ops.privacy.central import privacy_of
 from thinwire.ops.routing.dgt_choices import DgtChoices
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sharding import placement
+from thinwire.ops.sync.base import SyncPolicy
+from thinwire.ops.sync.drawn import DrawnSync
 from thinwire.ops.sync.groups import AutoGroups
-from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
+from thinwire.ops.sync.rule import SYNC_RULES, make_rule
 from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
 from thinwire.ops.weighting.registry import WEIGHTINGS
 
@@ -55,6 +57,9 @@ class Choices(CodecChoices, DgtChoices):
     groups: tuple[tuple[int, ...], ...] | None = None
     auto_groups: AutoGroups | None = None
     bound: int | None = None
+    fraction: float = 1.0
+    draws: str | None = None
+    seed: int = 0
     window: int = 1024
     beyond_window: str = "count"
     dcasgd_lambda: float | None = None
@@ -148,13 +153,27 @@ def _refuse_idle(
                 )
 
 
-def _sync_rule(name: str, choices: Choices) -> GroupSync:
+def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
+    if choices.fraction != 1.0 or choices.draws is not None:
+        return _drawn_rule(name, choices)
     takes_default = SYNC_RULES[name].needs_bound and choices.bound is None
     bound = DEFAULT_SSP_BOUND if takes_default else choices.bound
     return make_rule(name, choices.nb_workers, choices.groups, bound, choices.auto_groups)
 
 
-def _weighting_of_script(name: str, rule: GroupSync, aggregate: Aggregate) -> str:
+def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
+    """Refuse rules by which nobody waits for others, or workers are in several groups."""
+    if name != "bsp":
+        given = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
+        raise ConfigurationError(
+            f"{given} draws the workers of each round, and with --sync={name} there are no rounds "
+            "that all workers share. Take --sync=bsp, or leave it out."
+        )
+    make_rule(name, choices.nb_workers, choices.groups, choices.bound, choices.auto_groups)
+    return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
+
+
+def _weighting_of_script(name: str, rule: SyncPolicy, aggregate: Aggregate) -> str:
     """Return the weighting by which a round's mean is that over all rows, as the script's is."""
     merges_several = rule.waits_for_start or rule.auto is not None
     plain_mean = name == "none" and not aggregate.is_robust

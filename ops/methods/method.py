@@ -164,7 +164,7 @@ class Method:
     def steps_together(self) -> bool:
         """Whether each step of the model is one mini-batch of every worker."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
-        return one_group and self.pacer.longest_round == 1
+        return one_group and self.sync.takes_all and self.pacer.longest_round == 1
 
     @property
     def steps_on_workers(self) -> bool:

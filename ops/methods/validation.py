@@ -16,6 +16,7 @@ from thinwire.ops.downlink.exact import DownDelta, DownDense
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LocalUpdate
 from thinwire.ops.routing.reliable import Reliable
+from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.sync.groups import uneven
 from thinwire.ops.sync.rule import ClosedGroupSync, GroupSync
 from thinwire.ops.types import VALUE_BITS, ConfigurationError, Kind, describe
@@ -33,7 +34,7 @@ _ONLY = {
 }
 
 
-def rule_for(rule: GroupSync, collective: str) -> GroupSync:
+def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
     """Return the rule with rounds closed to joiners, where a collective needs that."""
     plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)  # all that one group can be
     closes = plain and collective != THROUGH_PS
@@ -87,6 +88,11 @@ def _check_collective(method: Method) -> None:
     if method.collective == THROUGH_PS:
         return
     here = f"--collective={method.collective}"
+    if not method.sync.takes_all:
+        raise ConfigurationError(
+            f"{here} sums over all workers in every round, and --fraction or --draws leave some "
+            "out; leave these out, or take --collective=ps."
+        )
     if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
             f"{here} sums over all workers in every round, and --sync={method.choices['sync']} "
@@ -127,6 +133,8 @@ def why_no_overlap(method: Method) -> str | None:
     """Return what of a method needs an exchange's answer before the next step; None: nothing."""
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
+    if not method.sync.takes_all:
+        return "--fraction or --draws, by which a worker may wait for many rounds"
     if method.collective != THROUGH_PS:
         return f"--collective={method.collective}, where every worker steps the model itself"
     if method.weighting.needs_copies:
@@ -318,7 +326,7 @@ def _check_aggregate(method: Method) -> list[str]:
             "outvoted by the zeros of the others, so nothing would be learnt. Take --codec=dense "
             "or powersgd, or guard with --max_update_norm or --update_norm_factor instead."
         )
-    sizes = [len(group) for group in method.sync.groups]
+    sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
         return [f"{here} with groups of one: every update is released alone."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
@@ -326,7 +334,7 @@ def _check_aggregate(method: Method) -> list[str]:
             f"{here} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
             f"that one faulty worker is outvoted; the smallest of --sync={method.choices['sync']} "
             f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
-            "--nb_workers, or leave --aggregate out."
+            "--nb_workers or --fraction, or leave --aggregate out."
         )
     return []
 

@@ -1,12 +1,14 @@
 """When is an update released, and which workers may begin their next iteration?
 
 ``base`` holds the contract (SyncRule, and SyncPolicy for its settings), ``rule`` the one rule that
-is BSP, ASP, SSP and GSP by its two parameters, ``groups`` how groups of workers are read, written
-and proposed from measured speeds. A rule orders tokens and never sees an update, so every shard,
+is BSP, ASP, SSP and GSP by its two parameters, ``drawn`` the one by which only some workers take
+part in a round, ``groups`` how groups of workers are read, written and proposed from measured
+speeds. A rule orders tokens and never sees an update, so every shard,
 the Simulator and the tests use the same one.
 """
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, SyncPolicy, SyncRule
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, SyncPolicy, SyncRule
+from thinwire.ops.sync.drawn import DrawnSync
 from thinwire.ops.sync.groups import AutoGroups, Groups
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
 
@@ -15,6 +17,8 @@ __all__ = [
     "Advance",
     "ArrivalToken",
     "AutoGroups",
+    "Draw",
+    "DrawnSync",
     "GroupSync",
     "Groups",
     "SyncPolicy",

@@ -27,16 +27,35 @@ class ArrivalToken:
 
 
 @dataclasses.dataclass(frozen=True)
+class Draw:
+    """The workers that a round is of, where not all live workers take part in each.
+
+    Attributes:
+        number: Grows with every draw of the run.
+        of_round: From 0; drawn again if all of its workers leave.
+        workers: Ascending.
+        steps: Of the pushes that were released for it, in the order of the workers; (): none yet.
+    """
+
+    number: int
+    of_round: int
+    workers: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Advance:
     """The result of one turn of a rule.
 
     Attributes:
         released: The arrivals of each update, in order of worker and step.
         proceeding: Workers that may begin their next iteration, new ones included.
+        has_drawn: Whether the rule has made draws, which the other shards are to follow.
     """
 
     released: Sequence[tuple[ArrivalToken, ...]]
     proceeding: Sequence[int]
+    has_drawn: bool = False
 
 
 class SyncRule(Protocol):
@@ -58,6 +77,15 @@ class SyncRule(Protocol):
     def name_of(self, worker: int) -> str:
         """Return the worker's group as --groups writes it."""
 
+    def fellows(self, worker: int) -> Sequence[int]:
+        """Return the live workers whose pushes the worker's round is of, itself included."""
+
+    def draws(self) -> Sequence[Draw]:
+        """Return the newest draws, the newest last; () where all live workers take part."""
+
+    def follow(self, draws: Sequence[Draw]) -> None:
+        """Take over the draws of shard 0, on the other shards."""
+
     def join(self, worker: int) -> None:
         """Announce a worker; it becomes live at its group's next round boundary."""
 
@@ -68,7 +96,7 @@ class SyncRule(Protocol):
         """Add an arrival of a live worker; the same one counts once."""
 
     def withdraw(self, worker: int) -> None:
-        """Take back all arrivals of a worker that are not released yet."""
+        """Take back all arrivals of a worker that are not released yet, if there are any."""
 
     def advance(self, now: float) -> Advance:
         """Settle everything that can be settled now."""
@@ -126,6 +154,10 @@ class SyncPolicy(Policy, Protocol):
         """Workers that step together when the run begins; every id once."""
 
     @property
+    def sizes(self) -> Sequence[int]:
+        """How many workers a round of each group is of, if all are live."""
+
+    @property
     def bound(self) -> int | None:
         """How many iterations a worker may be ahead of the slowest; None: any number."""
 
@@ -134,11 +166,19 @@ class SyncPolicy(Policy, Protocol):
         """How `groups` are replaced by others that are formed from measured speeds."""
 
     @property
+    def takes_all(self) -> bool:
+        """Whether every live worker takes part in each round of its group."""
+
+    @property
     def waits_for_start(self) -> bool:
         """Whether the run begins only when all workers are there."""
 
-    def start(self) -> SyncRule:
-        """Return the rule with an empty memory: nobody is there."""
+    def start(self, generation: int = 0) -> SyncRule:
+        """Return the rule with an empty memory: nobody is there.
+
+        Args:
+            generation: Of the shard; its lives are numbered.
+        """
 
     def without_bound(self) -> SyncPolicy:
         """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw
 from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, groups_of_one, one_group
 from thinwire.ops.types import ConfigurationError, State
 
@@ -26,6 +27,7 @@ class GroupSync:
         auto: `groups` are those of a warm-up; others are formed from measured speeds.
     """
 
+    takes_all: ClassVar[bool] = True
     groups: Groups
     bound: int | None = None
     auto: AutoGroups | None = None
@@ -50,8 +52,14 @@ class GroupSync:
         """Whether the run begins only when all workers are there (any group of several)."""
         return any(len(group) > 1 for group in self.groups)
 
-    def start(self) -> GroupRounds:
+    @property
+    def sizes(self) -> Sequence[int]:
+        """How many workers a round of each group is of."""
+        return [len(group) for group in self.groups]
+
+    def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty memory: nobody is there."""
+        del generation
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
@@ -66,8 +74,9 @@ class ClosedGroupSync(GroupSync):
     A joiner becomes live when a round is released, never while one is under way.
     """
 
-    def start(self) -> GroupRounds:
+    def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty memory."""
+        del generation
         return GroupRounds(self.groups, self.bound, closed=True)
 
 
@@ -125,6 +134,17 @@ class GroupRounds:
     def name_of(self, worker: int) -> str:
         """Return the worker's group as --groups writes it."""
         return self._names[self._numbers[worker]]
+
+    def fellows(self, worker: int) -> Sequence[int]:
+        """Return the live workers of the worker's group."""
+        return [each for each in self.groups[self._numbers[worker]] if self.is_live(each)]
+
+    def draws(self) -> Sequence[Draw]:
+        """Return (): all live workers take part."""
+        return ()
+
+    def follow(self, draws: Sequence[Draw]) -> None:
+        """Draw nobody."""
 
     def pause(self) -> None:
         """Let nobody proceed who finishes a round from now on, until `regroup`."""

@@ -89,7 +89,7 @@ class PsCore:
         check_averages(method, self.averages.size)
         self.counters = Counters()
         self._members = MemberTable()
-        self._scheduler = RoundScheduler(sync)
+        self._scheduler = RoundScheduler(sync, config.generation)
         self._lifecycle = RunLifecycle(config, sync.waits_for_start)
         self._guard, self._quarantine = UpdateGuard(config.guards), Quarantine(config.guards)
         self._pacing = PacingService(method.pacer)
@@ -245,7 +245,7 @@ class PsCore:
         self._note_lost_updates(event)
         self._withdraw(event.worker)
         member.open_request(0, self._usable_base(event), now)
-        return self._reply([event.worker], now)
+        return [*self._reply([event.worker], now), *self._settle(now)]
 
     def _on_push(self, event: events.Push, now: float) -> list[events.Action]:
         """Check a push, and let it wait for its round; a copy or a retry is only answered."""
@@ -270,7 +270,8 @@ class PsCore:
         if usable is None:
             self.counters.reject("generation", event.worker)
             generation, epoch = self.config.generation, self.membership.epoch
-            return [refusals.stale_generation(event, self.version, generation, epoch)]
+            refusal = refusals.stale_generation(event, self.version, generation, epoch)
+            return [refusal, *self._give_up(event.worker, now)]
         if event.base_checksum is not None:
             self.model.verify(event.worker, usable, event.base_checksum)
         member.open_request(event.step, usable, now)
@@ -308,7 +309,8 @@ class PsCore:
         """Count a push that was refused before it came here."""
         self.membership.seen(event.worker, now)
         self.counters.reject(event.reason, event.worker)
-        return self._offend(event.worker, event.reason, now)
+        gave_up = self._give_up(event.worker, now)
+        return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
         """Expel the sender, let nobody wait for what the failure has cut off, save the state.
@@ -341,8 +343,11 @@ class PsCore:
             self._lifecycle.start()
         if not self.membership.leads:
             self._follower.receive(event, self.groups)
+        actions = self._expel(list(self.membership.follow(event, now)), now)
+        if not self.membership.leads:
+            self._scheduler.follow(event.draws)
         # Settle in any case: a push may have waited for just this number.
-        return [*self._expel(list(self.membership.follow(event, now)), now), *self._settle(now)]
+        return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
@@ -549,7 +554,8 @@ class PsCore:
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
-        return events.MembershipEpoch(number, live, self.has_started, formed, incarnations)
+        draws = self._scheduler.draws()
+        return events.MembershipEpoch(number, live, self.has_started, formed, incarnations, draws)
 
     # -- rounds -----------------------------------------------------------------------------
 
@@ -561,6 +567,8 @@ class PsCore:
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
+            if advance.has_drawn:
+                actions += self._publish()
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
             for worker in advance.proceeding:  # a joiner whose push is here waits for its round
@@ -610,6 +618,13 @@ class PsCore:
         self._scheduler.withdraw(worker)
         self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
 
+    def _give_up(self, worker: int, now: float) -> list[events.Action]:
+        """Take note that a push was refused, of which other shards may have accepted their part."""
+        if self._scheduler.has_submitted(worker):
+            return []
+        self._scheduler.withdraw(worker)
+        return self._settle(now)
+
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
         """Apply one complete round, but for pushes that were refused since."""
         found = self._members.take_submitted(arrivals)
@@ -651,7 +666,8 @@ class PsCore:
                 self.counters.reject("stale", push.worker)
         if not kept:
             return []
-        self.averages.merge([push.aux for push in merged], len(live))
+        num_sharing = len(live) if len(self.groups) > 1 else len(arrivals)
+        self.averages.merge([push.aux for push in merged], num_sharing)
         self.counters.updated(group)
         self._lifecycle.updated(now)
         reason = self.config.budget.end(self.version, self.samples)

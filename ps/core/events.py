@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class MembershipEpoch:
     started: bool
     formed: GroupAssignment | None = None  # the newest groups, if not those the run began with
     incarnations: tuple[int, ...] = ()  # of each of `live`; () or 0: not known
+    draws: tuple[Draw, ...] = ()  # the newest rounds' workers, if not all live ones take part
 
 
 @dataclasses.dataclass(frozen=True)

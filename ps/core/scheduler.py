@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, SyncPolicy
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, SyncPolicy
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import State
 
@@ -12,9 +12,9 @@ from thinwire.ops.types import State
 class RoundScheduler:
     """Orders the pushes of one shard into rounds, and workers into those that may proceed."""
 
-    def __init__(self, policy: SyncPolicy) -> None:
-        """Begin with nobody."""
-        self._rule = policy.start()
+    def __init__(self, policy: SyncPolicy, generation: int = 0) -> None:
+        """Begin with nobody, in a generation of the shard."""
+        self._rule = policy.start(generation)
         self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
 
     @property
@@ -32,9 +32,8 @@ class RoundScheduler:
         return self._rule.name_of(worker)
 
     def live_fellows(self, worker: int) -> list[int]:
-        """Return the live workers of the worker's group, itself included if it is live."""
-        group = self._rule.groups[self._rule.group_of(worker)]
-        return [each for each in group if self._rule.is_live(each)]
+        """Return the live workers of the worker's round, itself included if it is one of them."""
+        return list(self._rule.fellows(worker))
 
     def share_of(self, worker: int) -> float:
         """Return the worker's group / all workers of the run, live or not."""
@@ -98,6 +97,14 @@ class RoundScheduler:
     def advance(self, now: float) -> Advance:
         """Settle everything that can be settled now."""
         return self._rule.advance(now)
+
+    def draws(self) -> tuple[Draw, ...]:
+        """Return the newest draws of rounds' workers, the newest last, if workers are drawn."""
+        return tuple(self._rule.draws())
+
+    def follow(self, draws: Sequence[Draw]) -> None:
+        """Take over the draws of shard 0."""
+        self._rule.follow(draws)
 
     def next_deadline(self) -> float | None:
         """Return when `advance` is due though nothing arrives, if ever."""

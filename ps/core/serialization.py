@@ -21,6 +21,7 @@ from thinwire.ops.downlink.types import ModelReply, Operation, RelayedRound
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ps.core import events, members, membership
 
@@ -82,7 +83,10 @@ _RECORDS = (
     _Record("WorkerDisconnected", events.WorkerDisconnected, "worker incarnation"),
     _Record("Leave", events.Leave, "worker incarnation cause"),
     _Record("GroupAssignment", events.GroupAssignment, "epoch groups after"),
-    _Record("MembershipEpoch", events.MembershipEpoch, "number live started formed incarnations"),
+    _Record(
+        "MembershipEpoch", events.MembershipEpoch, "number live started formed incarnations draws"
+    ),
+    _Record("Draw", Draw, "number of_round workers steps"),
     _Record("PushRejected", events.PushRejected, "worker reason"),
     _Record("Stop", events.Stop, "reason"),
     _Record("ProcessStalled", events.ProcessStalled, "seconds"),

@@ -14,6 +14,7 @@ from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
 from thinwire.ops.run.settings import NOBODY_ADMITTED
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
 from thinwire.proto import thinwire_pb2 as pb
@@ -106,7 +107,9 @@ class ShardServer:
             self.observers.publish_status,
         )
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
+        self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
+        self._num_epochs = 0  # announced
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
         # Version, whether with weights, document and arrays of the slots that were sent last.
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
@@ -404,8 +407,11 @@ class ShardServer:
         epoch = action.epoch
         if self.datagrams is not None:
             self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
-        if self.core.stop_reason is None:  # at the end everybody leaves
+        if self.core.stop_reason is None and epoch.number != self._num_epochs:
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
+        self._num_epochs = epoch.number  # a draw begins no other one
+        if epoch.draws and self.on_draws is not None:
+            self.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:

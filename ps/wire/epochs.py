@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.groups import Groups
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -24,6 +25,12 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
         started=epoch.started,
         formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
         formed_epoch=formed.epoch if formed else 0,
+        draws=[
+            pb.Draw(
+                number=each.number, of_round=each.of_round, workers=each.workers, steps=each.steps
+            )
+            for each in epoch.draws
+        ],
     )
 
 
@@ -41,7 +48,13 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
         lives |= zip(group.workers, given, strict=True)
     live = tuple(sorted(lives))
     named = tuple(lives[worker] for worker in live)
-    return events.MembershipEpoch(message.epoch, live, message.started, _formed_of(message), named)
+    draws = tuple(
+        Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps))
+        for each in message.draws
+    )
+    return events.MembershipEpoch(
+        message.epoch, live, message.started, _formed_of(message), named, draws
+    )
 
 
 def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:

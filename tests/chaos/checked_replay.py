@@ -32,7 +32,7 @@ from tests.chaos.recorder import follows
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.sync.base import ArrivalToken, SyncPolicy
+from thinwire.ops.sync.base import ArrivalToken, Draw, SyncPolicy
 from thinwire.ops.types import ModelSpec, Packet, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import model_for
@@ -69,9 +69,14 @@ def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> 
 
 
 def _argument(plain: Any) -> Any:
-    """Return what a call was given: a token where there are a worker and a step."""
+    """Return what a call was given: a token where there are a worker and a step, or draws."""
     if not isinstance(plain, list | tuple):
         return plain
+    if plain and isinstance(plain[0], dict):
+        return tuple(
+            Draw(each["number"], each["of_round"], tuple(each["workers"]), tuple(each["steps"]))
+            for each in plain
+        )
     if plain and isinstance(plain[0], int):
         return ArrivalToken(*plain)
     return tuple(tuple(group) for group in plain)

@@ -44,7 +44,7 @@ from tests.chaos.history import (
     digest,
 )
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.sync.base import ArrivalToken
+from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.types import State, Update
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
@@ -66,7 +66,7 @@ from thinwire.worker.core.messages import PushRequest
 FOLLOWS = ("version", "theta", "optimizer", "weighting")
 #: Models larger than this are recorded by digests alone.
 MOST_ENTRIES = 4096
-_MUTATORS = ("join", "leave", "submit", "withdraw", "pause", "regroup")
+_MUTATORS = ("join", "leave", "submit", "withdraw", "follow", "pause", "regroup")
 
 
 def follows(model: ShardModel) -> str:
@@ -78,6 +78,15 @@ def follows(model: ShardModel) -> str:
 def backups(model: ShardModel) -> str:
     """Return the digest of the copies of what workers hold."""
     return digest(model.state_dict(soft=False)["backups"])
+
+
+def _plain(argument: Any) -> Any:
+    """Return an argument of a rule's call as `checked_replay` reads it."""
+    if isinstance(argument, ArrivalToken):
+        return [argument.worker, argument.step]
+    if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw):
+        return [dataclasses.asdict(each) for each in argument]
+    return argument
 
 
 class RecordingRule:
@@ -93,11 +102,7 @@ class RecordingRule:
 
         def call(*arguments: Any) -> None:
             found(*arguments)
-            plain = [
-                [each.worker, each.step] if isinstance(each, ArrivalToken) else each
-                for each in arguments
-            ]
-            self._write(call=name, arguments=plain)
+            self._write(call=name, arguments=[_plain(each) for each in arguments])
 
         return call
 

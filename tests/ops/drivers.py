@@ -51,6 +51,7 @@ VARIANTS = {
         **{"dgt_block_size": 16, "dgt_k": 0.2, "dgt_low_bits": 8, "dgt_random": "1"},
         **{"dgt_error_feedback": True, "dgt_reception": "drop", "dgt_scope": "model"},
     },
+    "drawn": {"fraction": 0.6, "seed": 4},
     "all": {
         **{"selection": "carried", "warmup_epochs": 2},
         **{"dgc_nesterov": True, "dgc_clip_norm": 0.5, "dgc_clip_scope": "tensor"},

@@ -46,6 +46,7 @@ WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried"
 WRAPPED += ["powersgd+rank1", "chunked_topk+decay", "dense+sign", "topk+means"]
 EVERY = [(interface, name) for interface, registry in REGISTRIES.items() for name in registry]
 EVERY += [("codec", name) for name in WRAPPED]
+EVERY += [("sync", "bsp+drawn")]
 EVERY += [("router", "dgt+small"), ("router", "dgt+lossy")]
 every_policy = pytest.mark.parametrize(("interface", "name"), EVERY)
 
@@ -120,6 +121,7 @@ BAD_VALUES = {
     int: (-1,),
     int | None: (-1,),
     float | None: (math.nan, -1.0),
+    str | None: (),  # the name of a file
     str: ("no such value",),
     bool: (),
     Codec: (),  # what a wrapper is around

@@ -72,6 +72,13 @@ _ADVANCED = (
     integer(
         "max_local_steps", 0, "Limit of a round of --pacer=esync; 0: no limit.", "steps", low=0
     ),
+    words(
+        "draws",
+        None,
+        "Workers of each round, one round a line, in place of those that --fraction draws.",
+        "file",
+        unset="drawn by --seed",
+    ),
     words("groups_file", None, "The same as --groups, one group a line.", "file", unset="none"),
     integer(
         "groups_warmup_updates",
@@ -245,6 +252,13 @@ METHOD = Topic(
             "steps",
             low=1,
             unset=f"{of_methods('local_steps')}else 1",
+        ),
+        number(
+            "fraction",
+            1.0,
+            "Live workers that take part in each round of --sync=bsp, drawn by --seed.",
+            "fraction",
+            rule=FlagRule(lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
         ),
         choice(
             "collective",

@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from absl import logging
 
 from thinwire.ops.routing.base import Transport
+from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import ConfigurationError, Link, ShardLayout, State
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
@@ -77,6 +78,7 @@ class SimulatedShard:
         reports: (role, id) -> newest JSON document, as a real shard keeps them.
         on_end: Called with the reason when the core declares the end.
         on_groups: Called when shard 0 has formed groups by speed.
+        on_draws: Called with the newest draws of rounds' workers when shard 0 has drawn.
         on_begin: Called with this shard when a life has got its core.
     """
 
@@ -103,6 +105,7 @@ class SimulatedShard:
         self.guard = types.SimpleNamespace(refused={})  # where nobody uninvited comes
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
+        self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
         self.connections = self  # has bytes_down, as a status document needs it
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
@@ -439,6 +442,8 @@ class SimulatedShard:
         if self.datagrams is not None:  # after all epochs that come together
             self.clock.at(self.clock.now, self.datagrams.end_sessions)
         self._epoch = action.epoch
+        if action.epoch.draws and self.on_draws is not None:
+            self.on_draws(action.epoch.draws)
         for shard in self.followers:
             shard.follow(action.epoch)
 

@@ -14,6 +14,7 @@ from thinwire.data.loading import TrainingShard, take_shards
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.sync.groups import format_groups
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -86,6 +87,7 @@ class Simulation:
             shard.leader = self.shards[0]
         self.shards[0].on_end = self._note_end
         self.shards[0].on_groups = self._note_groups
+        self.shards[0].on_draws = DrawsFile(run.run_dir).record
         bounds = ClaimBounds.of(run.method, len(dataset.train_labels))
         decoders = [
             PushDecoder(
