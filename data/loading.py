@@ -31,6 +31,11 @@ class TrainingShard:
     feed: lazy.Feed  # makes the images that training sees
     num_train: int = 0  # examples of the whole training set
 
+    @property
+    def num_examples(self) -> int:
+        """How many there are; a worker may have none."""
+        return len(self.labels)
+
     def next(self) -> tuple[Any, NDArray[Any]]:
         """Return the next mini-batch: images [B, ...], which may be a tensor, and labels.
 
@@ -116,13 +121,15 @@ def _pick(
     run: Run, whole: registry.Dataset, mine: NDArray[np.int64], id_worker: int
 ) -> TrainingShard:
     """Return the examples at some positions, with a cursor at their start."""
-    check_batch_size(run.batch_size, len(mine), run.data.partition)
+    if not run.data.whole_epochs:
+        check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(
         np.arange(len(mine)),
         run.batch_size,
         run.seed * 100_003 + id_worker,
         shuffle=not run.data.no_block_shuffle,
         digest=zlib.crc32(mine.astype("<i8").tobytes()),
+        whole_epochs=run.data.whole_epochs,
     )
     images = lazy.subset(whole.train_images, mine)
     # An autoencoder's labels are its images: one copy of them is enough.
@@ -154,5 +161,11 @@ def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
         seed=run.seed,
         fractions=None if path is None else fractions.read_fractions(path, nb_workers),
         dirichlet_alpha=partition.DIRICHLET_ALPHA if alpha is None else alpha,
-        batch_size=run.batch_size,
+        batch_size=1 if run.data.whole_epochs else run.batch_size,
+        positions=_positions(run, nb_workers),
     )
+
+
+def _positions(run: Run, nb_workers: int) -> partition.Shards | None:
+    path = run.data.partition_file
+    return None if path is None else partition.read_positions(path, nb_workers)

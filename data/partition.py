@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,15 @@ from numpy.typing import NDArray
 from thinwire.data import fractions
 from thinwire.data.choices import BY_CLASS, PARTITIONS
 from thinwire.data.fractions import Fractions
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
 
 Shards = list[NDArray[np.int64]]
 #: Concentration of "dirichlet" when none is given: strong skew, few workers starve.
 DIRICHLET_ALPHA = 0.5
 MOST_LABELS = 200
+#: A file of positions of 10 million examples is smaller.
+_MOST_FILE_BYTES = 1 << 27
 #: Draws before shares that are too small are filled up instead.
 _MOST_DRAWS = 20
 #: Separates the draws from those of the other partitions with the same seed.
@@ -125,12 +129,14 @@ class PartitionRule:
             "contiguous": equal runs of the stored order;
             "class": equal runs of the order by label, so that a worker sees few labels;
             "dirichlet": each label dealt out by a Dirichlet draw;
-            "file": runs of the stored order by ``fractions``.
+            "file": runs of the stored order by ``fractions``;
+            "positions": ``positions`` as they are, which may leave a worker without examples.
         nb_workers: How many workers there are.
         seed: Seeds shuffle and draws.
         fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
         dirichlet_alpha: Concentration; only for "dirichlet".
         batch_size: What "dirichlet" gives every worker at least.
+        positions: Of every worker's examples, from ``read_positions``; only for "positions".
     """
 
     partition: str
@@ -139,6 +145,54 @@ class PartitionRule:
     fractions: Fractions | None = None
     dirichlet_alpha: float = DIRICHLET_ALPHA
     batch_size: int = 1
+    positions: Shards | None = None
+
+
+def read_positions(path: str | Path, nb_workers: int) -> Shards:
+    """Read which examples each worker has: the positions in the training set on line w are w's.
+
+    An empty line is a worker without examples; lines that begin with ``#`` are comments.
+
+    Returns:
+        Of worker 1, 2, ... [n] int64, ascending.
+
+    Raises:
+        ConfigurationError: The file cannot be read, has not a line for each worker, holds what is
+            no position, or gives an example to two workers.
+    """
+    here = f"--partition_file={path}"
+    try:
+        lines = read_bounded(path, _MOST_FILE_BYTES).decode().splitlines()
+        shards = [
+            np.sort(np.array(line.split(), dtype=np.int64))
+            for line in lines
+            if not line.startswith("#")
+        ]
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigurationError(
+            f"{here} cannot be read: {error}. Expected a text file with the positions of worker "
+            "w's examples in the training set, from 0, on line w."
+        ) from error
+    if len(shards) != nb_workers:
+        raise ConfigurationError(
+            f"{here} has {len(shards)} lines; expected one for each of the {nb_workers} workers "
+            "(--nb_workers). Add or remove lines, or change --nb_workers."
+        )
+    dealt = np.sort(np.concatenate(shards))
+    twice = dealt[1:][dealt[1:] == dealt[:-1]]
+    if (dealt.size and dealt[0] < 0) or twice.size:
+        wrong = twice[0] if twice.size else dealt[0]
+        raise ConfigurationError(
+            f"{here}: position {wrong} is negative or stands there twice; expected each example "
+            "with one worker at most."
+        )
+    return shards
+
+
+def write_positions(path: str | Path, shards: Shards) -> None:
+    """Write which examples each worker has, as ``read_positions`` reads it."""
+    lines = (" ".join(map(str, mine.tolist())) + "\n" for mine in shards)
+    Path(path).write_text("".join(lines), encoding="ascii")
 
 
 def split(
@@ -154,7 +208,7 @@ def split(
 
     Returns:
         Of worker 1, 2, ... [n] int64: by label and then position for "class", else ascending.
-        They are disjoint and complete.
+        They are disjoint and complete, but that "positions" may leave examples out.
 
     Raises:
         ConfigurationError: Unknown partition, more workers than examples, an empty shard, or
@@ -167,7 +221,8 @@ def split(
         raise ConfigurationError(
             f"--partition {rule.partition} is not known; expected one of {', '.join(PARTITIONS)}."
         )
-    equal_range(len(labels), rule.nb_workers, 1, "training examples")
+    if rule.partition != "positions":
+        equal_range(len(labels), rule.nb_workers, 1, "training examples")
     if rule.partition in BY_CLASS and not are_classes(labels):
         raise ConfigurationError(
             f"--partition={rule.partition} splits examples by their classes, and these have none; "
@@ -303,6 +358,24 @@ def _file(
     return [np.arange(run.start, run.stop, dtype=np.int64) for run in runs]
 
 
+def _positions(
+    labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
+) -> Shards:
+    del file_offsets
+    if rule.positions is None:
+        raise ConfigurationError(
+            "--partition=positions needs the positions of each worker's examples; set "
+            "--partition_file, or choose --partition=iid."
+        )
+    last = max((int(mine[-1]) for mine in rule.positions if mine.size), default=-1)
+    if last >= len(labels):
+        raise ConfigurationError(
+            f"--partition_file names example {last}, and there are {len(labels)} training "
+            "examples; expected positions below that. It is of another data set."
+        )
+    return rule.positions
+
+
 #: Name of a partition -> (labels, rule, file_offsets) -> shards.
 SPLITS: Mapping[str, Callable[[NDArray[Any], PartitionRule, NDArray[np.int64] | None], Shards]] = {
     "iid": _iid,
@@ -310,4 +383,5 @@ SPLITS: Mapping[str, Callable[[NDArray[Any], PartitionRule, NDArray[np.int64] | 
     "class": _class,
     "dirichlet": _dirichlet,
     "file": _file,
+    "positions": _positions,
 }

@@ -95,7 +95,8 @@ class Worker:
         self.step.vary_local_randomness(own.id_worker)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
-        check_examples(shared.model, self.shard.images, self.shard.labels)
+        if self.shard.num_examples:
+            check_examples(shared.model, self.shard.images, self.shard.labels)
         self.session = WorkerSession(
             run,
             own,
@@ -104,6 +105,7 @@ class Worker:
             has_gpu(run),
             self.shard.label_counts,
             self.shard.num_train,
+            part=(self.shard.num_examples, run.batch_size),
         )
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
@@ -175,13 +177,19 @@ class Worker:
         """One mini-batch or none, and an exchange if the pacer wants one."""
         session = self.session
         try:
-            request = session.poll_pacer() or self._one_step()
+            request = session.poll_pacer() or self._next_request()
             applied = request is None or self._exchange(request)
         except NonFiniteUpdate as error:
             applied = False
             session.skip(error)
             self.statistics.assign(session.core.statistics)  # of before that mini-batch
         session.record_outcome(applied)
+
+    def _next_request(self) -> PushRequest | None:
+        """Take a step, if there are examples for one; return an exchange if one is due."""
+        if self.shard.num_examples:
+            return self._one_step()
+        return self.session.submit_nothing()
 
     def _one_step(self) -> PushRequest | None:
         """One mini-batch and what the pacer and the codec make of it."""
@@ -240,6 +248,8 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Compile the step and measure it alone. Leaves no trace in the state."""
+        if not self.shard.num_examples:
+            return
         local = self.step.save_local()
         images = self.shard.images[: self.run.batch_size]
         labels = self.shard.labels[: self.run.batch_size]

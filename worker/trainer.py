@@ -141,6 +141,7 @@ class WorkerSession:
         momentum: Of a script's optimizer, which the codec takes over if the method
             `takes_momentum`.
         offering: What to offer to shards without model; None: they have one.
+        part: This worker's examples, and those of a mini-batch; None: not known.
     """
 
     def __init__(
@@ -154,14 +155,16 @@ class WorkerSession:
         num_examples: int = 0,
         momentum: float = 0.0,
         offering: Offering | None = None,
+        part: tuple[int, int] | None = None,
     ) -> None:
         self.run, self.own, self.on_gpu = run, own, on_gpu
         self.closing = threading.Event()
         placed = run.method if offering is None else adopt(run.method, offering.offer)
+        method = run.method if part is None else run.method.of_part(*part)
         self.core = WorkerCore(
             spec,
             placed.place(spec, run.nb_ps),
-            run.method.with_momentum(momentum),
+            method.with_momentum(momentum),
             load_kernels(run.kernels, on_gpu=on_gpu),
             [run.seed, own.id_worker],
             statistics,
@@ -308,6 +311,12 @@ class WorkerSession:
         self.step_seconds = self._step_ended_at - started
         phase = round_trace.LOCAL_UPDATE if request is None else round_trace.ENCODE
         self.measure.record(phase, self.exchange_watch.lap("encode"))
+        return request
+
+    def submit_nothing(self) -> PushRequest:
+        """Return the exchange of a worker without examples."""
+        request = self.core.begin_empty()
+        self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
         return request
 
     def exchange_round(

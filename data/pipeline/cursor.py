@@ -21,7 +21,8 @@ class Cursor:
 
     The order of an epoch follows from (seed, epoch) alone, so a position is two integers and the
     order can be recomputed. A batch may span the border of two epochs: every batch is full and
-    each example is dealt out once an epoch.
+    each example is dealt out once an epoch. With ``whole_epochs`` the last batch of an epoch is
+    what is left of it.
 
     Args:
         indices: [n] positions of the shard's examples in the training set.
@@ -29,12 +30,14 @@ class Cursor:
         seed: Seeds the orders; make it differ between workers.
         shuffle: Whether to draw new orders; without, every epoch has the order of ``indices``.
         digest: Identifies the shard when a position is restored.
+        whole_epochs: Whether no batch spans the border of two epochs.
 
     Attributes:
         seed: As given.
 
     Raises:
-        ConfigurationError: The batch is larger than the shard, or smaller than one.
+        ConfigurationError: The batch is smaller than one, or larger than the shard without
+            ``whole_epochs``.
 
     >>> cursor = Cursor(np.arange(4), batch_size=3, seed=1)
     >>> sorted(np.concatenate([cursor.next() for _ in range(4)]).tolist())
@@ -49,19 +52,24 @@ class Cursor:
         *,
         shuffle: bool = True,
         digest: int = 0,
+        whole_epochs: bool = False,
     ) -> None:
-        check_batch_size(batch_size, len(indices))
+        if not whole_epochs:
+            check_batch_size(batch_size, len(indices))
         self._indices = np.array(indices, dtype=np.int64)  # [n] int64
         self._batch_size = batch_size
         self.seed = seed
         self._shuffle = shuffle
-        self._digest = digest
+        self._digest, self._whole_epochs = digest, whole_epochs
         self._epoch = 0
         self._position = 0
         self._order = self._order_of(0)  # [n] int64, this epoch's
 
     def next(self) -> NDArray[np.int64]:
-        """Return the positions of the next batch: [batch_size] int64, owned by the caller."""
+        """Return the positions of the next batch: [batch_size] int64, owned by the caller.
+
+        With ``whole_epochs`` the last one of an epoch may have fewer.
+        """
         stop = self._position + self._batch_size
         batch = self._order[self._position : stop].copy()
         self._position = stop
@@ -69,8 +77,8 @@ class Cursor:
         if missing >= 0:
             self._epoch += 1
             self._order = self._order_of(self._epoch)
-            self._position = missing
-            batch = np.concatenate([batch, self._order[:missing]])
+            self._position = 0 if self._whole_epochs else missing
+            batch = np.concatenate([batch, self._order[: self._position]])
         return batch
 
     @property

@@ -50,6 +50,7 @@ class Choices(CodecChoices, DgtChoices):
     resync_every: int = 0
     max_staleness: int = 0
     local_steps: int | None = None
+    local_epochs: int = 0
     eps: str = "auto"  # of pacer esync, like the next three
     query: str = "blocking"
     smoothing: str = "ema:0.5"
@@ -99,6 +100,7 @@ def compose(choices: Choices) -> Method:
     given = {name: value for name, value in choices.overrides.items() if value is not None}
     own = {name: getattr(choices, name) for name in BELONGS_TO}
     chosen = row_with(choices.method, own | given)
+    _check_epochs(chosen["pacer"], choices)
     choices = dataclasses.replace(choices, **{name: chosen[name] for name in own if name in chosen})
     aggregate = _aggregate(choices)
     privacy = privacy_of(choices.dp_clip, choices.dp_noise)
@@ -151,6 +153,20 @@ def _refuse_idle(
                     f"--{setting}={value} is for --{interface}={other}, and this is "
                     f"--{interface}={name}; change one."
                 )
+
+
+def _check_epochs(pacer: str, choices: Choices) -> None:
+    """Refuse --local_epochs beside --local_steps, or where neither counts."""
+    if choices.local_epochs and choices.local_steps is not None:
+        raise ConfigurationError(
+            f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
+            "both given; leave one out."
+        )
+    if choices.local_epochs and pacer != "fixed":
+        raise ConfigurationError(
+            f"--local_epochs={choices.local_epochs} is for --pacer=fixed, and this is "
+            f"--pacer={pacer}; change one."
+        )
 
 
 def _sync_rule(name: str, choices: Choices) -> SyncPolicy:

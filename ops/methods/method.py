@@ -18,6 +18,7 @@ from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.pacing.base import Pacer
+from thinwire.ops.pacing.fixed import Fixed
 from thinwire.ops.privacy.central import NoPrivacy, Privacy
 from thinwire.ops.routing.base import Router
 from thinwire.ops.sharding.placement import Placement
@@ -175,6 +176,15 @@ class Method:
     def takes_momentum(self) -> bool:
         """Whether a script's plain momentum becomes the codec's; the script then steps without."""
         return with_momentum(self.codec, 0.0) is not self.codec
+
+    def of_part(self, num_examples: int, batch_size: int) -> Method:
+        """Return the method of a worker with so many examples, in mini-batches of a size.
+
+        Only the worker needs it, so that the fingerprint is that of the method without it.
+        """
+        if not isinstance(self.pacer, Fixed):
+            return self
+        return dataclasses.replace(self, pacer=self.pacer.of_part(num_examples, batch_size))
 
     def with_momentum(self, momentum: float) -> Method:
         """Return the method with the momentum of a worker's script, where it was left open.

@@ -629,6 +629,8 @@ class PsCore:
         """Apply one complete round, but for pushes that were refused since."""
         found = self._members.take_submitted(arrivals)
         pushes = [each for each in found if not self._guard.has_refused(each.worker, each.step)]
+        if self.model.method.takes_local_steps:  # who has no examples is not merged
+            pushes = [each for each in pushes if each.samples]
         self._pacing.released([each.worker for each in arrivals])
         if different := self._other_steps(pushes):
             return different

@@ -246,6 +246,14 @@ METHOD = Topic(
             unset="3 for ssp, none for gsp",
         ),
         integer(
+            "local_epochs",
+            0,
+            "In place of --local_steps: passes over its own examples that a worker takes in a "
+            "round; 0: it counts steps.",
+            "epochs",
+            low=0,
+        ),
+        integer(
             "local_steps",
             None,
             "H of --pacer=fixed.",

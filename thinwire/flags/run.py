@@ -249,6 +249,14 @@ _MODEL_AND_DATA = Topic(
                 "always on for imagenet.",
             ),
             words(
+                "partition_file",
+                None,
+                "Positions of each worker's examples in the training set, a line per worker, for "
+                "--partition=positions.",
+                "file",
+                unset="none",
+            ),
+            words(
                 "data_sharding_file",
                 None,
                 "Start and end fraction per worker, for --partition=file.",
@@ -362,7 +370,9 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         "iter_max": _iter_max(given),
         "target": _target(given),
         "data": DataChoice(
-            sharding_file=given.data_sharding_file, **_named_like_fields(given, DataChoice)
+            sharding_file=given.data_sharding_file,
+            whole_epochs=given.local_epochs > 0,
+            **_named_like_fields(given, DataChoice),
         ),
         "top5": _reports_top5(given),
         "transport": dgt.transport(given, router),
@@ -451,6 +461,12 @@ def _check_partition(given: flags.FlagValues) -> None:
         raise ConfigurationError(
             f"--data_sharding_file={path} and --partition={given.partition}: expected both the "
             "file and --partition=file, or neither."
+        )
+    path = given.partition_file
+    if (path is not None) != (given.partition == "positions"):
+        raise ConfigurationError(
+            f"--partition_file={path} and --partition={given.partition}: expected both the file "
+            "and --partition=positions, or neither."
         )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(

@@ -263,7 +263,7 @@ class Simulation:
                 WorkerCore,
                 self.spec,
                 self._layouts,
-                run.method,
+                run.method.of_part(shard.num_examples, run.batch_size),
                 self._bodies,
                 [run.seed, number],
                 self._trainer.statistics,

@@ -159,6 +159,9 @@ class SimulatedWorker:
         if ready:
             self._push(self.core.end_round())
             return
+        if not self._own.shard.num_examples:
+            self._push(self.core.begin_empty())
+            return
         self._step_seconds = self._own.step_seconds()
         if self._overlaps:
             self._ahead, self._ahead_is_done = self._compute(), False

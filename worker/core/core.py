@@ -396,6 +396,11 @@ class WorkerCore:
         """Return the exchange of the local steps taken so far (at least one)."""
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
+    def begin_empty(self) -> PushRequest:
+        """Return the exchange of a worker without examples: it takes part, and is not merged."""
+        self.round.record(0, 0.0)
+        return self._request(self._packer.empty())
+
     def end_training(self) -> PushRequest | None:
         """Return the exchange of all changes that the codec has kept back; None: there are none.
 
