@@ -8,7 +8,8 @@ from tests.ops.telemetry.test_run_status import SUMMARY_KEYS
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES, METHODS
-from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
+from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS
+from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.rule import SYNC_RULES
@@ -17,7 +18,7 @@ from thinwire.ops.weighting import WEIGHTINGS
 ROOT = documents.ROOT
 REGISTRIES = (
     *(PACERS, CODECS, DOWN_CODECS, ROUTERS),
-    *(SYNC_RULES, WEIGHTINGS, (*OPTIMIZERS, SCRIPT)),
+    *(SYNC_RULES, WEIGHTINGS, (*SERVER_OPTIMIZERS, SCRIPT)),
 )
 
 

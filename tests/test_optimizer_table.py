@@ -60,9 +60,9 @@ def adopted(name, make):
 
 
 def where(name, make):
-    if not method_of(name).server.awaits_offer:
-        return "workers"
     try:
+        if not method_of(name).server.awaits_offer:
+            return "workers"
         adopted(name, make)
     except ConfigurationError:
         return "refused"

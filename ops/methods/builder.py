@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ from thinwire.ops.methods.validation import check_dense, rule_for, validate
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.optimizers.local import LOCAL_FLAGS, LOCAL_OPTIMIZERS, LocalUpdate
+from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS
 from thinwire.ops.optimizers.script import AwaitedUpdate, server_update
-from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate
+from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT, OptimizerUpdate
 from thinwire.ops.pacing.registry import PACERS
 from thinwire.ops.privacy.central import privacy_of
 from thinwire.ops.routing.dgt_choices import DgtChoices
@@ -33,6 +35,8 @@ from thinwire.ops.weighting.registry import WEIGHTINGS
 
 #: Bound of --sync=ssp when neither flag nor method gives one.
 DEFAULT_SSP_BOUND = 3
+#: Outer rate of an adaptive optimizer of Keras when neither flag nor method gives one.
+_ADAPTIVE_RATE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +74,16 @@ class Choices(CodecChoices, DgtChoices):
     momentum: float | None = None
     weight_decay: float = 0.0
     global_lr: float | None = None
+    global_lr_schedule: str | None = None
+    server_beta_1: float | None = None
+    server_beta_2: float | None = None
+    server_tau: float | None = None
+    server_v_start: str | None = None
+    bias_correction: bool | None = None
     local_optimizer: str | None = None
     local_momentum: float | None = None
+    local_weight_decay: float | None = None
+    prox_mu: float | None = None
     local_opt_state: str = "keep"
     local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
     learning_rate: float = 0.02
@@ -105,26 +117,27 @@ def compose(choices: Choices) -> Method:
     aggregate = _aggregate(choices)
     privacy = privacy_of(choices.dp_clip, choices.dp_noise)
     rule = rule_for(_sync_rule(chosen["sync"], choices), choices.collective)
-    if chosen["server_optimizer"] == SCRIPT and "weighting" not in given:
-        chosen = chosen | {"weighting": _weighting_of_script(chosen["weighting"], rule, aggregate)}
+    if "weighting" not in given:
+        is_script = chosen["server_optimizer"] == SCRIPT
+        counts_all_alike = aggregate.is_robust or privacy.adds_noise
+        name = _weighting(chosen["weighting"], rule, counts_all_alike, is_script)
+        chosen = chosen | {"weighting": name}
     refuse_idle(chosen["down_codec"], vars(choices))
     _refuse_idle("router", ROUTERS, chosen["router"], choices)
     _refuse_idle("weighting", WEIGHTINGS, chosen["weighting"], choices)
     local = _local(choices)
     codec = build_codec(chosen["codec"], choices, choices.nb_workers, local.brings_weights)
-    # Changes that hold the learning rate are added: an optimizer would apply a rate once more.
-    server = chosen["server_optimizer"]
-    is_named = "server_optimizer" in given or server != OptimizerUpdate.optimizer
-    feeds = is_named and codec.kind is Kind.GRADIENT
+    pacer = configured(PACERS[chosen["pacer"]], choices)
+    kind = Kind.DELTA if Kind.DELTA in (pacer.kind, codec.kind) else Kind.GRADIENT
     method = Method(
         name=choices.method,
-        pacer=configured(PACERS[chosen["pacer"]], choices),
+        pacer=pacer,
         codec=privacy.around(codec),
         down_codec=configured(DOWN_CODECS[chosen["down_codec"]], choices),
         router=configured(ROUTERS[chosen["router"]], choices),
         sync=rule,
         weighting=configured(WEIGHTINGS[chosen["weighting"]], choices),
-        server=_server(server, choices, feeds),
+        server=_server(chosen["server_optimizer"], choices, kind),
         choices={name: str(value) for name, value in chosen.items()},
         local=local,
         schedule_clock=choices.schedule_clock,
@@ -189,11 +202,17 @@ def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
     return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
 
 
-def _weighting_of_script(name: str, rule: SyncPolicy, aggregate: Aggregate) -> str:
-    """Return the weighting by which a round's mean is that over all rows, as the script's is."""
+def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
+    """Return the weighting where none is given.
+
+    With a script's optimizer a round's mean is that over all rows, as the script's is. A robust
+    aggregate, and noise for privacy, get updates as they are: whoever claims more examples must
+    not count more.
+    """
+    if counts_all_alike:
+        return "none" if name == "samples" else name
     merges_several = rule.waits_for_start or rule.auto is not None
-    plain_mean = name == "none" and not aggregate.is_robust
-    return "samples" if plain_mean and merges_several else name
+    return "samples" if is_script and name == "none" and merges_several else name
 
 
 def _placement(choices: Choices) -> placement.Placement:
@@ -229,6 +248,8 @@ def _local(choices: Choices) -> LocalStep:
         "momentum": default_momentum if momentum is None else momentum,
         "opt_state": choices.local_opt_state,
         "rate_factor": 1.0 if rate is None else rate / choices.learning_rate,
+        "weight_decay": choices.local_weight_decay,
+        "prox_mu": choices.prox_mu or 0.0,
     }
     if name not in LOCAL_OPTIMIZERS:
         raise ConfigurationError(
@@ -239,24 +260,61 @@ def _local(choices: Choices) -> LocalStep:
     for field in dataclasses.fields(LocalUpdate):
         if field.name not in heeded and values[field.name] != field.default:
             raise ConfigurationError(
-                f"--{LOCAL_FLAGS[field.name]} has no effect with --local_optimizer={name}: the "
-                "script's compiled optimizer has its own. Leave it out, and set it there."
+                f"--{LOCAL_FLAGS[field.name]}={values[field.name]} has no effect with "
+                f"--local_optimizer={name}: the script's compiled optimizer steps. Leave it out, "
+                "and set what there is of it there (--method=fedprox and its --prox_mu are for "
+                "workers of main.py; --prox_mu=0 is --method=fedavg)."
             )
     made: LocalStep = policy(**{key: value for key, value in values.items() if key in heeded})
     return made
 
 
-def _server(name: str, choices: Choices, feeds_deltas: bool) -> ServerUpdate:
+def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
+    """Return how the PS steps; some names have another meaning where changes of weights travel."""
     if name == SCRIPT:
         return _awaited(choices)
-    default_momentum = 0.9 if name == "momentum" else 0.0
-    return OptimizerUpdate(
-        optimizer=name,
-        momentum=default_momentum if choices.momentum is None else choices.momentum,
-        weight_decay=choices.weight_decay,
-        global_lr=OptimizerUpdate.global_lr if choices.global_lr is None else choices.global_lr,
-        feeds_deltas=feeds_deltas,
-    )
+    if choices.global_lr_schedule and kind is Kind.GRADIENT:
+        raise ConfigurationError(
+            "--global_lr_schedule is of changes of weights, and here gradients travel, whose rate "
+            "is --learning_rate with --lr_schedule; leave it out, or take local steps "
+            "(--pacer=esync, or --pacer=fixed with --local_steps above 1)."
+        )
+    if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
+        policy = OUTER_OPTIMIZERS[name]
+    else:
+        policy, choices = OptimizerUpdate, _with_usual_rates(name, choices, kind)
+    _refuse_others(name, policy, choices)
+    own = {} if policy is not OptimizerUpdate else {"optimizer": name}
+    return configured(policy, types.SimpleNamespace(**vars(choices) | own))
+
+
+def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
+    """Fill in momentum and outer rate of an optimizer of Keras, where they are not given.
+
+    An adaptive one steps each entry by about its rate, whatever the change of weights.
+    """
+    is_sgd = OPTIMIZERS[name] == "SGD"
+    momentum, rate = choices.momentum, choices.global_lr
+    if momentum is None:
+        momentum = 0.9 if name == "momentum" else 0.0
+    if rate is None:
+        rate = 1.0 if is_sgd or kind is Kind.GRADIENT else _ADAPTIVE_RATE
+    return dataclasses.replace(choices, momentum=momentum, global_lr=rate)
+
+
+def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
+    """Refuse settings that this server optimizer does not have."""
+    policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
+    fields = {each: {f.name for f in dataclasses.fields(each)} for each in policies.values()}
+    for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
+        value = getattr(choices, setting)
+        if value:
+            users = [other for other, each in policies.items() if setting in fields[each]]
+            raise ConfigurationError(
+                f"--{setting}={value} has no effect with --server_optimizer={name} here; it is for "
+                f"--server_optimizer={', '.join(users)}, of changes of weights where Keras has the "
+                "name too. Leave it out, or change one."
+            )
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:

@@ -38,6 +38,8 @@ BELONGS_TO = {
     "value_dtype": "codec",
     "error_feedback": "codec",
     "error_decay": "error_feedback",
+    "local_weight_decay": "local_optimizer",
+    "prox_mu": "pacer",
     "global_lr": "server_optimizer",
     "momentum": "server_optimizer",
 }
@@ -51,6 +53,9 @@ _DENSE_ASP = {
     "weighting": "none",
     "server_optimizer": "sgd",
 }
+
+#: Local steps, and a round of all workers: what methods of the federated family have in common.
+_ROUNDS = _DENSE_ASP | {"pacer": "fixed", "sync": "bsp"}
 
 #: --method value -> the value of each interface that it stands for, and of hyper-parameters, each
 #: after what it belongs to.
@@ -95,6 +100,26 @@ METHODS: dict[str, dict[str, Any]] = {
         "down_codec": "relay",
         "sync": "bsp",
         "global_lr": 1.0,
+    },
+    # Federated averaging: the mean of the workers' weights, by their examples.
+    # McMahan et al., AISTATS 2017, arXiv 1602.05629.
+    "fedavg": _ROUNDS | {"weighting": "samples", "local_steps": 20},
+    # FedOpt: an adaptive step by the mean change; adagrad and yogi by --server_optimizer.
+    # Reddi et al., ICLR 2021, arXiv 2003.00295.
+    "fedopt": _ROUNDS
+    | {"weighting": "samples", "server_optimizer": "adam", "local_steps": 20, "global_lr": 0.01},
+    # FedProx: local gradients are pulled to the round's base. Li, Sahu et al., arXiv 1812.06127.
+    "fedprox": _ROUNDS | {"weighting": "samples", "local_steps": 20, "prox_mu": 0.01},
+    # DiLoCo: many steps of AdamW, then an outer step with Nesterov's momentum.
+    # Douillard et al., arXiv 2311.08105.
+    "diloco": _ROUNDS
+    | {
+        "server_optimizer": "nesterov",
+        "local_steps": 500,
+        "local_optimizer": "adamw",
+        "local_weight_decay": 0.1,
+        "global_lr": 0.7,
+        "momentum": 0.9,
     },
     # DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
     # Zhou et al., Future Generation Computer Systems 121, 2021.
@@ -192,6 +217,16 @@ class Method:
         Only the worker needs it, so that the fingerprint is that of the method without it.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
+
+    def step_rate(self, learning_rate: float, fraction: float) -> float:
+        """Return the rate that the PS steps with.
+
+        Args:
+            learning_rate: Scheduled; the workers' own, where they take local steps.
+            fraction: Of the budget that is consumed, 0 to 1.
+        """
+        changes = self.kind is Kind.DELTA
+        return self.server.outer_rate(fraction) if changes else learning_rate
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
         """Return what each shard holds; every node finds the same.

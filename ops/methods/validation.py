@@ -112,6 +112,11 @@ def _check_collective(method: Method) -> None:
             f"--server_optimizer={method.server.optimizer} needs variables with their names and "
             "shapes. Take --collective=ps, or another --server_optimizer."
         )
+    if describe(method.server).get("global_lr_schedule"):
+        raise ConfigurationError(
+            f"{here}: workers do not know how much of the budget is spent, so that "
+            "--global_lr_schedule cannot act; leave it out, or take --collective=ps."
+        )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
             f"{here} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave it "
@@ -160,8 +165,8 @@ def check_dense(method: Method) -> None:
 
 
 def _check_server(method: Method) -> None:
-    """Refuse an optimizer on the PS where changes of weights are simply added."""
-    if method.kind is Kind.GRADIENT or method.server.feeds_deltas:
+    """Refuse an optimizer on the PS where a codec's own changes of weights are added."""
+    if method.kind is Kind.GRADIENT:
         return
     if method.server.awaits_offer:
         raise ConfigurationError(
@@ -169,21 +174,15 @@ def _check_server(method: Method) -> None:
             f"{method.choices['pacer']} with --codec={method.choices['codec']} sends changes of "
             "weights. Leave --server_optimizer out: the workers step with the script's optimizer."
         )
-    if method.server.keeps_sparse:
+    if method.server.keeps_sparse or method.takes_local_steps:
         return
-    if method.takes_local_steps:
-        way_out = "give --server_optimizer too, or take --local_momentum"
-    else:
-        way_out = (
-            "the codec has its own momentum; for decay there is --worker_weight_decay, and for "
-            "scripts what their compiled optimizer is given"
-        )
     raise ConfigurationError(
         f"--server_optimizer={method.server.optimizer} with --momentum={method.server.momentum:g} "
         f"and --weight_decay={method.server.weight_decay:g}: with "
         f"--pacer={method.choices['pacer']} "
         f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
-        f"learning rate already. Leave these out ({way_out})."
+        "learning rate already. Leave these out (the codec has its own momentum; for decay there "
+        "is --worker_weight_decay, and for scripts what their compiled optimizer is given)."
     )
 
 

@@ -38,10 +38,6 @@ class ServerUpdate(Policy, Protocol):
         """Whether a sparse update changes only its own entries."""
 
     @property
-    def feeds_deltas(self) -> bool:
-        """Whether changes of weights are given to an optimizer instead of being added."""
-
-    @property
     def awaits_offer(self) -> bool:
         """Whether it stands for the optimizer of a script that has not come yet."""
 
@@ -69,7 +65,7 @@ class ServerUpdate(Policy, Protocol):
 
         Args:
             kind: What its values mean.
-            rate: What `rate` has returned.
+            rate: As `apply` takes it.
 
         Returns:
             The factor, the same for every entry; None: the step is another one.
@@ -101,6 +97,9 @@ class ServerUpdate(Policy, Protocol):
             number: Of the optimizer, where a script has several.
         """
 
+    def outer_rate(self, fraction: float) -> float:
+        """Return the rate of changes of weights when `fraction` (0..1) of the budget is spent."""
+
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Step with this rate from now on: a script has set it."""
 
@@ -120,7 +119,7 @@ class ServerUpdate(Policy, Protocol):
             theta: [n] float32.
             update: The released, weighted mean.
             kind: What its values mean.
-            rate: What `rate` has returned, used for gradients.
+            rate: What `rate` has returned, of gradients; `outer_rate`, of changes of weights.
             kernels: That apply it.
             state: From `init`.
             number: Of the optimizer, where a script has several.
@@ -168,8 +167,18 @@ class LocalStep(Policy, Protocol):
             spec: Their paths and shapes; not given: one flat variable.
         """
 
-    def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
-        """Step `weights` [n] in place by what a mini-batch brought [n]."""
+    def step(
+        self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
+    ) -> State:
+        """Step `weights` [n] in place by what a mini-batch brought [n].
+
+        Args:
+            weights: [n] float32.
+            values: [n] float32.
+            scheduled_rate: The learning rate.
+            state: The slots.
+            base: [n] float32 the weights that the round began at.
+        """
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return the gradient [n] that a mini-batch brought, and the learning rate it goes with.

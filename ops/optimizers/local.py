@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
 from thinwire.ops.types import ConfigurationError, State, Update
@@ -30,6 +31,8 @@ LOCAL_FLAGS = {
     "momentum": "local_momentum",
     "opt_state": "local_opt_state",
     "rate_factor": "local_lr",
+    "weight_decay": "local_weight_decay",
+    "prox_mu": "prox_mu",
 }
 #: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is none of them: its
 #: slots hold weights, which an exchange replaces.
@@ -51,6 +54,12 @@ class LocalUpdate:
         momentum: For sgd and momentum.
         opt_state: keep, reset or average.
         rate_factor: Of the scheduled learning rate.
+        weight_decay: Decoupled, as Keras does it; None: as the optimizer has it by default.
+        prox_mu: mu of FedProx: mu (w - b) is added to each gradient, b being the weights that the
+            round began at; 0: nothing.
+
+    Source: prox_mu of Li, Sahu et al., "Federated optimization in heterogeneous networks",
+        arXiv 1812.06127.
     """
 
     brings_weights: ClassVar[bool] = False
@@ -58,6 +67,8 @@ class LocalUpdate:
     momentum: float = 0.0
     opt_state: str = "keep"
     rate_factor: float = 1.0
+    weight_decay: float | None = None
+    prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -82,6 +93,9 @@ class LocalUpdate:
                 "not all arrays of the model's size. Take --local_opt_state=keep or reset, or one "
                 f"of {', '.join(_NUM_SLOTS)}."
             )
+        for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
+            if number is not None and not 0 <= number < float("inf"):
+                raise ConfigurationError(f"--{flag}={number}: expected a finite number from 0 on.")
         if not 0 < self.rate_factor < float("inf"):  # refuses NaN too
             raise ConfigurationError(
                 f"--local_lr: it is {self.rate_factor} times --learning_rate; expected a finite "
@@ -91,11 +105,25 @@ class LocalUpdate:
     @property
     def has_slots(self) -> bool:
         """Whether the optimizer remembers anything from step to step."""
+        return self._has_arrays or bool(self.weight_decay)
+
+    @property
+    def _has_arrays(self) -> bool:
+        """Whether it remembers more than the number of its steps."""
         return self.momentum > 0 or not self._is_sgd
 
     @property
     def _is_sgd(self) -> bool:
         return OPTIMIZERS[self.optimizer] == "SGD"
+
+    @property
+    def _described(self) -> Described:
+        """The Keras optimizer, with a learning rate to be assigned."""
+        described = OptimizerUpdate(self.optimizer, self.momentum).described
+        if self.weight_decay is None:
+            return described
+        config = {**described.config, "weight_decay": self.weight_decay or None}
+        return dataclasses.replace(described, config=config)
 
     @property
     def outlives_rounds(self) -> bool:
@@ -104,7 +132,7 @@ class LocalUpdate:
 
     @property
     def _averages(self) -> bool:
-        return self.has_slots and self.opt_state == "average"
+        return self._has_arrays and self.opt_state == "average"
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return how many values of the slots travel with each push: the step count and arrays."""
@@ -119,8 +147,7 @@ class LocalUpdate:
         if not self.has_slots:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
-        described = OptimizerUpdate(self.optimizer, self.momentum).described
-        flat = VariablesOptimizer(described, zeros, spec)
+        flat = VariablesOptimizer(self._described, zeros, spec)
         fills = [each.numpy().flat[0] for each in _all_slots(flat)]  # some begin at 0.1
         # Compile now, not in the first step, whose time other workers may wait by.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
@@ -128,12 +155,19 @@ class LocalUpdate:
         return {"keras": flat, "fills": fills}
 
     def step(
-        self, weights: Float32, gradient: Float32, scheduled_rate: float, state: State
+        self,
+        weights: Float32,
+        gradient: Float32,
+        scheduled_rate: float,
+        state: State,
+        base: Float32,
     ) -> State:
-        """Step `weights` [n] in place, against the gradient [n]."""
+        """Step `weights` [n] in place, against the gradient [n]; the round began at `base`."""
         import numpy as np
 
         rate = scheduled_rate * self.rate_factor
+        if self.prox_mu:
+            gradient = gradient + np.float32(self.prox_mu) * (weights - base)
         if self.has_slots:
             state["keras"].step(weights, Update(None, gradient), rate, negate=False)
         else:
@@ -215,9 +249,11 @@ class ScriptStep:
         del num_parameters, spec
         return {}
 
-    def step(self, weights: Float32, values: Float32, scheduled_rate: float, state: State) -> State:
+    def step(
+        self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
+    ) -> State:
         """Take the script's weights [n] over."""
-        del scheduled_rate
+        del scheduled_rate, base
         weights[:] = values
         return state
 

@@ -149,19 +149,20 @@ class RateInRound:
         return self.schedule.rate(self.budget.fraction(updates, consumed))
 
 
-def parse_schedule(learning_rate: float, text: str) -> Schedule:
-    """Return what --learning_rate and --lr_schedule name.
+def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -> Schedule:
+    """Return what --learning_rate and --lr_schedule name, or the flags of the outer rate.
 
     Args:
         learning_rate: Before anything changes it.
         text: ``"0.6:0.2,0.8:0.2"``, or a key of `CURVES` such as ``"cosine:warmup=0.02"``.
+        flag: That the text is of.
 
     Raises:
         ConfigurationError: It is neither, or a value is out of range.
     """
     shape, _, rest = text.partition(":")
     if shape.strip() not in CURVES:
-        return Schedule(learning_rate, parse_drops(text))
+        return Schedule(learning_rate, parse_drops(text, flag))
     values = {"warmup": 0.0, "floor": 0.0}
     try:
         for pair in filter(str.strip, rest.split(",")):
@@ -172,14 +173,14 @@ def parse_schedule(learning_rate: float, text: str) -> Schedule:
         is_legal = False
     if not is_legal:
         raise ConfigurationError(
-            f"--lr_schedule={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
+            f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
             "below 1, each of which may be left out; such as cosine:warmup=0.02."
         )
     return RateCurve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
 
-def parse_drops(text: str) -> tuple[tuple[float, float], ...]:
-    """Read ``"0.6:0.2,0.8:0.2"``.
+def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, float], ...]:
+    """Read ``"0.6:0.2,0.8:0.2"``, the value of a flag.
 
     Raises:
         ConfigurationError: Not pairs, fractions not ascending within (0, 1), or a factor <= 0.
@@ -191,14 +192,14 @@ def parse_drops(text: str) -> tuple[tuple[float, float], ...]:
         )
     except ValueError as error:
         raise ConfigurationError(
-            f"--lr_schedule={text!r}: expected 'fraction:factor,...' such as '0.6:0.2,0.8:0.2', "
+            f"--{flag}={text!r}: expected 'fraction:factor,...' such as '0.6:0.2,0.8:0.2', "
             f"or {' or '.join(CURVES)}, such as cosine:warmup=0.02."
         ) from error
     fractions = [fraction for fraction, _ in drops]
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--lr_schedule={text!r}: fractions must ascend between 0 and 1, factors be above 0 "
+            f"--{flag}={text!r}: fractions must ascend between 0 and 1, factors be above 0 "
             "and finite."
         )
     return drops

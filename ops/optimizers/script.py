@@ -40,7 +40,6 @@ class GradientsOnly:
     momentum = 0.0
     weight_decay = 0.0
     keeps_sparse = False
-    feeds_deltas = False
     awaits_offer = False
     needs_whole_variables = False
     needs_one_shard = False
@@ -56,6 +55,11 @@ class GradientsOnly:
         """Return None: a step of the script's optimizer."""
         del kind, rate
         return None
+
+    def outer_rate(self, fraction: float) -> float:
+        """Return 1: no changes of weights come here."""
+        del fraction
+        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)

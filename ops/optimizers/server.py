@@ -15,6 +15,7 @@ from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.base import ServerUpdate
+from thinwire.ops.optimizers.schedule import parse_schedule
 from thinwire.ops.optimizers.slots import Slot
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
@@ -56,23 +57,35 @@ class RunsOwnRate:
         return []
 
 
+class FollowsOuterSchedule:
+    """What steps with changes of weights at a rate of its own."""
+
+    global_lr: float
+    global_lr_schedule: str
+
+    def outer_rate(self, fraction: float) -> float:
+        """Return the rate of changes of weights when `fraction` (0..1) of the budget is spent."""
+        text = self.global_lr_schedule
+        return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
+
+
 @dataclasses.dataclass(frozen=True)
-class OptimizerUpdate(RunsOwnRate):
-    """How the PS steps.
+class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
+    """How the PS steps, by a class of Keras; changes of weights are opposites of gradients to it.
 
     Attributes:
         optimizer: A value of --server_optimizer other than "script".
         momentum: For sgd and momentum.
         weight_decay: Decoupled, as Keras does it; 0: as the optimizer has it by default.
-        global_lr: Factor on updates of kind ``delta`` that plain SGD adds.
-        feeds_deltas: Give -mean of deltas to the optimizer instead of adding them.
+        global_lr: The outer rate, with which it steps by changes of weights.
+        global_lr_schedule: Of that rate, as `parse_schedule` reads it; empty: constant.
     """
 
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     global_lr: float = 1.0
-    feeds_deltas: bool = False
+    global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work."""
@@ -82,6 +95,7 @@ class OptimizerUpdate(RunsOwnRate):
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
+        self.outer_rate(0.0)  # refuses what is no schedule
         for name in ("weight_decay", "global_lr"):
             if not getattr(self, name) >= 0:  # refuses NaN too
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
@@ -130,8 +144,8 @@ class OptimizerUpdate(RunsOwnRate):
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
 
     def adds(self, kind: Kind) -> bool:
-        """Return whether updates of this kind are added, times `global_lr`."""
-        return kind is Kind.DELTA and not self.feeds_deltas
+        """Return whether updates of this kind are added, times the outer rate."""
+        return kind is Kind.DELTA and self.keeps_sparse
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's state for the shard's flat weights; see ServerUpdate."""
@@ -147,11 +161,8 @@ class OptimizerUpdate(RunsOwnRate):
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return what an update is multiplied by where it is simply subtracted; None: it is not."""
-        return self._factor(kind, rate) if self.adds(kind) or self.keeps_sparse else None
-
-    def _factor(self, kind: Kind, rate: float) -> float:
-        if self.adds(kind):
-            return -self.global_lr
+        if not self.keeps_sparse:
+            return None
         return -rate if kind is Kind.DELTA else rate
 
     def apply(
@@ -166,11 +177,10 @@ class OptimizerUpdate(RunsOwnRate):
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
         del number
-        adds = self.adds(kind)
-        if "optimizer" in state and not adds:
+        if "optimizer" in state:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
-        factor = self._factor(kind, rate)
+        factor = -rate if kind is Kind.DELTA else rate
         if update.indices is None:
             kernels.apply_dense(theta, update.values, factor)
         else:

@@ -628,9 +628,8 @@ class PsCore:
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
         """Apply one complete round, but for pushes that were refused since."""
         found = self._members.take_submitted(arrivals)
-        pushes = [each for each in found if not self._guard.has_refused(each.worker, each.step)]
-        if self.model.method.takes_local_steps:  # who has no examples is not merged
-            pushes = [each for each in pushes if each.samples]
+        accepted = [each for each in found if not self._guard.has_refused(each.worker, each.step)]
+        pushes = [each for each in accepted if self._brings_examples(each)]
         self._pacing.released([each.worker for each in arrivals])
         if different := self._other_steps(pushes):
             return different
@@ -677,6 +676,14 @@ class PsCore:
             self._lifecycle.is_spent = True
             return []
         return self._stop(reason, now) if reason else []
+
+    def _brings_examples(self, push: events.Push) -> bool:
+        """Return whether there is anything to merge: a round may have been without an example.
+
+        Where gradients travel, one without examples may hold what a codec has kept back.
+        """
+        has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
+        return push.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
         """Refuse a round whose workers step different optimizers; there is no mean of these."""

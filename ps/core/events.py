@@ -84,7 +84,7 @@ class Push:
     @property
     def is_copy(self) -> bool:
         """Whether this is no update, but a copy of the weights that the workers hold."""
-        return self.samples == self.local_steps == 0
+        return self.samples == self.local_steps == 0 and self.update.indices is None
 
 
 @dataclasses.dataclass(frozen=True)

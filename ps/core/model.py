@@ -121,14 +121,23 @@ class ShardModel:
     def learning_rate(self) -> float:
         """The rate of the next update, of the run's own schedule or of a script's optimizer.
 
-        Of several optimizers it is the first one's.
+        Where workers take local steps it is theirs alone. Of several optimizers it is the first
+        one's.
         """
         return self._rate_of(0)
 
+    @property
+    def _fraction(self) -> float:
+        """The consumed share of the budget."""
+        return self.budget.fraction(self.version, self.samples)
+
     def _rate_of(self, optimizer: int) -> float:
-        scheduled = self.schedule.rate(self.budget.fraction(self.version, self.samples))
+        scheduled = self.schedule.rate(self._fraction)
         counted = self._stepped_samples[optimizer] - self._scaler.skipped_samples
         return self.method.server.rate(scheduled, counted, self._server, optimizer)
+
+    def _step_rate(self, optimizer: int) -> float:
+        return self.method.step_rate(self._rate_of(optimizer), self._fraction)
 
     def count(self, samples: int, optimizer: int = 0, repeats: bool = False) -> None:
         """Count the examples of an update that was applied.
@@ -188,7 +197,7 @@ class ShardModel:
             self.theta,
             merged,
             self.method.kind,
-            self._rate_of(number),
+            self._step_rate(number),
             self.kernels,
             self._server,
             number,
@@ -243,7 +252,7 @@ class ShardModel:
         changes the weights, by numpy's kernels, which workers have too.
         """
         method = self.method
-        factor = method.server.factor(method.kind, self._rate_of(optimizer))
+        factor = method.server.factor(method.kind, self._step_rate(optimizer))
         is_plain = method.down_codec.relays and self.kernels.name == "numpy"
         if not is_plain or factor is None or not isinstance(method.aggregate, Mean):
             return None

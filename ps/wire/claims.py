@@ -59,7 +59,8 @@ class ClaimBounds:
     ..._seconds             0 to 1e6; not NaN.
     ======================= =====================================================================
 
-    A mere copy of the model has no steps and no samples. A loss that is not finite is no claim but
+    A mere copy of the model has no steps and no samples; nor has a round without an example, whose
+    push has no blocks either. A loss that is not finite is no claim but
     a mishap, which `PushDecoder` reports apart. The defaults are the bounds of all methods
     together: journals are read with them, for their events were checked when they arrived.
     """
@@ -115,10 +116,17 @@ class ClaimBounds:
             )
         if push.kind == pb.UPDATE_KIND_VALUES and push.samples == push.local_steps == 0:
             return
+        if push.kind == pb.UPDATE_KIND_DELTA and push.samples == push.local_steps == 0:
+            if push.blocks or push.more:
+                raise Malformed(
+                    f"step {push.step}: an update of no examples; expected no blocks, as of a "
+                    "round in which a worker had none"
+                )
+            return
         _check("local_steps", push.local_steps, 1, self.most_local_steps, _OF_PACER)
         most = min(_MOST_SAMPLES, push.local_steps * self.largest_batch)
-        of_what = "one at least for each of several local steps, and at most the training set"
-        least = push.local_steps if push.local_steps > 1 else 0
+        of_what = "one at least in several local steps, and at most the training set for each"
+        least = 1 if push.local_steps > 1 else 0
         _check("samples", push.samples, least, most, f" ({of_what} that the PS counts)")
 
     def _check_scale(self, push: pb.Push) -> None:

@@ -8,6 +8,7 @@ from tests.harness import method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink.types import ModelRequest
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import LostEntries, RouteContext
 from thinwire.ops.sharding.split import place_tensors, split_packet
@@ -37,6 +38,7 @@ SPEC = ModelSpec(
 WORKERS = 3
 #: What follows a "+" in the name of a policy -> choices that put wrappers around it.
 VARIANTS = {
+    "changes": {"pacer": "fixed", "global_lr_schedule": "0.04:0.5"},
     "feedback": {"error_feedback": True, "value_dtype": "int8"},
     "decay": {
         **{"chunk": 8, "chunk_k": 2, "value_dtype": "int2"},
@@ -62,6 +64,8 @@ VARIANTS = {
 def composed(interface, name):
     """A method with this value of the interface, hyper-parameters away from trivial ones."""
     name, _, variant = name.partition("+")
+    choices = dict(VARIANTS.get(variant, {}))
+    overrides = {key: choices.pop(key) for key in INTERFACES if key in choices}
     groups = ((1, 3), (2,)) if (interface, name) == ("sync", "gsp") else None
     return method(
         "asgd",
@@ -70,8 +74,8 @@ def composed(interface, name):
         local_steps=3,
         window=4,
         groups=groups,
-        overrides={interface: name},
-        **VARIANTS.get(variant, {}),
+        overrides=overrides | {interface: name},
+        **choices,
     )
 
 

@@ -20,7 +20,7 @@ from tests.ops.drivers import DRIVERS, policy_of
 from thinwire.ops.codecs import CODECS, Codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES
-from thinwire.ops.optimizers.server import OPTIMIZERS
+from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS, SERVER_OPTIMIZERS
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.routing.registry import ROUTERS
@@ -39,7 +39,7 @@ REGISTRIES = {
     "router": ROUTERS,
     "sync": SYNC_RULES,
     "weighting": WEIGHTINGS,
-    "server_optimizer": OPTIMIZERS,
+    "server_optimizer": SERVER_OPTIMIZERS,
 }
 assert tuple(REGISTRIES) == INTERFACES
 WRAPPED = ["dense+feedback", "topk+feedback", "random_k+feedback", "dgs+carried", "dgc+all"]
@@ -48,6 +48,8 @@ EVERY = [(interface, name) for interface, registry in REGISTRIES.items() for nam
 EVERY += [("codec", name) for name in WRAPPED]
 EVERY += [("sync", "bsp+drawn")]
 EVERY += [("router", "dgt+small"), ("router", "dgt+lossy")]
+EVERY += [("server_optimizer", f"{name}+changes") for name in OUTER_OPTIMIZERS]
+EVERY += [("server_optimizer", "sgd+changes"), ("server_optimizer", "momentum+changes")]
 every_policy = pytest.mark.parametrize(("interface", "name"), EVERY)
 
 

@@ -13,7 +13,8 @@ from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import METHODS, of_methods
 from thinwire.ops.offer import CLOCKS
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, SLOT_FATES
-from thinwire.ops.optimizers.server import OPTIMIZERS, SCRIPT
+from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS, STARTS
+from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.run.flags import (
@@ -138,10 +139,57 @@ _ADVANCED = (
     number(
         "global_lr",
         None,
-        "Factor on changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
+        "Outer rate: of changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
         "factor",
         low=0.0,
-        unset=f"{of_methods('global_lr')}else 1",
+        unset=f"{of_methods('global_lr')}0.7 with --server_optimizer=nesterov, 0.01 with adaptive "
+        "ones, else 1",
+    ),
+    words(
+        "global_lr_schedule",
+        None,
+        "Changes of the outer rate over the run, such as 0.5:0.5; --lr_schedule is of local steps.",
+        "as --lr_schedule",
+        unset="constant",
+    ),
+    number(
+        "server_beta_1",
+        None,
+        "Decay of the mean of --server_optimizer=adam, adagrad and yogi of changes of weights.",
+        "factor",
+        low=0.0,
+        high=0.9999,
+        unset="0.9, or 0 with adagrad",
+    ),
+    number(
+        "server_beta_2",
+        None,
+        "Decay of the mean square of adam and yogi of changes of weights.",
+        "factor",
+        low=0.0,
+        high=0.999999,
+        unset="0.99",
+    ),
+    number(
+        "server_tau",
+        None,
+        "What these three add to the root of the mean square.",
+        "change of weights",
+        rule=above_zero(),
+        unset="0.001",
+    ),
+    choice(
+        "server_v_start",
+        None,
+        "What their mean square begins with: zero, or the square of --server_tau.",
+        STARTS,
+        unset="zero",
+    ),
+    switch(
+        "bias_correction",
+        "Let --server_optimizer=adam of changes of weights correct its means, as Flower does.",
+        default=None,
+        unset="off",
     ),
     choice(
         "local_optimizer",
@@ -158,6 +206,22 @@ _ADVANCED = (
         low=0.0,
         high=0.9999,
         unset="0.9 with --local_optimizer=momentum, else 0",
+    ),
+    number(
+        "local_weight_decay",
+        None,
+        "Decoupled weight decay of local steps.",
+        "factor",
+        low=0.0,
+        unset=f"{of_methods('local_weight_decay')}else as Keras' --local_optimizer has it",
+    ),
+    number(
+        "prox_mu",
+        None,
+        "FedProx' mu: pulls local steps to the weights that their round began at.",
+        "factor",
+        low=0.0,
+        unset=f"{of_methods('prox_mu')}else 0",
     ),
     choice(
         "local_opt_state",
@@ -307,7 +371,7 @@ POLICIES = Topic(
             "server_optimizer",
             None,
             "How a released update becomes weights.",
-            (*OPTIMIZERS, SCRIPT),
+            (*SERVER_OPTIMIZERS, SCRIPT),
             unset=_OF_METHOD,
         ),
     ),

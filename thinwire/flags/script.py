@@ -36,7 +36,10 @@ _RATES = ("learning_rate", "lr_schedule")
 #: Flags of the optimizers, by what workers send.
 OPTIMIZER = {
     Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
-    Kind.DELTA: ("local_optimizer", "local_momentum", "local_lr"),
+    Kind.DELTA: (
+        *("local_optimizer", "local_momentum", "local_lr", "local_weight_decay", "prox_mu"),
+        *_RATES,
+    ),
 }
 
 
@@ -46,7 +49,7 @@ def refuse(given: Iterable[str]) -> None:
 
 
 def refuse_optimizer(given: Iterable[str], method: Method) -> None:
-    """Refuse flags of the optimizer that the script brings, and of one that steps with no rate.
+    """Refuse flags of the optimizer that the script brings, and of its rate.
 
     Args:
         given: Names of the flags that were given.
@@ -55,9 +58,7 @@ def refuse_optimizer(given: Iterable[str], method: Method) -> None:
     Raises:
         ConfigurationError: One of them; the message names it.
     """
-    adds = method.kind is Kind.DELTA and method.server.keeps_sparse  # changes, as they come
-    rates = _RATES if adds else ()
-    _refuse(given, dict.fromkeys((*OPTIMIZER[method.kind], *rates), COMPILED))
+    _refuse(given, dict.fromkeys(OPTIMIZER[method.kind], COMPILED))
 
 
 def _refuse(given: Iterable[str], reasons: Mapping[str, str]) -> None:

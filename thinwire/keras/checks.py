@@ -111,7 +111,8 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
         )
     if takes_momentum:
         compiled["momentum"] = 0.0
-    plain, server = keras.optimizers.SGD(), keras_optimizer(method.server)
+    plain = keras.optimizers.SGD()  # with local steps that of the server is no one's of gradients
+    server = plain if method.takes_local_steps else keras_optimizer(method.server)
     for known in (plain, server):
         if type(known) is type(optimizer) and not _differences(compiled, known.get_config()):
             return

@@ -67,8 +67,10 @@ class Replica:
     def step(self, mean: Float32, rate: float, at: RoundId) -> None:
         """Apply the mean update [n] of a round, as the PS would; this makes it version `at`."""
         with self._lock:
-            _, self._server = self._method.server.apply(
-                self.theta, Update(None, mean), self._method.kind, rate, self._kernels, self._server
+            method = self._method
+            own_rate = method.step_rate(rate, 0.0)  # the outer one is constant here
+            _, self._server = method.server.apply(
+                self.theta, Update(None, mean), method.kind, own_rate, self._kernels, self._server
             )
             self.at, self.stepped = at, True
 

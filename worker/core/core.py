@@ -321,7 +321,8 @@ class WorkerCore:
             values: [num_parameters] float32 mean gradient at `weights`; where the method
                 `steps_on_workers`, the weights that the script's step has made of `weights`. Where
                 `on_device`, it may be an `thinwire.ops.kernels.device.DeviceArray`.
-            samples: Examples in the mini-batch.
+            samples: Examples in the mini-batch. A local step of none changes nothing, and a round
+                of none is an exchange without an update.
             loss: Its mean loss.
             statistics: [m] the moving statistics after it, where they are averaged.
             computed_at: The shards' versions that the gradient was computed at; None: `versions`.
@@ -338,6 +339,9 @@ class WorkerCore:
             )
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
+        if self.method.takes_local_steps and not samples:
+            self.round.record(0, 0.0)
+            return self.end_round() if self.method.pacer.push_now(self.round.num_steps) else None
         if self.own is not None:
             if not self.own.is_ahead:
                 self.own.step(values, loss, statistics)
@@ -394,6 +398,8 @@ class WorkerCore:
 
     def end_round(self) -> PushRequest:
         """Return the exchange of the local steps taken so far (at least one)."""
+        if self.round.is_empty:
+            return self._request(self._packer.empty())
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
     def begin_empty(self) -> PushRequest:
@@ -433,7 +439,7 @@ class WorkerCore:
             base_versions=list(self.versions),
             generations=list(self.generations),
             samples=self.round.samples,
-            local_steps=self.round.num_steps,
+            local_steps=0 if self.round.is_empty else self.round.num_steps,
             learning_rate=own_rate if own_rate is not None else self.learning_rate,
             loss=loss,
             aux=self._aux() if self.aux_size else None,

@@ -43,8 +43,13 @@ class LocalRound:
 
     @property
     def loss(self) -> float:
-        """The mean of the mini-batches' losses."""
-        return float(np.mean(self._losses))
+        """The mean of the mini-batches' losses; 0 without any."""
+        return float(np.mean(self._losses)) if self._losses else 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to merge of these local steps: no example was in them."""
+        return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
         """Take a step of the local optimizer on the local weights.
@@ -61,13 +66,16 @@ class LocalRound:
                 "a local step holds NaN or infinity; expected finite values. Lower the learning "
                 "rate, or clip gradients (--clip_norm, or clipnorm of a script's optimizer)."
             )
-        self.slots = self._optimizer.step(self._weights, values, learning_rate, self.slots)
+        self.slots = self._optimizer.step(
+            self._weights, values, learning_rate, self.slots, self._base
+        )
 
     def record(self, samples: int, loss: float) -> None:
-        """Count a mini-batch."""
+        """Count a mini-batch; the loss of none is no loss."""
         self.num_steps += 1
         self.samples += samples
-        self._losses.append(loss)
+        if samples:
+            self._losses.append(loss)
 
     def restart(self) -> None:
         """Begin the next round at the shards' model."""

@@ -10,7 +10,7 @@ from thinwire.ops.codecs.error_feedback import ErrorFeedback
 from thinwire.ops.codecs.top_k import TopK
 from thinwire.ops.codecs.wrappers import Clip, DenseBelow, RateAtSend, WarmUp
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, Kind
 
 
 @pytest.mark.parametrize(
@@ -69,15 +69,15 @@ def test_the_ps_adds_changes_of_weights(name):
     ):
         with pytest.raises(ConfigurationError, match=f"--codec={name}|momentum"):
             method(name, **refused)
-    assert not method(name, overrides={"server_optimizer": "sgd"}).server.feeds_deltas
+    assert method(name, overrides={"server_optimizer": "sgd"}).server.adds(Kind.DELTA)
 
 
-def test_a_momentum_that_nobody_would_use_is_refused_with_local_steps_too():
+def test_with_local_steps_the_server_s_momentum_is_the_outer_one():
     chosen = {"overrides": {"pacer": "fixed"}, "local_steps": 2, "momentum": 0.5}
-    with pytest.raises(ConfigurationError, match="--local_momentum"):
-        method("asgd", **chosen)
+    plain = method("asgd", **chosen)
     chosen["overrides"] |= {"server_optimizer": "momentum"}
-    assert method("asgd", **chosen).warnings == ()
+    assert plain.server.momentum == method("asgd", **chosen).server.momentum == 0.5
+    assert plain.warnings == ()
 
 
 def test_a_fraction_above_1_is_warned_of():

@@ -57,7 +57,7 @@ def test_steps_are_the_textbook_s(name):
     for number in range(1, 8):
         rate = 0.1 if number < 5 else 0.02
         expected = textbook.step(expected, numbers(number), rate)
-        state = policy.step(weights, numbers(number), rate, state)
+        state = policy.step(weights, numbers(number), rate, state, weights)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-5)  # 0.999**n in float32
 
 
@@ -67,8 +67,8 @@ def test_a_rate_of_its_own_follows_the_schedule(name):
     weights = [numbers(0), numbers(0)]
     states = [begin(one, weights[0]), begin(other, weights[1])]
     for number in range(1, 4):
-        one.step(weights[0], numbers(number), 0.2 / number, states[0])
-        other.step(weights[1], numbers(number), 0.1 / number, states[1])
+        one.step(weights[0], numbers(number), 0.2 / number, states[0], weights[0])
+        other.step(weights[1], numbers(number), 0.1 / number, states[1], weights[1])
     np.testing.assert_array_equal(weights[0], weights[1])
 
 
@@ -80,12 +80,12 @@ def test_an_exchange_clears_the_slots_or_leaves_them(name, fate):
     state = begin(policy, weights)
     for number in range(1, 4):
         textbook.step(weights, numbers(number), 0.1)
-        policy.step(weights, numbers(number), 0.1, state)
+        policy.step(weights, numbers(number), 0.1, state, weights)
     weights = numbers(9)
     state = policy.restart(weights, state)
     textbook = Numpy(name) if fate == "reset" else textbook
     expected = textbook.step(weights.astype(np.float64), numbers(4), 0.1)
-    policy.step(weights, numbers(4), 0.1, state)
+    policy.step(weights, numbers(4), 0.1, state, weights)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -97,7 +97,7 @@ def test_what_is_averaged_is_the_step_count_and_the_slots(name):
     assert not policy.pack(state).any()
     for number in range(1, 4):
         textbook.step(weights, numbers(number), 0.1)
-        policy.step(weights, numbers(number), 0.1, state)
+        policy.step(weights, numbers(number), 0.1, state, weights)
     packed = policy.pack(state)
     num_slots = {"momentum": 1, "adam": 2}[name]
     assert packed.dtype == np.float32 and len(packed) == policy.num_averaged(SIZE)
@@ -132,11 +132,11 @@ def test_a_reset_begins_anew_with_any_optimizer(name):
     used, fresh = policy.init(SIZE, SHAPES), policy.init(SIZE, SHAPES)
     weights = numbers(0)
     used = policy.restart(weights, used)
-    policy.step(weights, numbers(1), 0.1, used)
+    policy.step(weights, numbers(1), 0.1, used, weights)
     weights, expected = numbers(2), numbers(2)
     used, fresh = policy.restart(weights, used), policy.restart(expected, fresh)
-    policy.step(weights, numbers(3), 0.1, used)
-    policy.step(expected, numbers(3), 0.1, fresh)
+    policy.step(weights, numbers(3), 0.1, used, weights)
+    policy.step(expected, numbers(3), 0.1, fresh, expected)
     np.testing.assert_array_equal(weights, expected)
 
 
@@ -152,13 +152,13 @@ def averaged():
 def test_all_that_is_remembered_is_averaged(policy):
     weights, there = numbers(0), numbers(0)
     state, other = begin(policy, weights), begin(policy, there)
-    policy.step(weights, numbers(1), 0.1, state)
+    policy.step(weights, numbers(1), 0.1, state, weights)
     packed = policy.pack(state)
     assert len(packed) == policy.num_averaged(SIZE)
     other = policy.restart(weights, policy.unpack(packed, other))
     there = weights.copy()
-    policy.step(weights, numbers(2), 0.1, state)
-    policy.step(there, numbers(2), 0.1, other)
+    policy.step(weights, numbers(2), 0.1, state, weights)
+    policy.step(there, numbers(2), 0.1, other, there)
     np.testing.assert_array_equal(weights, there)
 
 
@@ -168,12 +168,12 @@ def test_slots_survive_a_save(name):
     weights = numbers(0)
     state = begin(policy, weights)
     for number in range(1, 4):
-        policy.step(weights, numbers(number), 0.1, state)
+        policy.step(weights, numbers(number), 0.1, state, weights)
     saved, here = policy.save(state), weights.copy()
     other = policy.restore(saved, here, policy.init(SIZE))
     for number in range(4, 7):
-        policy.step(weights, numbers(number), 0.1, state)
-        policy.step(here, numbers(number), 0.1, other)
+        policy.step(weights, numbers(number), 0.1, state, weights)
+        policy.step(here, numbers(number), 0.1, other, here)
     np.testing.assert_array_equal(weights, here)
 
 

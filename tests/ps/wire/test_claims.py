@@ -278,7 +278,7 @@ def test_a_part_of_a_round_among_the_workers_is_refused_or_harmless(samples):
     [
         ("adacomp", {}, 500, (1, 500), (1, 501)),
         ("adacomp", {}, None, (1, 1 << 24), (1, (1 << 24) + 1)),
-        ("bsp", {"overrides": {"pacer": "fixed"}, "local_steps": 20}, 500, (20, 10_000), (21, 21)),
+        ("bsp", {"overrides": {"pacer": "fixed"}, "local_steps": 20}, 500, (20, 10_000), (20, 0)),
         ("esync", {"max_local_steps": 7}, 500, (7, 3500), (7, 3501)),
         ("esync", {}, 60_000, (1 << 20, 1 << 30), (1 << 20, 1 << 31)),
     ],
@@ -291,6 +291,18 @@ def test_samples_are_bounded_by_what_the_steps_can_have_seen(
         bounds.check_push(pb.Push(step=1, local_steps=steps, samples=samples))
     with pytest.raises(Malformed, match="expected"):
         bounds.check_push(pb.Push(step=1, local_steps=too_many[0], samples=too_many[1]))
+
+
+def test_a_round_without_an_example_brings_nothing():
+    bounds = ClaimBounds.of(method("fedavg"), 500)
+    bounds.check_push(pb.Push(step=1, kind=pb.UPDATE_KIND_DELTA))
+    with pytest.raises(Malformed, match="of no examples; expected no blocks"):
+        bounds.check_push(pb.Push(step=1, kind=pb.UPDATE_KIND_DELTA, blocks=[pb.Block()]))
+    for samples, steps in ((0, 20), (1, 0)):
+        with pytest.raises(Malformed, match="expected"):
+            bounds.check_push(
+                pb.Push(step=1, kind=pb.UPDATE_KIND_DELTA, samples=samples, local_steps=steps)
+            )
 
 
 def test_a_report_that_no_worker_can_have_counted_is_none():

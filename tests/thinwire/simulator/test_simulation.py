@@ -122,9 +122,9 @@ def test_a_bound_lets_nobody_run_further_ahead():
 @pytest.mark.parametrize("name", sorted(METHODS))
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_every_method_reaches_its_end_and_learns(name, nb_ps):
-    simulation = simulated(
-        name, 3, steps="0.1,0.2,0.4", links=(Link(1, 1),), nb_ps=nb_ps, iter_max=40
-    )
+    short = {"local_steps": 4, "local_optimizer": "sgd"} if "local_steps" in METHODS[name] else {}
+    links = (Link(1, 1),)
+    simulation = simulated(name, 3, "0.1,0.2,0.4", short, links=links, nb_ps=nb_ps, iter_max=40)
     before = ToyTrainer()
     assert simulation.play(lambda now: None, lambda: False) == "iter_max"
     theta = np.empty(28, np.float32)
