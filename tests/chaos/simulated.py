@@ -36,6 +36,7 @@ from thinwire.ops.sync.groups import AutoGroups
 
 _GROUPS = (("groups", ((1, 2), (3,))),)
 _DRAWN = (("fraction", 0.5), ("seed", 7))
+_FEW_ENTRIES = (("chunk", 8), ("chunk_k", 2), ("local_steps", 2), ("local_optimizer", "sgd"))
 #: What is run: sparse methods keep a journal, dense ones with --journal=on and, as they do by
 #: default, without.
 CASES = (
@@ -66,6 +67,7 @@ CASES = (
     Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), iter_max=18),
     Case("bsp", nb_ps=2, nb_workers=4, choices=_DRAWN, iter_max=18),
     Case("bsp", nb_ps=2, nb_workers=4, journal="auto", choices=_DRAWN, iter_max=18),
+    Case("sparseloco", nb_ps=2, choices=_FEW_ENTRIES, iter_max=18),
 )
 
 
