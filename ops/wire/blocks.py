@@ -312,6 +312,8 @@ def decode_block(
                 f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
                 "expected codes, with positions or of all entries"
             )
+        if not 0 <= count <= size:
+            raise WireError(f"{count} values of {value_dtype} for {size} entries")
         scale = _checked_scale(scale, value_dtype)
         indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
         given = indices, size, chunk, chunk_first
