@@ -116,6 +116,11 @@ class CodedValues:
     data: NDArray[Any]  # [k]
     scale: float = 1.0
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.data.nbytes
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChunkedValues(CodedValues):
@@ -130,6 +135,11 @@ class ChunkedValues(CodedValues):
     edges: Int64  # [c + 1]: data[edges[i] : edges[i + 1]] are chunk i's, one at least
     chunk: int  # entries of a chunk, at least 1
     first: int = 0  # place of the block's first entry in its chunk
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the arrays."""
+        return self.data.nbytes + self.scales.nbytes + self.edges.nbytes
 
     def part(self, values: slice, start: int) -> ChunkedValues:
         """Return some consecutive values, for a block that begins at entry `start` of this one."""
@@ -173,6 +183,11 @@ class Block:
     size: int  # entries the block spans
     indices: Int64 | None  # [k] int64
     values: CodedValues  # [k], or [size] when dense
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the positions and the values."""
+        return self.values.num_bytes + (0 if self.indices is None else self.indices.nbytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -307,13 +307,7 @@ def decode_block(
         WireError: Anything does not fit.
     """
     if value_dtype in FEW_BITS:
-        if value_coding not in _OF_FEW_BITS or coding not in _OF_POSITIONS | {IndexCoding.DENSE}:
-            raise WireError(
-                f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
-                "expected codes, with positions or of all entries"
-            )
-        if not 0 <= count <= size:
-            raise WireError(f"{count} values of {value_dtype} for {size} entries")
+        _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
         indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
         given = indices, size, chunk, chunk_first
@@ -353,6 +347,19 @@ def decode_block(
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded)
+
+
+def _check_few_bits(
+    count: int, coding: int, value_dtype: str, value_coding: int, size: int
+) -> None:
+    """Check that values of few bits are coded in a way that they can be."""
+    if value_coding not in _OF_FEW_BITS or coding not in _OF_POSITIONS | {IndexCoding.DENSE}:
+        raise WireError(
+            f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
+            "expected codes, with positions or of all entries"
+        )
+    if not 0 <= count <= size:
+        raise WireError(f"{count} values of {value_dtype} for {size} entries")
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:

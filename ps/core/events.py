@@ -79,7 +79,8 @@ class Push:
     @property
     def num_decoded_bytes(self) -> int:
         """Memory of what it holds, decoded."""
-        return self.update.num_bytes + (0 if self.change is None else self.change.num_bytes)
+        relayed = sum(block.num_bytes for block in self.blocks or ())
+        return self.update.num_bytes + relayed + (self.change.num_bytes if self.change else 0)
 
     @property
     def is_copy(self) -> bool:
