@@ -21,6 +21,7 @@ from tests.chaos.process_end import declared_by, ended
 from tests.chaos.proxy import DOWN, UP
 from tests.chaos.verdict import Verdict
 from thinwire.ops.methods.method import METHODS
+from thinwire.ops.run.lock import owner_of
 from thinwire.ops.run.settings import EXIT_CONFIGURATION
 from thinwire.ops.telemetry.run_status import WorkerMetrics
 
@@ -231,7 +232,9 @@ class Struck:
 
     def start_second(self, name: str) -> None:
         """Start a second process on a shard's files."""
-        if self.is_down(name):
+        owner = owner_of(self.cast.run_dir / "locks" / f"{name}.lock")
+        is_first = owner is not None and owner.pid == self.cast.pid(name)
+        if self.is_down(name) or not is_first:  # the second one would take its place, as it may
             self.after(0.5, lambda: self.start_second(name))
         elif (second := f"second-{name}") not in self._seconds:
             self.cast.start_second(name)
