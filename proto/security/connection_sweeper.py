@@ -107,7 +107,7 @@ class ConnectionSweeper:
         known = self._guard.known_peers()
         if _num_descriptors() - self._others - len(known) <= SWEPT_FROM:
             return
-        found = _connections(self.port)
+        found, self._others = _connections(self.port)
         for peer in self._pending.holders():
             if peer not in found or peer in known:
                 self._pending.leave(peer)
@@ -131,14 +131,18 @@ def _num_descriptors() -> int:
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
-def _connections(port: int) -> dict[str, int]:
-    """Return the other ends of all connections to a port of this process, and their descriptors."""
-    found = {}
-    for name in os.listdir(_DESCRIPTORS):
+def _connections(port: int) -> tuple[dict[str, int], int]:
+    """Return the connections to a port of this process, and how many other descriptors it has.
+
+    Returns:
+        Other end -> descriptor, and the number of files and of other ports' sockets.
+    """
+    found, names = {}, os.listdir(_DESCRIPTORS)
+    for name in names:
         peer = _peer_of(int(name), port)
         if peer is not None:
             found[peer] = int(name)
-    return found
+    return found, len(names) - len(found)
 
 
 def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:

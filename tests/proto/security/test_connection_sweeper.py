@@ -1,11 +1,13 @@
 """Connections that lead to nothing take neither descriptors from files nor places from others."""
 
+import contextlib
 import json
 import pathlib
 import resource
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -105,3 +107,22 @@ def test_the_oldest_connections_of_the_greediest_end_and_members_stay(monkeypatc
         for stranger in strangers:
             stranger.close()
         server.stop()
+
+
+def test_files_of_the_node_itself_are_examined_once(monkeypatch):
+    monkeypatch.setattr(connection_sweeper, "SWEPT_FROM", 8)
+    sweeper = connection_sweeper.ConnectionSweeper(0, ConnectionGuard())
+    sweeper.stop()
+    examined = []
+    peer_of = connection_sweeper._peer_of
+    monkeypatch.setattr(
+        connection_sweeper, "_peer_of", lambda *of: examined.append(of) or peer_of(*of)
+    )
+    with contextlib.ExitStack() as files:
+        for _ in range(20):
+            files.enter_context(tempfile.TemporaryFile())
+        sweeper.sweep(1.0)
+        before = len(examined)
+        sweeper.sweep(2.0)
+        assert before >= 20
+        assert len(examined) == before
