@@ -79,14 +79,14 @@ class DataChoice:
     scaling: str | None  # None: the data set's usual one
     partition: str
     sharding_file: str | None
-    partition_file: str | None = None  # of partition positions
     dirichlet_alpha: float | None = None  # of partition dirichlet
     no_block_shuffle: bool = False  # every epoch of partition class in the order by label
     augment: str | None = None  # of training images; None: the data set's usual one
     input_pipeline: str = "tfdata"  # who decodes images that do not lie in memory
     batch: str | None = None  # whose a script's batch size is; None: as the method's workers step
-    whole_epochs: bool = False  # no mini-batch spans two passes over a worker's examples
     shard: str = "auto"  # whether scripts share what each of them gives to `fit`
+    partition_file: str | None = None  # of partition positions
+    whole_epochs: bool = False  # no mini-batch spans two passes over a worker's examples
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A worker's shard: its examples, its place in them, and what a saved place is refused for."""
 
+import dataclasses
 import types
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from thinwire.data.choices import PARTITIONS
 from thinwire.data.loading import TrainingShard, take_shard, take_shards
+from thinwire.data.partition import write_positions
 from thinwire.data.registry import Dataset
 from thinwire.ops.run.settings import DataChoice
 from thinwire.ops.types import ConfigurationError
@@ -33,9 +35,15 @@ def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
     if partition == "file":
         path = folder / "fractions"
         path.write_text("0 0.4\n0.6 1\n0.4 0.5\n0.5 0.6\n")
+    if partition == "positions":
+        listed = folder / "positions"
+        parts = np.array_split(np.random.default_rng(3).permutation(TOTAL), 4)
+        write_positions(listed, parts)
     choice = DataChoice(
         "synthetic", None, "unit", partition, path and str(path), None, "unshuffled" in kind
     )
+    if partition == "positions":
+        choice = dataclasses.replace(choice, partition_file=str(listed))
     return types.SimpleNamespace(data=choice, seed=5, batch_size=batch_size, nb_workers=4)
 
 
