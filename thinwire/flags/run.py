@@ -462,10 +462,10 @@ def _check_partition(given: flags.FlagValues) -> None:
             f"--data_sharding_file={path} and --partition={given.partition}: expected both the "
             "file and --partition=file, or neither."
         )
-    path = given.partition_file
-    if (path is not None) != (given.partition == "positions"):
+    positions = given.partition_file
+    if (positions is not None) != (given.partition == "positions"):
         raise ConfigurationError(
-            f"--partition_file={path} and --partition={given.partition}: expected both the file "
+            f"--partition_file={positions} and --partition={given.partition}: expected both the file "
             "and --partition=positions, or neither."
         )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
