@@ -226,8 +226,10 @@ class StreamReader:
         handler = self._handlers.get((connection.role if connection else 0, body))
         if handler is None:
             raise Malformed(f"a {body} message is not allowed here")
-        num_decoded = handler(self, getattr(message, str(body)), payload) or 0
-        self._backlog.add(len(frame) + len(payload) + num_decoded, body in REQUESTS)
+        content: Any = getattr(message, str(body))
+        num_decoded = handler(self, content, payload) or 0
+        is_request = body in REQUESTS and not getattr(content, "more", False)
+        self._backlog.add(len(frame) + len(payload) + num_decoded, is_request)
 
     # -- hello ------------------------------------------------------------------------------
 
