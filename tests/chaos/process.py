@@ -24,6 +24,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "dgs": (),
     "dgt": ("--dgt_k=0.3", "--dgt_block_size=1024", "--dgt_wait_ms=20", "--journal=on"),
     "gsp": ("--journal=on",),
+    "sparseloco": ("--local_steps=2", "--chunk=256", "--local_optimizer=sgd"),
 }
 SHARDS = (Victim.SHARD_0, Victim.OTHER_SHARD)
 _KILLS = tuple(fault for fault in Fault if fault.kills)

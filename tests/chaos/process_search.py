@@ -34,6 +34,10 @@ _FLAGS: dict[str, tuple[str, ...]] = {
     "gsp": ("--groups=1,2|3",),
     "ssp": ("--staleness_bound=1",),
     "asgd": ("--momentum=0.9",),
+    "sparseloco": (
+        *("--chunk=8", "--chunk_k=2"),
+        *("--local_steps=2", "--local_optimizer=sgd"),
+    ),
 }
 _NB_WORKERS, _FEWEST_WORKERS = 3, 2
 _MOST_FAULTS = 4
