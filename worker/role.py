@@ -37,6 +37,7 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import PushRequest, was_accepted
 from thinwire.worker.flags import WorkerFlags
+from thinwire.worker.personal import PersonalLayers
 from thinwire.worker.telemetry import instruments
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
@@ -93,6 +94,7 @@ class Worker:
         shared = shared or SharedModel(run.model, run.seed)
         self.step = TrainStep(shared)
         self.step.vary_local_randomness(own.id_worker)
+        self.personal = PersonalLayers(self.step.personal, run.method.local)
         self.statistics = FlatVariables(shared.statistics if run.method.bn_sync else [])
         self.shard = shard or load_shard(run, shared.user_module, own.id_worker)
         if self.shard.num_examples:
@@ -200,6 +202,8 @@ class Worker:
         gradient, loss = self._gradient(images, labels)
         decay(gradient, session.core.weights, self.own.weight_decay)
         clip(gradient, self.own.clip_norm)
+        self.personal.check()
+        rate = session.core.step_rate()
         rest = started + self.own.device.step_seconds - time.monotonic()
         if (pause := max(self.pause_seconds, rest)) > 0:
             session.closing.wait(pause)
@@ -207,6 +211,7 @@ class Worker:
         if self.run.method.overlap and not self._go_on():
             return None
         request = session.submit(gradient, len(labels), loss, statistics, started, computed_at)
+        self.personal.step(rate)
         if request is None:
             self.step.set_weights(session.core.weights)
         return request
@@ -214,8 +219,9 @@ class Worker:
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
         """Return the gradient, on the device if it may stay there, and the loss."""
         if self.session.core.on_device:
-            return self.step.gradients_on_device(images, labels)
-        return self.gradient, self.step.gradients(images, labels, self.gradient)
+            return self.step.gradients_on_device(images, labels, self.personal.gradient)
+        own = self.personal.gradient
+        return self.gradient, self.step.gradients(images, labels, self.gradient, own)
 
     def _go_on(self) -> bool:
         """Finish the exchange that is under way; return whether the run goes on."""
@@ -244,6 +250,7 @@ class Worker:
 
     def _take_over(self, weights: Any) -> None:
         self.step.set_weights(weights)
+        self.personal.begin_round()
         self.statistics.assign(self.session.core.statistics)
 
     def _warm_up(self) -> None:
@@ -285,6 +292,7 @@ class Worker:
             "exchange": session.exchange.save(),
             "cursor": self.shard.cursor.state(),
             "local": self.step.save_local(),
+            "personal": self.personal.save(),
             "metrics": session.metrics().to_dict(),
             "stop_reason": session.stop_reason,
             "limit": limit_of(self.run, session.stop_reason),
@@ -331,6 +339,7 @@ class Worker:
         except ConfigurationError as error:
             raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
         self.step.restore_local(state["local"])
+        self.personal.restore(state.get("personal", {}))
         session.exchange.restore(state["exchange"])
         session.before = WorkerMetrics.from_dict(state["metrics"])
         if session.core.restore(state["core"], last_applied_step):

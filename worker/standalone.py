@@ -37,7 +37,8 @@ class LocalTrainer:
         self._shared = shared
         self._step = TrainStep(shared)
         self.optimizer = keras_optimizer(method.server)
-        self.optimizer.build(shared.variables)
+        self._variables = [*shared.variables, *self._step.personal]
+        self.optimizer.build(self._variables)
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._rate: float | None = None
         self._train = tf.function(self._compute, reduce_retracing=True)
@@ -73,9 +74,9 @@ class LocalTrainer:
         if self._weight_decay:
             gradients = [
                 gradient + self._weight_decay * variable.value
-                for gradient, variable in zip(gradients, self._shared.variables, strict=True)
+                for gradient, variable in zip(gradients, self._variables, strict=True)
             ]
         if self._clip_norm:
             gradients, _ = tf.clip_by_global_norm(gradients, self._clip_norm)
-        self.optimizer.apply(gradients, self._shared.variables)
+        self.optimizer.apply(gradients, self._variables)
         return loss

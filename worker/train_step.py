@@ -39,6 +39,9 @@ class TrainStep:
         self._offsets = self.spec.offsets
         shared_ids = {id(variable) for variable in self.variables}
         self._local = [v for v in self.model.variables if id(v) not in shared_ids]
+        trained = self.model.trainable_variables
+        self.personal = [v for v in trained if id(v) not in shared_ids]
+        self._stepped = [*self.variables, *self.personal]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._flat_step = tf.function(self._compute_flat, reduce_retracing=True)
         self._assign = tf.function(self._assign_split)
@@ -52,13 +55,16 @@ class TrainStep:
             raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
         self._assign(tf.experimental.dlpack.from_dlpack(flat.__dlpack__()))
 
-    def gradients(self, images: Any, labels: Any, out: Float32) -> float:
+    def gradients(
+        self, images: Any, labels: Any, out: Float32, personal: Float32 | None = None
+    ) -> float:
         """Compute the mean gradient of one mini-batch.
 
         Args:
             images: [B, ...] as the task has them, mostly float32.
             labels: [B, ...] likewise, int32 [B] of classes.
             out: [num_parameters] float32, overwritten.
+            personal: [entries of `personal`] float32 likewise, of what is not shared.
 
         Returns:
             The mean loss.
@@ -66,11 +72,16 @@ class TrainStep:
         loss, gradients = self._gradient_step(images, labels)
         for start, stop, gradient in zip(self._offsets, self._offsets[1:], gradients, strict=False):
             out[start:stop] = np.asarray(memoryview(gradient)).ravel()
+        if personal is not None:
+            _fill(personal, gradients[len(self._sizes) :])
         return float(loss)
 
-    def gradients_on_device(self, images: Any, labels: Any) -> tuple[DeviceArray, float]:
+    def gradients_on_device(
+        self, images: Any, labels: Any, personal: Float32
+    ) -> tuple[DeviceArray, float]:
         """Do `gradients`, but leave [num_parameters] float32 where it was computed."""
-        loss, flat = self._flat_step(images, labels)
+        loss, flat, rest = self._flat_step(images, labels)
+        _fill(personal, rest)
         return DeviceArray(flat), float(loss)
 
     def vary_local_randomness(self, number: int) -> None:
@@ -87,28 +98,41 @@ class TrainStep:
             variable.assign(state[str(number)])
 
     def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
-        """Return (mean loss, gradients of the shared variables); for use inside a tf.function."""
+        """Return (mean loss, gradients of all trainable variables); for use inside a tf.function.
+
+        The shared ones come first, in their order, then those of `personal`.
+        """
         with plain_bias_sums(), tf.GradientTape(watch_accessed_variables=False) as tape:
-            for variable in self.variables:
+            for variable in self._stepped:
                 tape.watch(variable.value)
             outputs = self.model(images, training=True)
             self._labels.check_outputs(self.model, labels, outputs)
             loss = tf.reduce_mean(self.loss(labels, outputs)) + sum(self.model.losses)
-        gradients = tape.gradient(loss, [variable.value for variable in self.variables])
+        gradients = tape.gradient(loss, [variable.value for variable in self._stepped])
         dense = [
-            tf.zeros(shape) if gradient is None else tf.convert_to_tensor(gradient)
-            for shape, gradient in zip(self._shapes, gradients, strict=True)
+            tf.zeros(variable.shape) if gradient is None else tf.convert_to_tensor(gradient)
+            for variable, gradient in zip(self._stepped, gradients, strict=True)
         ]
         return loss, dense
 
-    def _compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any]:
+    def _compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
         loss, gradients = self.compute(images, labels)
-        return loss, tf.concat([tf.reshape(gradient, [-1]) for gradient in gradients], 0)
+        shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self._sizes)]]
+        return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
 
     def _assign_split(self, flat: Any) -> None:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
+
+
+def _fill(flat: Float32, gradients: list[Any]) -> None:
+    """Write gradients one after the other into [n] float32, which they fill."""
+    start = 0
+    for gradient in gradients:
+        values = gradient.numpy().ravel()
+        flat[start : start + values.size] = values
+        start += values.size
 
 
 def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float) -> None:

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import pathlib
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import flags
 
+from thinwire.advisor import costs
+from thinwire.advisor.rounds import PLAYED_STEPS
 from thinwire.data.loading import take_shards
 from thinwire.flags.run import read_run
 from thinwire.ops.kernels.numpy_ops import aligned
@@ -273,6 +276,8 @@ class Candidate:
     flags: tuple[str, ...]
     #: Flags for the prediction, where a run begins in another way than it continues.
     settled: tuple[str, ...] = ()
+    #: Most steps of a round whose length follows from the links; 0: it is not to be chosen.
+    most_local_steps: int = 0
 
 
 def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidate:
@@ -282,9 +287,12 @@ def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidat
     )
 
 
+#: Longest rounds that are proposed: with longer ones few runs have rounds enough to converge.
+_MOST_STEPS = 100
 #: From true to lossy: exact updates in lockstep; exact ones, ever more stale; steps of the workers
 #: on their own; rounded values; ever fewer entries, first those whose rest is sent later with a
-#: momentum of its own, then the plain ones, last those whose rest is dropped.
+#: momentum of its own, then the plain ones, those whose rest is dropped, ever
+#: fewer of them, last few of few bits after many steps.
 CANDIDATES = (
     Candidate(("--method=bsp",)),
     Candidate(("--method=ssp", "--staleness_bound=3")),
@@ -292,6 +300,8 @@ CANDIDATES = (
     Candidate(("--method=ssp", "--staleness_bound=10")),
     Candidate(("--method=asgd",)),
     Candidate(("--method=esync",)),
+    Candidate(("--method=fedavg",), most_local_steps=_MOST_STEPS),
+    Candidate(("--method=diloco",), most_local_steps=_MOST_STEPS),
     Candidate(("--method=asgd", "--value_dtype=bfloat16", "--error_feedback")),
     _sparse("dgs", "0.1", "float32"),
     _sparse("dgs", "0.1", "bfloat16"),
@@ -303,6 +313,7 @@ CANDIDATES = (
     _sparse("adacomp", "0.01", "float32"),
     _sparse("dgs", "0.001", "bfloat16"),
     _sparse("dgc", "0.001", "bfloat16", "--warmup_epochs=0"),
+    Candidate(("--method=sparseloco",), most_local_steps=_MOST_STEPS),
 )
 
 
@@ -313,6 +324,9 @@ class RunnableCandidate:
     candidate: Candidate
     run: Run  # as it would begin
     settled: Run  # as it would continue
+    #: Fewest and most local steps, and what makes it of some number of them; None: as it is.
+    local_steps: tuple[int, int] = (0, 0)
+    with_steps: Callable[[int], RunnableCandidate] | None = None
 
 
 def trials(
@@ -333,17 +347,37 @@ def trials(
     Raises:
         ConfigurationError: None is left.
     """
+
+    def made(candidate: Candidate) -> RunnableCandidate:
+        run = compose(candidate.flags, folder, given)
+        extra = candidate.flags
+        if server_optimizer is not None and run.method.kind is Kind.GRADIENT:
+            extra = (*extra, f"--server_optimizer={server_optimizer}")
+            run = compose(extra, folder, given)
+        settled = compose((*extra, *candidate.settled), folder, given)
+        return RunnableCandidate(candidate, run, settled)
+
+    def of_steps(candidate: Candidate, steps: int) -> RunnableCandidate:
+        flags_of_it = (*candidate.flags, f"--local_steps={steps}")
+        return made(dataclasses.replace(candidate, flags=flags_of_it))
+
     kept, left_out = [], []
     for candidate in candidates:
         try:
             _refuse_contradiction(candidate, given)
-            run = compose(candidate.flags, folder, given)
-            extra = candidate.flags
-            if server_optimizer is not None and run.method.kind is Kind.GRADIENT:
-                extra = (*extra, f"--server_optimizer={server_optimizer}")
-                run = compose(extra, folder, given)
-            settled = compose((*extra, *candidate.settled), folder, given)
-            kept.append(RunnableCandidate(candidate, run, settled))
+            if candidate.most_local_steps:
+                least, most = PLAYED_STEPS, candidate.most_local_steps
+                if given["local_steps"].present:
+                    least = most = int(given.local_steps)
+                kept.append(
+                    dataclasses.replace(
+                        of_steps(candidate, PLAYED_STEPS),
+                        local_steps=(least, most),
+                        with_steps=functools.partial(of_steps, candidate),
+                    )
+                )
+            else:
+                kept.append(made(candidate))
         except ConfigurationError as error:
             left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
     if not kept:
@@ -415,7 +449,8 @@ def command_of(advice: Recommendation, path: pathlib.Path) -> str:
 
 def describe(advice: Recommendation, path: pathlib.Path) -> str:
     """Return the whole advice as text; it is stored at `path`."""
-    return "\n".join([*_lines(advice), "", *_verdict(advice), command_of(advice, path)]) + "\n"
+    lines = [*_lines(advice), "", *_seen_costs(advice), "", *_verdict(advice)]
+    return "\n".join([*lines, command_of(advice, path)]) + "\n"
 
 
 def _lines(advice: Recommendation) -> Iterator[str]:
@@ -440,6 +475,19 @@ def _lines(advice: Recommendation) -> Iterator[str]:
         )
     for out in advice.left_out:
         yield f"  not predicted: {' '.join(out.flags)}: {out.why}"
+
+
+def _seen_costs(advice: Recommendation) -> Iterator[str]:
+    """Yield what compositions of the list were seen to cost, or that it is not known."""
+    rows = costs.load()
+    yield "Seen on other work, whose model, data and rates were not these:"
+    for number, row in enumerate(advice.predicted):
+        found = costs.of(row.flags, rows)
+        mark = "*" if number == advice.proposal else " "
+        if found is not None:
+            yield f"{mark} {' '.join(row.flags)}: {found}"
+        elif number == advice.proposal:
+            yield f"{mark} {' '.join(row.flags)}: not measured yet"
 
 
 def _verdict(advice: Recommendation) -> Iterator[str]:

@@ -13,6 +13,7 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import measure, predict
 from thinwire.advisor.measure import ProbeFailed
 from thinwire.advisor.predict import GradientPool, Predictor, RunnableCandidate
+from thinwire.advisor.rounds import PLAYED_STEPS, RoundCosts
 from thinwire.data.loading import load_dataset
 from thinwire.launcher.role import given_flags
 from thinwire.models.flat_model import SharedModel, has_gpu
@@ -110,7 +111,8 @@ def advise(run: Run, subject: Subject) -> int:
         logging.error("links were not measured; logs: %s", folder)
         return int(failure.args[0])
     rows = [
-        _predict(predictor, trial, measured, subject.parts_of_batch(trial.run)) for trial in trials
+        _predict(predictor, trial, measured, subject.parts_of_batch(trial.run), own.rate)
+        for trial in trials
     ]
     ideal = predict.ideal_samples_per_second(measured, run.batch_size)
     number, reached = predict.propose(rows, ideal, own.rate)
@@ -186,11 +188,20 @@ def _predict(
     trial: RunnableCandidate,
     measured: list[predictions.WorkerLink],
     parts: int,
+    rate: float,
 ) -> predictions.Predicted:
     """Play a composition; a part of a batch takes that part of a step's time."""
     coding_seconds = predictor.coding_seconds(trial.settled)
     links = [dataclasses.replace(each, step_seconds=each.step_seconds / parts) for each in measured]
     prediction = predictor.predict(trial.settled, links, coding_seconds)
+    if trial.with_steps is not None:
+        slowest = max(link.step_seconds for link in links)
+        longer = trial.with_steps(2 * PLAYED_STEPS).settled
+        stepping = (predictor.coding_seconds(longer) - coding_seconds) / PLAYED_STEPS
+        of_round = RoundCosts.of(prediction, slowest, max(0.0, stepping))
+        steps = of_round.steps_for(rate, *trial.local_steps)
+        prediction = of_round.stretched(prediction, steps)
+        trial = trial.with_steps(steps)
     samples = prediction.samples_per_second / parts
     prediction = dataclasses.replace(prediction, samples_per_second=samples)
     flags_of_it = list(trial.candidate.flags)

@@ -350,7 +350,7 @@ class WorkerCore:
         if not (finite and np.isfinite(loss)):
             # Let the codec's own check refuse it.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
-        rate = self._rate() if figures.learning_rate is None else figures.learning_rate
+        rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
             self.round.step(values, rate)
         due = self.method.pacer.push_now(self.round.num_steps + 1)
@@ -363,7 +363,8 @@ class WorkerCore:
             self._run_ahead()
         return request
 
-    def _rate(self) -> float:
+    def step_rate(self) -> float:
+        """Return the scheduled learning rate of the next step."""
         if self._rate_in_round is None:
             return self.learning_rate
         round_ = self.round

@@ -62,6 +62,15 @@ def test_every_shard_and_run_has_a_secret_of_its_own():
     assert all(len(key) == 32 for key in keys)
 
 
+def test_what_single_workers_sent_is_not_relayed():
+    settings = {"local_steps": 2, "local_optimizer": "sgd", "chunk": 8, "chunk_k": 1}
+    plain = MiniRun(method("sparseloco", 3, **settings), iter_max=20).run()
+    private = method("sparseloco", 3, dp_clip=0.5, dp_noise=1.0, **settings)
+    noised = MiniRun(private, iter_max=20).run()
+    assert plain.shards[0].model.down_summary()["relay"] > 0
+    assert noised.shards[0].model.down_summary()["relay"] == 0
+
+
 @pytest.mark.parametrize("nb_ps", [1, 2])
 def test_weights_are_the_mean_and_the_noise_that_the_key_draws(nb_ps):
     """Clip far above, noise far below what rounds change: the run is that without either."""

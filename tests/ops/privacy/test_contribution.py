@@ -26,6 +26,11 @@ CODECS = {
         **{"overrides": {"codec": "topk"}, "compression_rate": 0.1},
         **{"error_feedback": True, "value_dtype": "int8", "dense_below": 5},
     },
+    "sparseloco": {
+        **{"overrides": {"codec": "chunked_topk"}, "chunk": 8, "chunk_k": 2},
+        **{"error_feedback": True, "error_decay": 0.95, "value_dtype": "int2"},
+    },
+    "sign": {"value_dtype": "sign", "error_feedback": True},
     "powersgd": {"overrides": {"codec": "powersgd"}, "powersgd_rank": 1},
 }
 SIZE = SPEC.num_parameters

@@ -176,7 +176,7 @@ def test_what_was_given_stays():
 
 
 def test_a_candidate_that_cannot_be_run_says_why():
-    kept, left_out = trials_of("--momentum=0.9", chosen=CANDIDATES[:8])
+    kept, left_out = trials_of("--momentum=0.9", chosen=CANDIDATES[:12])
     assert "bsp" in {trial.run.method.name for trial in kept}
     assert any("momentum" in out.why for out in left_out if "--method=dgs" in out.flags)
     with pytest.raises(ConfigurationError, match=r"no composition .*--method=bsp"):

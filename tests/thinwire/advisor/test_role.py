@@ -16,7 +16,10 @@ from thinwire.flags.run import read_run
 from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
 
-CHOSEN = predict.CANDIDATES[4], predict.CANDIDATES[14]  # asgd and adacomp
+CHOSEN = tuple(
+    next(each for each in predict.CANDIDATES if each.flags[0] == f"--method={name}")
+    for name in ("asgd", "adacomp")
+)
 ASKED = ("--type_node=Advisor", "--nb_workers=2", "--batch_size=8")
 
 
