@@ -122,7 +122,7 @@ class LocalUpdate:
         described = OptimizerUpdate(self.optimizer, self.momentum).described
         if self.weight_decay is None:
             return described
-        config = {**described.config, "weight_decay": self.weight_decay or None}
+        config = {**described.config, "weight_decay": self.weight_decay}
         return dataclasses.replace(described, config=config)
 
     @property

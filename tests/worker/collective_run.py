@@ -63,6 +63,7 @@ class Shard:
             seed=1,
             model_is_offered=False,
             iter_max=iter_max,
+            schedule=Schedule(0.1),
             addresses=(f"127.0.0.1:{self.port}",),
             reconnect_timeout_seconds=20.0,
             data=DataChoice("toy", None, "unit", "iid", None),

@@ -3,8 +3,10 @@
 import contextlib
 import dataclasses
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.optimizers.local import LOCAL_OPTIMIZERS, LocalUpdate
@@ -59,6 +61,35 @@ def test_steps_are_the_textbook_s(name):
         expected = textbook.step(expected, numbers(number), rate)
         state = policy.step(weights, numbers(number), rate, state, weights)
     np.testing.assert_allclose(weights, expected, rtol=1e-5, atol=1e-5)  # 0.999**n in float32
+
+
+@pytest.mark.parametrize("decay", [None, 0.1, 0.0])
+def test_adamw_is_that_of_keras_alone_bit_for_bit(decay):
+    options = {} if decay is None else {"weight_decay": decay}
+    alone, variable = keras.optimizers.AdamW(0.01, **options), keras.Variable(numbers(0))
+    alone.build([variable])
+    step = tf.function(lambda value: alone.apply([value], [variable]), jit_compile=True)
+    policy, weights = LocalUpdate("adamw", weight_decay=decay), numbers(0)
+    state = begin(policy, weights)
+    for number in range(1, 9):
+        step(tf.constant(numbers(number)))
+        state = policy.step(weights, numbers(number), 0.01, state, weights)
+        if number % 3 == 0:  # an exchange leaves the slots alone
+            state = policy.restart(weights, state)
+    np.testing.assert_array_equal(weights, variable.numpy())
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_fedprox_pulls_to_the_base(name):
+    policy, textbook = update_of(name, prox_mu=0.5), Numpy(name)
+    base = numbers(0)
+    weights, expected = base.copy(), base.astype(np.float64)
+    state = begin(policy, weights)
+    for number in range(1, 6):
+        gradient = numbers(number) + 0.5 * (expected - base)
+        expected = textbook.step(expected, gradient, 0.1)
+        state = policy.step(weights, numbers(number), 0.1, state, base)
+    np.testing.assert_allclose(weights, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
@@ -186,6 +217,8 @@ def test_slots_survive_a_save(name):
         ({"momentum": 1.0}, "--local_momentum=1.0: expected 0 <= momentum < 1"),
         ({"momentum": float("nan")}, "--local_momentum=nan"),
         ({"momentum": 0.5, "optimizer": "adam"}, "--local_optimizer=adam has its own"),
+        ({"weight_decay": -1.0}, "--local_weight_decay=-1.0: expected a finite number from 0"),
+        ({"prox_mu": float("nan")}, "--prox_mu=nan: expected a finite number from 0"),
         ({"rate_factor": 0.0}, "--local_lr: it is 0.0 times --learning_rate"),
         ({"rate_factor": float("inf")}, "--local_lr: it is inf"),
         ({"rate_factor": float("nan")}, "--local_lr: it is nan"),

@@ -38,6 +38,8 @@ METHODS = {
     "powersgd": lambda: method("asgd", 3, overrides={"codec": "powersgd"}),
     "esync": lambda: method("esync", 3),
     "dgt": lambda: method("dgt", 3),
+    "diloco": lambda: method("diloco", 3, local_steps=2, local_optimizer="sgd"),
+    "fedopt": lambda: method("fedopt", 3, local_steps=2, bias_correction=True),
     "relay": lambda: method(
         "bsp",
         3,
