@@ -238,11 +238,14 @@ def _hivemind(task: work.Work, lab: Lab) -> list[PeerNode]:
 _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
 _LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
+_DECAY = "--local_weight_decay=0.004"  # Keras', as everybody has it; the paper's is 0.1
+_ADAMW_ROUNDS = ("--method=fedavg", f"--local_steps={_LOCAL_STEPS}", "--local_optimizer=adamw")
+_FEW_ROUND_STEPS = 30  # sparseloco's own
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
 
 
-def _local_steps(count: int, optimizer: str) -> tuple[str, ...]:
-    pacing = ("--pacer=fixed", f"--local_steps={count}", f"--local_optimizer={optimizer}")
+def _local_steps(count: int) -> tuple[str, ...]:
+    pacing = ("--pacer=fixed", f"--local_steps={count}", "--local_optimizer=momentum")
     return ("--method=bsp", *pacing, _PLAIN)
 
 
@@ -262,7 +265,7 @@ class OwnWay:
 
 
 def _rounds(count: int) -> OwnWay:
-    return OwnWay(_local_steps(count, "momentum"), round_steps=count)
+    return OwnWay(_local_steps(count), round_steps=count)
 
 
 OURS: Mapping[str, OwnWay] = {
@@ -278,8 +281,18 @@ OURS: Mapping[str, OwnWay] = {
     "thinwire asgd, overlap": OwnWay(("--method=asgd", "--overlap"), True),
     "thinwire bsp, overlap": OwnWay(("--method=bsp", "--overlap"), True),
     "thinwire dgs, overlap": OwnWay(("--method=dgs", "--overlap", _PLAIN)),
-    "thinwire bsp, AdamW": OwnWay(
-        _local_steps(_LOCAL_STEPS, "adamw"), model=work.DECODER, round_steps=_LOCAL_STEPS
+    "thinwire diloco": OwnWay(
+        ("--method=diloco", f"--local_steps={_LOCAL_STEPS}", _DECAY),
+        model=work.DECODER,
+        round_steps=_LOCAL_STEPS,
+    ),
+    "thinwire fedavg, 4 bits": OwnWay(
+        (*_ADAMW_ROUNDS, "--value_dtype=int4", "--error_feedback", "--down_codec=relay"),
+        model=work.DECODER,
+        round_steps=_LOCAL_STEPS,
+    ),
+    "thinwire sparseloco": OwnWay(
+        ("--method=sparseloco",), model=work.DECODER, round_steps=_FEW_ROUND_STEPS
     ),
 }
 

@@ -20,7 +20,7 @@ _SLOW_MBPS = 10.0
 _SLOW_STEPS = 20
 #: At this one and below so is one that exchanges the whole model once in a round.
 _THIN_MBPS = 1.0
-_THIN_ROUNDS = 2
+_THIN_ROUNDS = 1
 #: A run that is to reach a score takes so many of the steps that it took without a limit.
 _MARGIN = 1.3
 _DENSE_SLOWER = 10.0  # at 100 Mbit/s; only for the pace of snapshots and the estimate

@@ -48,9 +48,9 @@ def test_a_decoder_has_bars_for_each_link(tmp_path):
     records = [
         record(name, link, reached=seconds, scores=scores)
         for name, link, seconds in (
-            ("thinwire bsp, AdamW", "10", 31.0),
+            ("thinwire diloco", "10", 31.0),
             ("torchft DiLoCo", "10", 47.0),
-            ("thinwire bsp, AdamW", "1", 53.0),
+            ("thinwire diloco", "1", 53.0),
         )
     ]
     target = tmp_path / "peers.svg"

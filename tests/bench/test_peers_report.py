@@ -92,7 +92,7 @@ def test_seconds_and_bytes_are_held_against_the_best_peer():
 @pytest.mark.parametrize(("link", "goal"), [("100", 1.0), ("10", 0.65), ("1", 0.2)])
 def test_a_decoder_is_measured_by_its_loss_with_a_goal_for_each_link(link, goal):
     scores = (-2.9, -2.3)
-    ours = record("thinwire bsp, AdamW", link, reached=30.0, scores=scores)
+    ours = record("thinwire diloco", link, reached=30.0, scores=scores)
     records = [ours, record("torchft LocalSGD", link, reached=40.0, scores=scores)]
     found = rows(records, link, subject=DECODER, targets=DECODER.scores([2.9, 2.3]))
     seconds = found[f"seconds to loss 2.30, best of ours / best peer, {link} Mbit/s"]
