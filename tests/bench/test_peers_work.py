@@ -10,6 +10,8 @@ import pytest
 from bench.peers import decoder_work, evaluating, work
 from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.lab import SERVER, Lab, Place, worker
+from bench.peers.thinwire import training_flags
+from tests.command_line import run_of
 
 TORCH = ENVIRONMENTS / "torch" / "bin" / "python"
 TEXT = sysconfig.get_path("stdlib")
@@ -156,6 +158,12 @@ def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tm
     alone = CONTENDERS[name].sort == "among workers" and CONTENDERS[name].model == work.MNIST_CNN
     assert (SERVER in places) != alone  # where torchft and hivemind meet
     assert all("0.03" in " ".join(node.command) for node in nodes if node.place != SERVER)
+
+
+@pytest.mark.parametrize("name", list(OURS))
+def test_flags_of_ours_are_accepted(name):
+    trained = work.Work(10.0, 0, 2, 64, 0.03, 0.9, 1, model=OURS[name].model, text=TEXT)
+    run_of("--type_node=PS", "--insecure", *training_flags(trained), *OURS[name].flags)
 
 
 def test_ours_can_emulate_its_link(tmp_path):
