@@ -209,7 +209,7 @@ def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
         return dataclasses.replace(run, seconds=settings.most_seconds, steps=_SLOW_STEPS)
     round_steps = settings.round_steps.get(run.contender, 0)
     if rate <= _THIN_MBPS and round_steps:
-        steps = _THIN_ROUNDS * round_steps + 1  # done when both are exchanged
+        steps = _THIN_ROUNDS * round_steps + 1  # done when they are exchanged
         return dataclasses.replace(run, seconds=_THIN_SECONDS, steps=steps)
     needed = known.steps_to(run.contender, max(settings.targets))
     if run.round > 1 or needed is None:
