@@ -45,7 +45,7 @@ class Settings:
         most_seconds: Of a run over a link that is to reach the highest target.
         targets: Scores on the test set, the higher the better.
         round_steps: Peer -> local steps of its rounds, which exchange the whole model. They are
-            timed for a few rounds over the thinnest links.
+            timed for one over the thinnest links.
     """
 
     names: Sequence[str]
