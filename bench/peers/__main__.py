@@ -29,7 +29,7 @@ from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_em
 from bench.peers.evaluating import evaluator
 from bench.peers.lab import Lab, namespaces, this_machine, why_not
 from bench.peers.running import PeerDiverged, PeerFailed, run
-from bench.peers.subjects import SUBJECTS, Subject
+from bench.peers.subjects import SUBJECTS, PeerTable
 from bench.table import Row
 
 _ATTEMPTS = 2
@@ -308,7 +308,7 @@ def _is_rate(link: str) -> bool:
         return False
 
 
-def _write(harness: Harness, subject: Subject, found: dict[str, Any], folder: Path) -> None:
+def _write(harness: Harness, subject: PeerTable, found: dict[str, Any], folder: Path) -> None:
     """Write the table of what is known beside the records, and print it."""
     wanted, records = harness.settings, harness.records
     text = report.document(subject, records, wanted.links, wanted.targets)

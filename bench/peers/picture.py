@@ -17,7 +17,7 @@ from bench.peers import work
 from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
 from bench.peers.plan import NO_LIMIT, Known, Record
-from bench.peers.subjects import SUBJECTS, Subject
+from bench.peers.subjects import SUBJECTS, PeerTable
 from bench.picture import dress, save
 from thinwire.supervisor.report.figures import THEMES
 
@@ -48,7 +48,7 @@ class SystemBar:
         return f"{self.seconds:.0f} s{' (computed)' if self.is_computed else ''}"
 
 
-def newest_records(subject: Subject) -> Path:
+def newest_records(subject: PeerTable) -> Path:
     """Return the newest file of a work's records.
 
     Raises:
@@ -62,7 +62,7 @@ def newest_records(subject: Subject) -> Path:
     return found[-1]
 
 
-def bars(subject: Subject, records: list[Record], link: str) -> list[SystemBar]:
+def bars(subject: PeerTable, records: list[Record], link: str) -> list[SystemBar]:
     """Return who reaches the highest target over a link, the quickest first."""
     target = max(subject.scores(subject.targets))
     known = Known(records, [target])
@@ -71,7 +71,7 @@ def bars(subject: Subject, records: list[Record], link: str) -> list[SystemBar]:
     return sorted(found, key=lambda bar: bar.seconds)
 
 
-def draw(subject: Subject, records: list[Record], target: Path) -> None:
+def draw(subject: PeerTable, records: list[Record], target: Path) -> None:
     """Draw a bar for each contender, below each other for the links; ours stand out."""
     import matplotlib
     from matplotlib.figure import Figure

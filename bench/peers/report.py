@@ -11,7 +11,7 @@ from bench.machine import markdown
 from bench.peers import curves
 from bench.peers.contenders import CONTENDERS, Contender
 from bench.peers.plan import NO_LIMIT, Known, Record
-from bench.peers.subjects import Subject
+from bench.peers.subjects import PeerTable
 from bench.table import Row
 
 _COMPUTED = "c"
@@ -40,7 +40,7 @@ def _count(value: float | None, scale: float = 1.0) -> str:
 
 
 def cells(
-    subject: Subject, records: list[Record], links: Iterable[str], targets: Sequence[float]
+    subject: PeerTable, records: list[Record], links: Iterable[str], targets: Sequence[float]
 ) -> list[list[str]]:
     """Return the table, its head first."""
     known = Known(records, targets)
@@ -106,7 +106,7 @@ def failures(records: Iterable[Record]) -> list[str]:
 
 
 def document(
-    subject: Subject, records: list[Record], links: Sequence[str], targets: Sequence[float]
+    subject: PeerTable, records: list[Record], links: Sequence[str], targets: Sequence[float]
 ) -> str:
     """Return the tables as Markdown."""
     parts = [
@@ -137,7 +137,7 @@ def rows_document(found: Sequence[Row]) -> str:
 
 
 def sheet(
-    subject: Subject, records: list[Record], links: Sequence[str], targets: Sequence[float]
+    subject: PeerTable, records: list[Record], links: Sequence[str], targets: Sequence[float]
 ) -> str:
     """Return the table as CSV."""
     text = io.StringIO()
@@ -149,7 +149,7 @@ def sheet(
 
 
 def rows(
-    subject: Subject, records: list[Record], links: Iterable[str], targets: Sequence[float]
+    subject: PeerTable, records: list[Record], links: Iterable[str], targets: Sequence[float]
 ) -> Iterator[Row]:
     """Yield ours against the peers', as far as there are runs of both."""
     known = Known(records, targets)

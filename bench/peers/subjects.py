@@ -9,7 +9,7 @@ from bench.peers import work
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class PeerTable:
     """One work.
 
     Attributes:
@@ -57,7 +57,7 @@ class Subject:
         return f"loss {-score:.2f}" if self.by_loss else f"{score:.2f}"
 
 
-_CNN = Subject(
+_CNN = PeerTable(
     work.MNIST_CNN,
     "2 workers of one thread, mnist_cnn, batch 64, Fashion-MNIST, the same initial weights.",
     "peers",
@@ -73,7 +73,7 @@ _CNN = Subject(
     ("100",),
     "seconds to 85 % of Fashion-MNIST's test set",
 )
-_DECODER = Subject(
+_DECODER = PeerTable(
     work.DECODER,
     "2 workers of one thread, a decoder of 867,328 parameters, batch 16 of 64 bytes, the sources "
     "of Python's standard library, AdamW, the same initial weights.",
@@ -91,4 +91,4 @@ _DECODER = Subject(
     "seconds to a loss of 2.5 on the standard library's sources",
     {"100": 1.0, "10": 0.65, "1": 0.2},
 )
-SUBJECTS: Mapping[str, Subject] = {each.model: each for each in (_CNN, _DECODER)}
+SUBJECTS: Mapping[str, PeerTable] = {each.model: each for each in (_CNN, _DECODER)}

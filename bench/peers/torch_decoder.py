@@ -15,7 +15,7 @@ def _norm() -> nn.LayerNorm:
     return nn.LayerNorm(_WIDTH, eps=decoder_work.NORM_EPSILON)
 
 
-class _Block(nn.Module):
+class _TorchBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm_a = _norm()
@@ -46,7 +46,7 @@ class TorchDecoder(nn.Module):
         super().__init__()
         self.token = nn.Embedding(decoder_work.VOCABULARY, _WIDTH)
         self.position = nn.Embedding(decoder_work.CONTEXT, _WIDTH)
-        self.blocks = nn.Sequential(*(_Block() for _ in range(decoder_work.BLOCKS)))
+        self.blocks = nn.Sequential(*(_TorchBlock() for _ in range(decoder_work.BLOCKS)))
         self.norm = _norm()
         self.logits = nn.Linear(_WIDTH, decoder_work.VOCABULARY)
 
