@@ -465,8 +465,8 @@ def _check_partition(given: flags.FlagValues) -> None:
     positions = given.partition_file
     if (positions is not None) != (given.partition == "positions"):
         raise ConfigurationError(
-            f"--partition_file={positions} and --partition={given.partition}: expected both the file "
-            "and --partition=positions, or neither."
+            f"--partition_file={positions} and --partition={given.partition}: expected both the "
+            "file and --partition=positions, or neither."
         )
     if given.dirichlet_alpha is not None and given.partition != "dirichlet":
         raise ConfigurationError(
