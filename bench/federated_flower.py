@@ -76,7 +76,8 @@ class _ActorTrainer:
 class _FederatedClient(NumPyClient):
     def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict]:
         """Be the client that the instructions name."""
-        kept = globals().setdefault("_KEPT", {})
+        # What is sent to an actor is made anew each time; a module's attribute stays.
+        kept: dict[str, Any] = flwr.__dict__.setdefault("federated_kept", {})
         if not kept:
             kept["trainer"] = _ActorTrainer(json.loads(str(config["settings"])))
         trainer = kept["trainer"]
