@@ -75,7 +75,7 @@ class SyncRule(Protocol):
         """Return the number of the worker's group."""
 
     def name_of(self, worker: int) -> str:
-        """Return the worker's group as --groups writes it."""
+        """Return the worker's group as figures name it."""
 
     def fellows(self, worker: int) -> Sequence[int]:
         """Return the live workers whose pushes the worker's round is of, itself included."""

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw
-from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups
+from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
 #: Name of the file that a run leaves of its draws, in its run directory.
@@ -259,9 +259,9 @@ class DrawnRounds:
         return 0
 
     def name_of(self, worker: int) -> str:
-        """Return the group as --groups writes it."""
+        """Return the group as figures name it."""
         del worker
-        return format_groups(self.groups)
+        return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
         """Return the workers of the round that goes on, ascending, if this is one of them."""

@@ -18,6 +18,8 @@ from thinwire.ops.types import ConfigurationError
 #: Every worker id once.
 Groups = tuple[tuple[int, ...], ...]
 
+#: The members that a group's name counts.
+_MOST_NAMED = 100
 #: The largest group has so many times the smallest one's members: worth a warning.
 _UNEVEN = 4
 #: Nobody may be more than so many times as fast as the slowest of its proposed group.
@@ -97,6 +99,17 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
 def format_groups(groups: Iterable[Iterable[int]]) -> str:
     """Write groups as parse_groups reads them."""
     return "|".join(",".join(map(str, group)) for group in groups)
+
+
+def name_of(group: Sequence[int]) -> str:
+    """Return a group's name in figures and files: its ids, but of a large one not all.
+
+    >>> name_of((1, 2, 4)), name_of(tuple(range(3, 301)))
+    ('1,2,4', '3,4,...,300')
+    """
+    if len(group) <= _MOST_NAMED:
+        return format_groups([group])
+    return f"{group[0]},{group[1]},...,{group[-1]}"
 
 
 def uneven(groups: Groups) -> str | None:

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw
-from thinwire.ops.sync.groups import AutoGroups, Groups, format_groups, groups_of_one, one_group
+from thinwire.ops.sync.groups import (
+    AutoGroups,
+    Groups,
+    format_groups,
+    groups_of_one,
+    name_of,
+    one_group,
+)
 from thinwire.ops.types import ConfigurationError, State
 
 
@@ -118,7 +125,7 @@ class GroupRounds:
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
         self._numbers = {worker: number for number, each in enumerate(groups) for worker in each}
-        self._names = [format_groups([group]) for group in groups]
+        self._names = [name_of(group) for group in groups]
 
     # -- groups -----------------------------------------------------------------------------
 
@@ -132,7 +139,7 @@ class GroupRounds:
         return self._numbers[worker]
 
     def name_of(self, worker: int) -> str:
-        """Return the worker's group as --groups writes it."""
+        """Return the worker's group as figures name it."""
         return self._names[self._numbers[worker]]
 
     def fellows(self, worker: int) -> Sequence[int]:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from thinwire.data.fractions import ranges, read_fractions
 from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.sync.drawn import DrawnSync
+from thinwire.ops.sync.rule import GroupSync
 from thinwire.ops.types import ConfigurationError
 
 speeds_of_all = st.lists(st.floats(0.01, 1000.0), min_size=1, max_size=12).map(
@@ -172,3 +174,9 @@ def test_a_thousand_workers_are_grouped_at_once():
 def test_settings_that_are_none(settings_, words):
     with pytest.raises(ConfigurationError, match=words):
         sync_groups.AutoGroups(*settings_)
+
+
+def test_the_name_of_a_large_group_is_short_enough_for_a_summary():
+    assert sync_groups.name_of((1, 2, 4)) == "1,2,4"
+    assert GroupSync((tuple(range(1, 501)),)).start().name_of(7) == "1,2,...,500"
+    assert DrawnSync(500, 0.1).start().name_of(7) == "1,2,...,500"
