@@ -28,7 +28,7 @@ CHOICES = {
     "router": list(ROUTERS),
     "sync": ["bsp", "bsp+drawn", "asp", "ssp", "gsp", "gsp+bound", "gsp+auto"],
     "weighting": list(WEIGHTINGS),
-    "server_optimizer": ["sgd", "momentum", "adam", "nesterov"],  # the others go the way of adam
+    "server_optimizer": ["sgd", "momentum", "adam"],  # the others go the way of adam
     "nb_ps": [1, 2, 3],
 }
 assert {name for name, _ in CHOICES["pacer"]} == set(PACERS)
