@@ -9,7 +9,7 @@ from thinwire.ps.service.backlog import Backlog
 
 
 def put_by(messages, num_replies=0):
-    """Count messages (bytes, whether a request); return how often the writer thread is waited for."""
+    """Count messages (bytes, whether a request); return how often the writer is waited for."""
     queued = []
     counted = Backlog(queued.append, lambda: num_replies)
     for num_bytes, is_request in messages:
