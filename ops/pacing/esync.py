@@ -25,9 +25,10 @@ from thinwire.ops.types import ConfigurationError, Kind, State
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
 #: A margin beyond this share of the slowest step would turn ESync into SSGD.
 _EPS_OF_SLOWEST = 0.2
-#: A worker that has trained for this long, and for this many steps of the slowest worker, pushes
-#: although that one has not begun its round: the slowest may be waiting for just this push, at a
-#: shard that is a round behind since the membership changed. Exchanges are meant to be faster.
+#: A worker that has trained for this long, and for this many steps of the slowest known, pushes
+#: although another has not reported, or the slowest has not begun its round: that one may be
+#: waiting for just this push, at a shard that is a round behind since the membership changed or
+#: shard 0 restarted. Exchanges are meant to be faster.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
 #: Beyond this share of its own step the slowest is overdue, and no reason to stop.
 _OVERDUE = 0.5
@@ -96,6 +97,8 @@ class Esync:
         """Record what a worker reports of itself."""
         record = _record_of(report.worker, state)
         record["begun"] = True
+        if report.local_steps == 0:  # also after a push that was refused, and never released
+            record["ready"] = False
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
         if report.step_seconds > 0:
             record["times"] = [*record["times"][-31:], report.step_seconds]
@@ -172,15 +175,17 @@ class Esync:
 
     def _is_time(self, worker: int, members: Sequence[int], now: float, state: State) -> bool:
         records = state["records"]
-        seconds = {}
+        seconds, all_known = {}, True
         for member in members:
             record = records.get(member)
             if record is not None and record["times"]:
                 seconds[member] = self._step_seconds(record)
-            elif record is None or not record["ready"] or member == worker:
-                return False  # one that has not reported may be slower than all that have
+            elif member == worker:
+                return False
+            else:  # one that has not reported may be slower than all that have
+                all_known = all_known and record is not None and record["ready"]
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
-        if not records[slowest]["begun"]:  # it has not finished the last exchange yet
+        if not (all_known and records[slowest]["begun"]):  # one is in its last exchange, perhaps
             trained = records[worker]["local_steps"] * seconds[worker]
             return bool(trained > _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest])
         if worker == slowest or records[slowest]["ready"]:

@@ -619,7 +619,11 @@ class PsCore:
         self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
 
     def _give_up(self, worker: int, now: float) -> list[events.Action]:
-        """Take note that a push was refused, of which other shards may have accepted their part."""
+        """Take note that a push was refused, of which other shards may have accepted their part.
+
+        There it waits for the others' pushes, which the state server must not hold back.
+        """
+        self._pacing.pushed(worker)
         if self._scheduler.has_submitted(worker):
             return []
         self._scheduler.withdraw(worker)

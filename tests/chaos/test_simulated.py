@@ -96,6 +96,22 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
                 Plan(Fault.KILL_IN_JOURNAL, Victim.OTHER_SHARD, 0.1113, 1064137626),
             ],
         ),
+        # The state server that came back let nobody push: it had no report of a worker that waited
+        # at shard 1, which had its push, for the others to push.
+        (
+            Case("esync", 2, nb_workers=2, iter_max=5, seed=1073220346),
+            [
+                Plan(Fault.KILL_IN_JOURNAL, Victim.SHARD_0, 0.5741, 296074683),
+                Plan(Fault.HALF_OPEN, Victim.WORKER, 0.2426, 1641344563),
+            ],
+        ),
+        (
+            Case("esync", 2, iter_max=3, seed=842108985),
+            [
+                Plan(Fault.HALF_OPEN, Victim.SHARD_0, 0.3889, 565176043),
+                Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.6281, 1045536176),
+            ],
+        ),
     ],
 )
 def test_nobody_waits_for_ever(case, plans):

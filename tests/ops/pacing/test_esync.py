@@ -179,6 +179,18 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
     assert all(told[100:])
 
 
+def test_nor_for_one_that_never_reports():
+    """Since a restart of this shard it has not finished the exchange that it is in elsewhere."""
+    rule, state = Esync(), Esync().init()
+    told = []
+    for steps in range(1, 101):
+        state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
+        ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
+        told.append(ready)
+    assert told.index(True) == 80  # the 81st step ends beyond 30 s and 20 of its own steps
+    assert all(told[80:])
+
+
 @pytest.mark.parametrize("others", [(), (2,), (2, 3)])
 def test_who_no_round_waits_for_yet_trains_on(others):
     """A shard that came back has not begun, or its group's round goes on without the newcomer."""

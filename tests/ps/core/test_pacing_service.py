@@ -3,7 +3,7 @@
 import pytest
 
 from tests.harness import MiniRun, method
-from tests.ps.cores import core_of, join, of, push
+from tests.ps.cores import core_of, join, of, push, reasons
 from thinwire.ps.core import events
 
 PATIENCE = 30.0
@@ -77,6 +77,28 @@ def test_a_push_before_the_start_waits_for_it():
     assert not refused and epoch == core.membership.epoch
     replies = of(events.Reply, push(core, 2, 4, 3, now=14.0, generation=1))
     assert {reply.worker for reply in replies} == {1, 2}
+
+
+def test_a_push_from_before_the_restart_waits_elsewhere_for_the_others():
+    """Worker 1 takes the model here; another shard, which did not restart, has the same push."""
+    core = come_back()
+    assert join(core, 2, 11.0)
+    assert reasons(push(core, 1, 4, 3, now=11.1, generation=0)) == ["STALE_GENERATION"]
+    assert told(core, 2, 4, 1, 11.2) is True
+    ask(core, 1, 5, 0, 11.3, seconds=1.0)  # it begins its next round, as the slowest
+    assert told(core, 2, 4, 2, 11.4) is True  # what was answered stays
+    push(core, 2, 4, 3, now=11.5, generation=1)
+    push(core, 1, 5, 3, now=12.3, generation=1)
+    assert core.version == 4
+
+
+def test_after_a_refused_push_its_next_round_is_waited_for():
+    core = come_back()
+    assert join(core, 2, 11.0)
+    push(core, 1, 4, 3, now=11.1, generation=0)
+    ask(core, 1, 5, 0, 11.3, seconds=1.0)
+    assert told(core, 2, 4, 1, 11.4) is False
+    assert told(core, 2, 4, 2, 12.25) is True
 
 
 @pytest.mark.parametrize("first", [1, 2])
