@@ -28,7 +28,8 @@ _EPS_OF_SLOWEST = 0.2
 #: A worker that has trained for this long, and for this many steps of the slowest known, pushes
 #: although another has not reported, or the slowest has not begun its round: that one may be
 #: waiting for just this push, at a shard that is a round behind since the membership changed or
-#: shard 0 restarted. Exchanges are meant to be faster.
+#: shard 0 restarted. Exchanges are meant to be faster. Shards stay a round apart, so from then on
+#: it waits for one step of the slowest, until it finds that one in its round again.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
 #: Beyond this share of its own step the slowest is overdue, and no reason to stop.
 _OVERDUE = 0.5
@@ -186,10 +187,15 @@ class Esync:
                 all_known = all_known and record is not None and record["ready"]
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
         if not (all_known and records[slowest]["begun"]):  # one is in its last exchange, perhaps
-            trained = records[worker]["local_steps"] * seconds[worker]
-            return bool(trained > _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest])
+            record, patience = records[worker], seconds[slowest]
+            if not record["stuck"]:
+                patience = _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest]
+            is_over = bool(record["local_steps"] * seconds[worker] > patience)
+            record["stuck"] = record["stuck"] or is_over
+            return is_over
         if worker == slowest or records[slowest]["ready"]:
             return True
+        records[worker]["stuck"] = False
         rest = seconds[slowest] - (now - records[slowest]["finished_at"])
         if rest < -_OVERDUE * seconds[slowest]:
             return False
@@ -209,7 +215,7 @@ class Esync:
 def _record_of(worker: int, state: State) -> State:
     """Return what is known of a worker, in place."""
     fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
-    record: State = state["records"].setdefault(worker, fresh)
+    record: State = state["records"].setdefault(worker, fresh | {"stuck": False})
     return record
 
 

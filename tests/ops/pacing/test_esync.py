@@ -179,6 +179,36 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
     assert all(told[100:])
 
 
+def steps_until_ready(rule, state, most=1000):
+    """Return how many steps of 0.5 s worker 1 takes in a round with worker 2."""
+    for steps in range(1, most):
+        state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
+        ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
+        if ready:
+            state = rule.pushed(1, state)
+            return steps
+    return most
+
+
+def test_the_long_wait_is_once_while_the_slowest_begins_only_after_the_others_push():
+    """Shards that are a round apart stay so: each round would cost 30 s and 20 steps."""
+    rule, state = Esync(), Esync().init()
+    for worker, seconds in ((1, 0.5), (2, 1.0)):
+        state = rule.record(PaceReport(worker, 1, seconds, 0.0), state)
+    waits = []
+    for _ in range(3):
+        state = rule.released((1, 2), state)
+        waits.append(steps_until_ready(rule, state))
+        state = rule.record(PaceReport(2, 0, 1.0, 0.0), state)
+        state = rule.pushed(2, state)
+    assert waits == [101, 3, 3]  # then more than one step of the slowest
+    state = rule.released((1, 2), state)
+    state = rule.record(PaceReport(2, 0, 1.0, 0.0), state)
+    assert steps_until_ready(rule, state) == 1  # it is in its round, and about to end it
+    state = rule.released((1, 2), state)
+    assert steps_until_ready(rule, state) == 101
+
+
 def test_nor_for_one_that_never_reports():
     """Since a restart of this shard it has not finished the exchange that it is in elsewhere."""
     rule, state = Esync(), Esync().init()
