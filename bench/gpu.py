@@ -21,11 +21,13 @@ from typing import Any
 import numpy as np
 
 from thinwire.ops.kernels import load_kernels, numpy_ops, numpy_select
+from thinwire.ops.types import CHUNK_ENTRIES
 
 SIZE = 25_000_000
 RATE = 0.01
 BLOCK = 1024
 LEVEL_BITS = 4
+CHUNK_KEPT = 64
 _REPEATS = 20
 _FLOAT = 4  # bytes
 
@@ -75,6 +77,7 @@ def ops(size: int) -> Iterator[Op]:
         _coding,
         _compensating,
         _of_blocks,
+        _of_chunks,
     ):
         yield from some(given)
 
@@ -229,6 +232,48 @@ def _of_blocks(given: Given) -> Iterator[Op]:
     rows = x[: size // BLOCK * BLOCK].reshape(-1, BLOCK)
     coded = given.plain.to_levels(rows, LEVEL_BITS)
     yield Op("to_levels", bodies._to_levels, (rows, LEVEL_BITS), coded, 10 * size, 1e-6)
+
+
+def _of_chunks(given: Given) -> Iterator[Op]:
+    from thinwire.ops.kernels import few_bits, numpy_chunks
+    from thinwire.ops.kernels import tensorflow_ops as bodies
+    from thinwire.ops.kernels.tensorflow_select import _chunk_top_k
+
+    size, x = given.size, given.x
+    edges = few_bits.edges_of(None, size, CHUNK_ENTRIES)
+    starts, lengths = edges[:-1], np.diff(edges)
+    where, values = given.plain.chunk_top_k(x, CHUNK_KEPT, CHUNK_ENTRIES)
+    padded = np.full(lengths.size * CHUNK_KEPT, size), np.zeros(lengths.size * CHUNK_KEPT)
+    padded[0][: where.size], padded[1][: where.size] = where, values
+    last = numpy_chunks.kept_of_last(size, CHUNK_KEPT, CHUNK_ENTRIES)
+    yield Op(
+        "chunk_top_k",
+        _chunk_top_k,
+        (x, CHUNK_KEPT, CHUNK_ENTRIES, last),
+        (*padded, np.int32(where.size)),
+        _FLOAT * size,
+    )
+    chunks, magnitudes = np.repeat(np.arange(lengths.size), lengths), np.abs(x)
+    exact = magnitudes.astype(np.float64)
+    sums = np.add.reduceat(exact, starts)
+    above = magnitudes > (sums / lengths).astype(np.float32)[chunks]
+    largest = np.maximum.reduceat(magnitudes, starts)
+    upper = np.add.reduceat(np.where(above, exact, 0), starts)
+    figures = largest, sums, above, upper, np.add.reduceat(above.astype(np.int64), starts)
+    yield Op(
+        "chunk_figures",
+        bodies._chunk_figures,
+        (x, chunks, np.int32(lengths.size)),
+        figures,
+        _FLOAT * size,
+        1e-6,
+    )
+    boundaries = np.array(few_bits.boundaries("int2"), np.float32)
+    limits = largest[chunks][:, None] * boundaries[None]
+    levels = (magnitudes[:, None] >= limits).sum(1).astype(np.uint8)
+    inputs = x, chunks, largest, boundaries
+    yield Op("uniform_levels", bodies._uniform_levels, inputs, (levels,), 5 * size)
+    yield Op("is_negative", bodies._is_negative, (x,), (np.signbit(x),), 5 * size)
 
 
 def difference(op: Op, found: Sequence[Any]) -> str:

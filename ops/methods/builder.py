@@ -259,8 +259,9 @@ def _local(choices: Choices) -> LocalStep:
     heeded = {field.name for field in dataclasses.fields(policy)}
     for field in dataclasses.fields(LocalUpdate):
         if field.name not in heeded and values[field.name] != field.default:
+            flag = LOCAL_FLAGS[field.name]
             raise ConfigurationError(
-                f"--{LOCAL_FLAGS[field.name]}={values[field.name]} has no effect with "
+                f"--{flag}={getattr(choices, flag)} has no effect with "
                 f"--local_optimizer={name}: the script's compiled optimizer steps. Leave it out, "
                 "and set what there is of it there (--method=fedprox and its --prox_mu are for "
                 "workers of main.py; --prox_mu=0 is --method=fedavg)."

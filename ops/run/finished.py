@@ -34,6 +34,7 @@ def deciding_settings(run: Run) -> dict[str, str]:
         "dataset": data.dataset,
         "data_dir": _whole(data.data_dir),
         "data_sharding_file": _whole(data.sharding_file),
+        "partition_file": _whole(data.partition_file),
         "scaling": data.scaling,
         "augment": data.augment,
         "batch": data.batch,

@@ -14,6 +14,7 @@ from thinwire.worker.train_step import TrainStep, clip, decay
 
 ROWS = np.random.default_rng(1).standard_normal((8, 6)).astype(np.float32)
 LABELS = np.arange(8, dtype=np.int32) % 3
+NONE_PERSONAL = np.empty(0, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_it_is_the_same_gradient(step, weight_decay, norm):
     host = np.empty(step.spec.num_parameters, np.float32)
     weights = np.random.default_rng(3).standard_normal(host.size).astype(np.float32)
     loss = step.gradients(ROWS, LABELS, host)
-    device, same_loss = step.gradients_on_device(ROWS, LABELS)
+    device, same_loss = step.gradients_on_device(ROWS, LABELS, NONE_PERSONAL)
     assert loss == same_loss
     for gradient in (host, device):
         decay(gradient, weights, weight_decay)
@@ -59,7 +60,7 @@ def test_a_loss_that_is_not_finite_is_refused_there_too(step):
     layouts = made.place(step.spec, 1)
     core = WorkerCore(step.spec, layouts, made, load_kernels("tf"), [1, 1])
     core.learning_rate = 0.1
-    gradient, _ = step.gradients_on_device(ROWS, LABELS)
+    gradient, _ = step.gradients_on_device(ROWS, LABELS, NONE_PERSONAL)
     with pytest.raises(NonFiniteUpdate):
         core.begin(gradient, 8, float("nan"))
     outgoing = core.begin(gradient, 8, 1.0)

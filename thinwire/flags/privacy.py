@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from thinwire.ops.methods.builder import Choices
-from thinwire.ops.run.flags import FlagRule, Topic, number
+from thinwire.ops.run.flags import FlagRule, Topic, advanced, number
 from thinwire.ops.run.settings import Run
 
 _IS_DELTA = FlagRule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 
 PRIVACY = Topic(
     "Differential privacy of each worker",
-    (
+    advanced(
         number(
             "dp_clip",
             Choices.dp_clip,

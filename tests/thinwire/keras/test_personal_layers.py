@@ -15,6 +15,7 @@ PLAIN = ("fedavg", "fedprox")
 
 @pytest.fixture(autouse=True)
 def nothing_listed():
+    W_global.clear()
     yield
     W_global.clear()
 
