@@ -355,4 +355,6 @@ KINDS: dict[str, Kind] = {
     "slow disk": Kind(_trouble(slow_seconds=0.15), of_shards=True),
     "disk error": Kind(_trouble(fails=1), of_shards=True),
     "second process": Kind(lambda struck, strike: struck.start_second(strike.name), of_shards=True),
+    # What is pushed meanwhile arrives, and is pushed again on the next connection.
+    "lost answers": Kind(_wires(lambda wire, dice: wire.vanish(dice.choice((1.0, 2.0)), DOWN))),
 }

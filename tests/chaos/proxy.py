@@ -119,10 +119,10 @@ class Proxy:
         self._board.soon(self.ways[way].open.clear)
         self._board.later(seconds, self.ways[way].open.set)
 
-    def vanish(self, seconds: float) -> None:
-        """Let what is said vanish for so long, both ways, without a word; then reset."""
-        for way in self.ways.values():
-            way.vanishes = True
+    def vanish(self, seconds: float, *ways: str) -> None:
+        """Let what is said vanish for so long, these ways or both, without a word; then reset."""
+        for name in ways or self.ways:
+            self.ways[name].vanishes = True
         self._board.later(seconds, self._reappear)
 
     def delay(self, seconds: float, lag_seconds: float) -> None:

@@ -44,8 +44,8 @@ def test_a_bug_is_found_within_minutes_and_its_run_made_small(name):
     "name", ["lock-that-is-not-held", "lost-after-the-acknowledgement", "applied-twice"]
 )
 def test_a_bug_is_found_in_real_processes(name):
-    """A second process on the same files shows a lock, cut wires what is sent again."""
-    kinds = {"lock-that-is-not-held": ("second process",), "applied-twice": ("cut", "reset")}
+    """A second process on the same files shows a lock, lost answers what is sent again."""
+    kinds = {"lock-that-is-not-held": ("second process",), "applied-twice": ("lost answers",)}
     strikes = tuple(
         Strike(1.0 + number, kind, "ps-0", number)
         for number, kind in enumerate(2 * kinds.get(name, ("reset",)))

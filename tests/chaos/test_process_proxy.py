@@ -97,6 +97,29 @@ def test_what_is_stalled_comes_later_and_what_vanishes_never(board, echo):
             wire.recv(10)
 
 
+def test_answers_vanish_and_what_is_sent_meanwhile_arrives(board, echo):
+    said = []
+    proxy = Proxy(
+        board, (HOST, echo), ("127.0.0.1", echo), listener=lambda way: lambda data: keep(way, data)
+    )
+
+    def keep(way, data):
+        said.append((way, data))
+        return True
+
+    with dial(echo) as wire:
+        wire.sendall(b"hello")
+        assert wire.recv(10) == b"hello"
+        proxy.vanish(0.3, DOWN)
+        wire.sendall(b"push")
+        with pytest.raises(ConnectionResetError):
+            wire.recv(10)
+    assert said[2:] == [(UP, b"push"), (DOWN, b"push")], "the server has got it, and answered"
+    with dial(echo) as wire:
+        wire.sendall(b"push")
+        assert wire.recv(10) == b"push"
+
+
 def test_one_bit_of_what_is_garbled_is_another(board, echo):
     proxy = Proxy(board, (HOST, echo), ("127.0.0.1", echo), seed=3)
     proxy.garble(60.0, 1.0, UP)
