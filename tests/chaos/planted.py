@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -219,12 +220,12 @@ def _momentum_of_a_lost_update_kept() -> list[Patch]:
 
 @_plant("generations", simulated=False)
 def _lock_that_is_not_held() -> list[Patch]:
-    """A second process may write to the same files."""
+    """A second process may write to the same files; the lock names whoever came last."""
 
     def attempt(inner: Any, lock: DirectoryLock) -> bool:
-        found = inner(lock)
-        if found:
-            lock.release()
-        return True
+        found: bool = inner(lock)
+        if found and lock._descriptor is not None:
+            fcntl.flock(lock._descriptor, fcntl.LOCK_UN)
+        return found
 
     return [(DirectoryLock, "_try", attempt)]

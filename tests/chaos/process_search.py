@@ -196,9 +196,7 @@ class Struck:
         self._began = time.monotonic()
         for strike in strikes:
             self.later(strike.at, lambda strike=strike: KINDS[strike.kind].strike(self, strike))
-        while self._due:
-            self._mend()
-            time.sleep(0.02)
+        wait_until(self._is_over, _SECONDS + _PATIENCE_SECONDS, "the end of all faults")
         self._progress("after all faults")
         for name in self._seconds:
             wait_until(lambda name=name: not cast.is_running(name), _REFUSAL_SECONDS)  # type: ignore[misc]
@@ -235,18 +233,25 @@ class Struck:
         return name in self._down
 
     def start_second(self, name: str) -> None:
-        """Start a second process on a shard's files."""
+        """Start a second process on a shard's files, once."""
+        if (second := f"second-{name}") in self._seconds:
+            return
         owner = owner_of(self.cast.run_dir / "locks" / f"{name}.lock")
         is_first = owner is not None and owner.pid == self.cast.pid(name)
         if self.is_down(name) or not is_first:  # the second one would take its place, as it may
             self.after(0.5, lambda: self.start_second(name))
-        elif (second := f"second-{name}") not in self._seconds:
+        else:
             self.cast.start_second(name)
             self._seconds.append(second)
 
     def has_second(self, name: str) -> bool:
         """Whether a second process of a shard runs."""
         return f"second-{name}" in self._seconds and self.cast.is_running(f"second-{name}")
+
+    def _is_over(self) -> bool:
+        """Do what is due; return whether nothing is to come."""
+        self._mend()
+        return not self._due
 
     def _mend(self) -> None:
         while self._due and self._due[0][0] <= time.monotonic():
