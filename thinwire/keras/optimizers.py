@@ -23,7 +23,7 @@ from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepOwner
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import refuse_script_steps
-from thinwire.ops.sharding.w_global import W_global, shared_variables
+from thinwire.ops.sharding.w_global import W_global
 from thinwire.session import Session
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared
@@ -168,10 +168,10 @@ class ScriptOptimizers:
             shared = member.session.shared.variables
             if not W_global:
                 shared = [*shared, *member.model.trainable_variables]
-        elif member.model.trainable_variables:
-            shared = shared_variables(member.model, numbers_paths=member.is_offered)
-        else:
-            return
+        else:  # it has not joined: W_global may be of another model yet
+            own = {id(variable): variable for variable in member.model.trainable_variables}
+            listed = [own[id(variable)] for variable in W_global if id(variable) in own]
+            shared = listed or list(own.values())
         refuse_step_alone(optimizer, variables, shared, member.model.name)
 
     # -- rates, schedules and the loss scale ------------------------------------------------------

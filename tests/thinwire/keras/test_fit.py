@@ -306,6 +306,21 @@ def test_no_model_is_trained_alone_silently(other, words):
             model.train_on_batch(X[:8], Y[:8])
 
 
+def test_a_model_that_has_not_joined_lets_others_train_whatever_they_list():
+    waiting = distribute(compiled(), mode="asgd", nb_workers=3, id_worker=2)
+    other = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4, name="alone")])
+    other.compile(keras.optimizers.SGD(0.1), loss=LOSS)
+    W_global.clear()
+    W_global.extend(other.trainable_variables)
+    fit(other)
+    with pytest.raises(ConfigurationError, match="on this worker alone"):
+        keras.optimizers.SGD(0.1).apply(
+            [keras.ops.ones_like(variable) for variable in waiting.trainable_variables],
+            waiting.trainable_variables,
+        )
+    W_global.clear()
+
+
 def test_a_script_knows_its_place(monkeypatch):
     for name in ("THINWIRE_SETTINGS", "TF_CONFIG", "SLURM_PROCID", "RANK", "JOB_COMPLETION_INDEX"):
         monkeypatch.delenv(name, raising=False)
