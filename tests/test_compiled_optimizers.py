@@ -127,9 +127,10 @@ def check(make, constraints=None, parts_of=halves, shards=(1, 2), **offered):
             np.testing.assert_allclose(filled, slot, rtol=1e-4, atol=BOUND, err_msg=slot.name)
 
 
+@pytest.mark.parametrize("nb_ps", [pytest.param(1, marks=pytest.mark.product), 2])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_two_workers_equal_keras_alone(name):
-    check(OPTIMIZERS[name])
+def test_two_workers_equal_keras_alone(name, nb_ps):
+    check(OPTIMIZERS[name], shards=(nb_ps,))
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Lamb"])

@@ -83,7 +83,7 @@ def test_error_feedback_is_the_equation_bit_for_bit(dtype, decay):
             np.testing.assert_array_equal(kept, each)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     dtype=st.sampled_from(EVERY_DTYPE),
     decay=st.sampled_from([1.0, 0.95, 0.5, 0.0]),

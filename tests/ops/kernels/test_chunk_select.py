@@ -35,7 +35,7 @@ def check(found, expected):
     assert found[0].dtype == np.int64 and found[1].dtype == np.float32
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(x=some_values, chunk=st.integers(1, 20), k=st.integers(1, 20))
 def test_small_arrays_equal_sorting(bodies, x, chunk, k):
     k, untouched = min(k, chunk), x.copy()

@@ -67,7 +67,7 @@ def test_codes_stand_for_the_nearest_levels(dtype):
 
 
 @pytest.mark.parametrize("dtype", FEW_BITS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(values=any_values, chunk=st.integers(1, 12), first=st.integers(0, 11))
 def test_codes_are_of_their_bits_and_decode_to_finite_values(dtype, values, chunk, first):
     edges = few_bits.dense_edges(values.size, chunk, first % chunk)
@@ -124,7 +124,7 @@ def test_edges_of_positions_and_of_whole_blocks():
     np.testing.assert_array_equal(few_bits.sparse_edges(positions[:0], 4), [0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(1, 60),
     chunk=st.integers(1, 20),

@@ -56,7 +56,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("dtype", FEW_BITS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(0, 90),
     chunk=st.integers(1, 30),
