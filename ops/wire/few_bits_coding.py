@@ -55,7 +55,7 @@ def checked_edges(
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
         raise WireError(f"place {first} in chunks of {chunk} entries; expected one below them")
-    if indices is None and 2 * -(-(size + first) // chunk) > num_bytes:
+    if indices is None and size and 2 * -(-(size + first) // chunk) > num_bytes:
         raise WireError(f"{num_bytes} bytes of values of {size} entries, in chunks of {chunk}")
     return edges_of(indices, size, chunk, first)
 

@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ops.wire.test_value_codings import decode as decode_plain
@@ -56,6 +56,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("dtype", FEW_BITS)
+@example(size=0, chunk=2, first=1, share=None, seed=0)
 @settings(max_examples=40, deadline=None)
 @given(
     size=st.integers(0, 90),
