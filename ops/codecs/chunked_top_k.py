@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import EncodeContext, kept_entries
-from thinwire.ops.codecs.dense import Sparsifier
-from thinwire.ops.codecs.packets import feed_in_turn
-from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, Packet, State
+from thinwire.ops.codecs.dense import FusedSparsifier
+from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, State
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Selected
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class ChunkedTopK(Sparsifier):
+class ChunkedTopK(FusedSparsifier):
     """Send of each chunk the k entries of largest magnitude; the rest is dropped.
 
     Chunks are runs of consecutive entries of a flattened tensor. The last one of a tensor, of m
@@ -57,25 +56,21 @@ class ChunkedTopK(Sparsifier):
         """Entries whose values have scales of their own, where values are of few bits."""
         return self.chunk
 
-    def feed(
+    def take(
         self,
         residuals: Sequence[Float32],
         tensors: Sequence[Float32],
+        rate: float,
         state: State,
         ctx: EncodeContext,
-    ) -> tuple[Packet, State]:
-        """Do one error-feedback step, for each tensor in one pass over memory."""
-        rate = self.fraction(ctx)
-        if rate >= 1:
-            return feed_in_turn(self, residuals, tensors, state, ctx)
+    ) -> list[Selected]:
+        """Add tensors to residuals and take out what to send: its positions, the values there."""
+        del state
         kept, factors = kept_entries(rate, self.chunk), ctx.factors or (1.0,) * len(tensors)
-        chosen = [
+        return [
             ctx.kernels.feedback_chunk_top_k(residual, tensor, kept, self.chunk, factor)
             for residual, tensor, factor in zip(residuals, tensors, factors, strict=True)
         ]
-        packet = self.coded(tensors, chosen, ctx)
-        self.keep_errors(residuals, chosen, packet, ctx)
-        return packet, state
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext

@@ -100,7 +100,7 @@ class Dense(StatelessCodec):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(StatelessCodec):
-    """The base of TopK and RandomK: of each tensor k entries are sent, the rest is dropped."""
+    """The base of codecs that send k entries of each tensor and drop the rest."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
@@ -162,7 +162,45 @@ class Sparsifier(StatelessCodec):
         given = tensor.size, self.value_dtype, ctx.kernels, self.value_chunk
         return code_values(values, indices, *given)
 
-    def keep_errors(
+    def select(
+        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
+    ) -> list[Selected]:
+        """Return of each tensor ascending positions and the values there."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedSparsifier(Sparsifier):
+    """The base of TopK and ChunkedTopK: an error-feedback step is one pass over each tensor."""
+
+    def feed(
+        self,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:
+        """Do one error-feedback step, for each tensor in one pass over memory."""
+        rate = self.fraction(ctx)
+        if rate >= 1:
+            return feed_in_turn(self, residuals, tensors, state, ctx)
+        chosen = self.take(residuals, tensors, rate, state, ctx)
+        packet = self.coded(tensors, chosen, ctx)
+        self._keep_errors(residuals, chosen, packet, ctx)
+        return packet, state
+
+    def take(
+        self,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        rate: float,
+        state: State,
+        ctx: EncodeContext,
+    ) -> list[Selected]:
+        """Add tensors to residuals and take out what to send: its positions, the values there."""
+        raise NotImplementedError
+
+    def _keep_errors(
         self,
         residuals: Sequence[Float32],
         chosen: Sequence[Selected],
@@ -175,12 +213,6 @@ class Sparsifier(StatelessCodec):
         for block in packet.blocks:
             indices, values = chosen[block.slot]
             residuals[block.slot][indices] = values - ctx.kernels.dequantise(block.values)
-
-    def select(
-        self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
-    ) -> list[Selected]:
-        """Return of each tensor ascending positions and the values there."""
-        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)

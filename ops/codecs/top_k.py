@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.codecs.base import EncodeContext, kept_entries
-from thinwire.ops.codecs.dense import Sparsifier
-from thinwire.ops.codecs.packets import feed_in_turn
+from thinwire.ops.codecs.dense import FusedSparsifier
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import ConfigurationError, ModelSpec, Packet, State
+from thinwire.ops.types import ConfigurationError, ModelSpec, State
 
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Selected
@@ -21,7 +20,7 @@ SELECTIONS = ("exact", "carried")
 
 
 @dataclasses.dataclass(frozen=True)
-class TopK(Sparsifier):
+class TopK(FusedSparsifier):
     """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
 
     ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
@@ -54,17 +53,15 @@ class TopK(Sparsifier):
         zeros = np.zeros(len(spec.tensors), np.float32)
         return {"thresholds": zeros, "earlier": zeros.copy()}
 
-    def feed(
+    def take(
         self,
         residuals: Sequence[Float32],
         tensors: Sequence[Float32],
+        rate: float,
         state: State,
         ctx: EncodeContext,
-    ) -> tuple[Packet, State]:
-        """Do one error-feedback step, for each tensor in one pass over memory."""
-        rate = self.fraction(ctx)
-        if rate >= 1:
-            return feed_in_turn(self, residuals, tensors, state, ctx)
+    ) -> list[Selected]:
+        """Add tensors to residuals and take out what to send: its positions, the values there."""
         kernels = ctx.kernels
         is_exact = self.selection == "exact"
         take_largest = kernels.feedback_top_k if is_exact else kernels.feedback_carried
@@ -76,9 +73,7 @@ class TopK(Sparsifier):
                 residual, tensor, count, factors[place], hint
             )
             chosen.append((indices, values))
-        packet = self.coded(tensors, chosen, ctx)
-        self.keep_errors(residuals, chosen, packet, ctx)
-        return packet, state
+        return chosen
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
