@@ -125,3 +125,12 @@ class Kernels:
     adapt: Callable[[Float32, Float32, float, float], tuple[Float32, Float32]]
     contribution: Callable[[Float32, int, Float32, float], tuple[Float32, Float32]]
     to_levels: Callable[[Float32, int], tuple[NDArray[np.integer], Float32, Float32]]
+
+    def apply(
+        self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32
+    ) -> None:
+        """Subtract ``rate * values`` from `theta` [n] in place, where `indices` are; None: all."""
+        if indices is None:
+            self.apply_dense(theta, values, rate)
+        else:
+            self.apply_sparse(theta, indices, values, rate)

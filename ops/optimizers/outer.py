@@ -114,10 +114,7 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.factor(kind, rate)
         if factor is not None:
-            if update.indices is None:
-                kernels.apply_dense(theta, update.values, factor)
-            else:
-                kernels.apply_sparse(theta, update.indices, update.values, factor)
+            kernels.apply(theta, update.indices, update.values, factor)
             return update.indices, state
         values = update.values
         if update.indices is not None:

@@ -181,10 +181,7 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
         factor = -rate if kind is Kind.DELTA else rate
-        if update.indices is None:
-            kernels.apply_dense(theta, update.values, factor)
-        else:
-            kernels.apply_sparse(theta, update.indices, update.values, factor)
+        kernels.apply(theta, update.indices, update.values, factor)
         return update.indices, state
 
     def save(self, state: State) -> State:

@@ -227,10 +227,7 @@ class ShardModel:
         stepped = [each for each in arrivals if each.samples or each.change is not None]
         changes = [each.change or nothing for each in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
-        if merged.indices is None:
-            self.kernels.apply_dense(self.theta, merged.values, -share)
-        else:
-            self.kernels.apply_sparse(self.theta, merged.indices, merged.values, -share)
+        self.kernels.apply(self.theta, merged.indices, merged.values, -share)
         self.method.server.set_weights(self.theta, self._server)
         return merged.indices
 

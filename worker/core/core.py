@@ -515,10 +515,7 @@ class WorkerCore:
         merged = Mean().merge(updates, layout.size)
         for block in blocks_of(merged, layout):
             target = self._slice_of(self.base, layout.slices[block.slot])
-            if block.indices is None:
-                KERNELS.apply_dense(target, block.values.data, relayed.rate)
-            else:
-                KERNELS.apply_sparse(target, block.indices, block.values.data, relayed.rate)
+            KERNELS.apply(target, block.indices, block.values.data, relayed.rate)
 
     def _slice_of(self, weights: Float32, piece: Slice) -> Float32:
         """Return the view of a model [num_parameters] that a slice of a shard is."""
