@@ -87,7 +87,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
     Raises:
         ConfigurationError: A shard that the run does not have, or an address beyond this machine
-            without certificates, token or --insecure.
+            without certificates, token or --insecure, or a --checkpoint_dir of no use.
     """
     from thinwire.proto.grpc import check_bind
 
@@ -97,6 +97,10 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
             f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
         )
     check_bind(own.bind, own.insecure, run.credentials.protection)
+    if run.checkpoint_dir is not None:
+        from thinwire.ops.persistence.places import CHECKPOINTS, check_place
+
+        check_place(run.checkpoint_dir, CHECKPOINTS)
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:

@@ -16,10 +16,13 @@ from absl import logging
 
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
+from thinwire.ops.persistence.checkpoint import Fenced
 from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.persistence.places import discard_checkpoints
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
 from thinwire.ops.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
@@ -162,6 +165,8 @@ def main(run: Run) -> int:
     own = ps_flags.read(run.addresses)
     if run.overwrite:
         clear_node(run.run_dir, own.node)
+        if run.checkpoint_dir is not None:
+            discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
     if not run.model_is_offered:
         return ShardProcess(run, own, model_of_flags(run, own.id_ps)).serve()
     saved = SavedShard(run, own.node)
@@ -255,6 +260,7 @@ class ShardProcess:
         self.leads = own.id_ps == 0
         self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
+        self.fenced: Fenced | None = None  # why this process ends alone: a successor is there
         self._flowed = (0, 0.0)  # bytes sent, and when the last were, in seconds after the end
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
@@ -304,6 +310,7 @@ class ShardProcess:
         if finished := self.saved.finished:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return False
+        self.saved.on_fenced = self._on_fenced
         self.saved.open()
         self._listen(stage)
         self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
@@ -333,6 +340,11 @@ class ShardProcess:
         self.interrupted = True  # workers that have not joined by now get no reply any more
         self.server.queue.put(events.Stop("interrupted"))
 
+    def _on_fenced(self, error: Fenced) -> None:
+        """End this process, but not the run, which a successor serves (any thread)."""
+        self.fenced = error
+        self.server.queue.put(lambda: None)  # wakes the writer thread
+
     # -- start ------------------------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
@@ -356,7 +368,7 @@ class ShardProcess:
         server = self.server
         if self.run.model_is_offered:
             is_agreed = server.scripts.has_begun if self.leads else lambda phase: True
-            server.ended_models = EndedModels(self.saved.folder / "ended")
+            server.ended_models = EndedModels(self.saved.ended_models())
             server.ended_models.restore(self.saved.since)
             self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
         server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
@@ -532,6 +544,8 @@ class ShardProcess:
     def _over(self) -> bool:
         """Return whether everybody knows of the end, or had time enough to."""
         connections = self.server.connections
+        if self.fenced is not None:
+            return True
         if self.core.stop_reason is None:
             return False
         if self.leader is not None and leader_client.figures_are_final(self.server):
@@ -566,12 +580,12 @@ class ShardProcess:
         reason = self.core.stop_reason or "interrupted"
         if leader is not None:
             leader.close()
-        unsaved = False
-        try:
-            self._leave_behind()
-        except (ConfigurationError, OSError) as error:
-            unsaved = True
-            logging.error("what the run ended with cannot be saved: %s", error)
+        unsaved = self.fenced is not None
+        if unsaved:
+            logging.error("%s", self.fenced)
+            self.server.journaled.close()
+        else:
+            unsaved = not self._leaves_all_behind()
         if self.server.server is not None:
             self.server.server.stop(0.5)
         if self.server.datagrams is not None:
@@ -581,6 +595,15 @@ class ShardProcess:
         if leader is not None and leader.lost_for_good:
             return EXIT_UNREACHABLE
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
+
+    def _leaves_all_behind(self) -> bool:
+        """Return whether what the run ended with is saved; logs why not."""
+        try:
+            self._leave_behind()
+        except (ConfigurationError, OSError) as error:
+            logging.error("what the run ended with cannot be saved: %s", error)
+            return False
+        return True
 
     def _leave_behind(self) -> None:
         """Write the last snapshot, and a summary if nobody else does."""

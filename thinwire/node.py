@@ -73,7 +73,9 @@ LEVELS = {
 _STARTERS = ("Cluster", "Advisor")
 #: Roles that need no model of their own where workers bring it.
 _WITHOUT_MODEL = ("PS", "Supervisor")
-_CHATTY = ("matplotlib", "PIL", "h5py", "asyncio")
+#: Roles of runs that keep no checkpoints of a PS elsewhere.
+_WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
+_CHATTY = ("matplotlib", "PIL", "h5py", "asyncio", "botocore", "aiobotocore", "s3fs", "fsspec")
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
@@ -132,6 +134,7 @@ def _play(script: list[str] | None) -> int:
     run = run_flags.read_run()
     if run.type_node not in ("Cluster", "Advisor"):
         launch.refuse_elsewhere(run)
+    _refuse_places(run)
     observability.check(run, FLAGS)
     if run.type_node in CHECKS:
         CHECKS[run.type_node](run)
@@ -157,6 +160,15 @@ def _play(script: list[str] | None) -> int:
         main_of_role = functools.partial(importlib.import_module(ROLES[run.type_node]).main, run)
     with raise_at_signals() if run.type_node in _STARTERS else contextlib.nullcontext():
         return int(main_of_role())
+
+
+def _refuse_places(run: Run) -> None:
+    """Refuse an address for checkpoints where none are kept elsewhere."""
+    if run.checkpoint_dir is not None and run.type_node in _WITHOUT_PS:
+        raise ConfigurationError(
+            f"--type_node={run.type_node} --checkpoint_dir={run.checkpoint_dir}: it is for the "
+            f"checkpoints of a PS, and a {run.type_node} keeps its own in --run_dir. Leave it out."
+        )
 
 
 def _exit_code(error: Exception) -> int | None:

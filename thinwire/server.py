@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.persistence.places import CHECKPOINTS, check_place
 from thinwire.ops.run.directory import lock_of
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.sharding.split import shard_positions
@@ -101,6 +102,8 @@ class ServerHandle:
             folder = tempfile.TemporaryDirectory(prefix="thinwire-")
             run = dataclasses.replace(run, run_dir=pathlib.Path(self._folder.enter_context(folder)))
         owner = LockOwner.here("PS", own.id_ps, run.addresses[own.id_ps])
+        if run.checkpoint_dir is not None:
+            check_place(run.checkpoint_dir, CHECKPOINTS)
         lock = lock_of(run.run_dir, "PS", own.id_ps).take(owner)  # before what it keeps is read
         self._folder.callback(lock.release)
         # Of one that is never started; at the end of the process its threads may still write.

@@ -14,20 +14,27 @@ Before a save the disk must have enough free space; after it everything is synce
 
 from __future__ import annotations
 
+import abc
 import errno
-import json
 import logging
-import math
 import os
 import pathlib
 import re
 import shutil
-import zlib
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.ops.persistence.state_format import (
+    StateEncoder,
+    array_pieces,
+    array_records,
+    decode_state,
+    manifest_bytes,
+    read_arrays,
+    read_manifest,
+)
 from thinwire.ops.types import ConfigurationError, State
 
 
@@ -60,8 +67,6 @@ def sync_directory(path: pathlib.Path) -> None:
 
 
 FORMAT_VERSION = 1
-_ALIGNMENT_BYTES = 64
-_ARRAY_KINDS = "biufc"  # bool, integers, floats, complex: whatever is raw memory and no object
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 _TEMPORARY_PREFIX = ".tmp-"
 _ARRAYS = "arrays.bin"
@@ -74,8 +79,76 @@ class DamagedCheckpointError(ValueError):
     """A checkpoint is incomplete, altered, or of an unknown format; the message names which."""
 
 
-class Checkpoints:
+class CheckpointStore(abc.ABC):
+    """Where the checkpoints of one node are kept: `Checkpoints` in a folder, or elsewhere.
+
+    Attributes:
+        keep: How many of the newest to leave there, at least 1.
+        num_skipped: Damaged ones, newer than what was loaded.
+        generation_before: The highest generation that was claimed before; -1: none was.
+    """
+
+    keep: int
+    num_skipped: int = 0
+    generation_before: int = -1
+
+    @abc.abstractmethod
+    def claim(self, generation: int, owner: str) -> bool:
+        """Let nobody of an earlier generation write from now on.
+
+        Args:
+            generation: Of whoever writes from now on, above `generation_before`.
+            owner: Who that is, for the messages of the one before.
+
+        Returns:
+            Whether nothing was written since it was loaded; if False, nothing is claimed: load
+            it again.
+        """
+
+    @abc.abstractmethod
+    def save(self, step: int, state: State) -> object:
+        """Write a state so that it is kept, whole, when this returns.
+
+        The state must not change meanwhile: hand in ``copy_state(state)`` to save on another
+        thread.
+
+        Raises:
+            TypeError: The state holds something that is not plain data, and where it is.
+            OSError: The storage refused.
+            Fenced: Another one of a higher generation writes there now.
+        """
+
+    @abc.abstractmethod
+    def load_latest(self) -> tuple[int, State] | None:
+        """Return (step, state) of the newest whole checkpoint, or None when there is none.
+
+        A damaged one is logged as a warning and the one before it is tried.
+
+        Raises:
+            ConfigurationError: Another version of Thinwire wrote the newest whole one.
+        """
+
+    @abc.abstractmethod
+    def load_all(self) -> list[State]:
+        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
+
+    @abc.abstractmethod
+    def discard(self, owner: str) -> None:
+        """Remove all that is there; nobody that writes now may go on.
+
+        Args:
+            owner: Who removes it.
+        """
+
+
+class Fenced(ConfigurationError):
+    """A successor of a higher generation writes; the message names both."""
+
+
+class Checkpoints(CheckpointStore):
     """The checkpoints of one role in one directory, which belongs to that role alone.
+
+    Its lock (`thinwire.ops.run.lock`) keeps others out, so that there is nothing to claim.
 
     Args:
         directory: created when missing.
@@ -87,24 +160,28 @@ class Checkpoints:
             raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
         self.directory = pathlib.Path(directory)
         self.keep = keep
-        self.num_skipped = 0  # damaged ones, newer than what was loaded
+
+    def claim(self, generation: int, owner: str) -> bool:
+        """See CheckpointStore."""
+        del generation, owner
+        return True
+
+    def discard(self, owner: str) -> None:
+        """See CheckpointStore."""
+        del owner
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def save(self, step: int, state: State) -> pathlib.Path:
-        """Write ``state`` so that it is on disk, whole, when this returns.
+        """Write ``state``; see CheckpointStore.
 
-        The state must not change meanwhile: hand in ``copy_state(state)`` to save on another
-        thread. What a failed save has written is removed: others need the space.
+        What a failed save has written is removed: others need the space.
 
         Returns:
             The new checkpoint's directory.
-
-        Raises:
-            TypeError: the state holds something that is not plain data, and where it is.
-            OSError: the disk refused.
         """
         if step < 0:
             raise ValueError(f"step is {step}, expected 0 or more")
-        encoder = _Encoder()
+        encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         self.directory.mkdir(parents=True, exist_ok=True)
         temporary = self.directory / f"{_TEMPORARY_PREFIX}{os.getpid()}"
@@ -114,7 +191,9 @@ class Checkpoints:
             check_free_space(temporary, sum(array.nbytes for array in encoder.arrays))
             records = _write_arrays(temporary / _ARRAYS, encoder.arrays)
             content = {"format": FORMAT_VERSION, "step": step, "arrays": records, "tree": tree}
-            _write_manifest(temporary / _MANIFEST, content)
+            with open(temporary / _MANIFEST, "wb") as file:
+                file.write(manifest_bytes(content))
+                sync(file)
             sync_directory(temporary)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -128,13 +207,7 @@ class Checkpoints:
         return path
 
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None when there is none.
-
-        A damaged one is logged as a warning and the one before it is tried.
-
-        Raises:
-            ConfigurationError: Another version of Thinwire wrote the newest whole one.
-        """
+        """See CheckpointStore."""
         self.num_skipped = 0
         for _, path in reversed(self._found()):
             try:
@@ -145,7 +218,7 @@ class Checkpoints:
         return None
 
     def load_all(self) -> list[State]:
-        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
+        """See CheckpointStore."""
         states = []
         for _, path in self._found():
             try:
@@ -188,9 +261,11 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
     """
     path = pathlib.Path(path)
     try:
-        content = _read_manifest(path / _MANIFEST)
-        arrays = _read_arrays(path / _ARRAYS, content["arrays"])
-        state = _decode(content["tree"], arrays)
+        content = _read_content(path)
+        with open(path / _ARRAYS, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            arrays = read_arrays(file, size, _ARRAYS, content["arrays"])
+        state = decode_state(content["tree"], arrays)
         step = content["step"]
         if type(step) is not int or not isinstance(state, dict):
             raise ValueError("step or state is of the wrong type")
@@ -208,129 +283,21 @@ def copy_state(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-class _Encoder:
-    """Turns state into JSON values, putting arrays and bytes aside in ``arrays``."""
-
-    def __init__(self) -> None:
-        self.arrays: list[NDArray[Any]] = []
-
-    def encode(self, value: Any, where: str) -> Any:
-        """Return the JSON form of ``value``; containers and arrays become tagged objects."""
-        if value is None or type(value) in (bool, int, str):
-            return value
-        if type(value) is float:
-            return value if math.isfinite(value) else {"float": str(value)}
-        if type(value) is list:
-            return [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
-        if type(value) is tuple:
-            return {"tuple": [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
-        if isinstance(value, dict):
-            return {"dict": [self._encode_item(item, where) for item in value.items()]}
-        if type(value) in (bytes, bytearray):
-            return {"bytes": self._put_aside(np.frombuffer(value, np.uint8), where)}
-        if isinstance(value, np.generic):
-            return {"scalar": self._put_aside(np.asarray(value), where)}
-        if isinstance(value, np.ndarray):
-            return {"array": self._put_aside(value, where)}
-        raise TypeError(
-            f"{where} is a {type(value).__name__}; a checkpoint holds dicts, lists, tuples, numpy "
-            "arrays, ints, floats, strings, bools, bytes and None"
-        )
-
-    def _encode_item(self, item: tuple[Any, Any], where: str) -> list[Any]:
-        key, value = item
-        if type(key) not in (str, int):
-            raise TypeError(f"{where} has the key {key!r}, expected a string or an int")
-        return [key, self.encode(value, f"{where}[{key!r}]")]
-
-    def _put_aside(self, array: NDArray[Any], where: str) -> int:
-        if array.dtype.kind not in _ARRAY_KINDS:
-            raise TypeError(
-                f"{where} is an array of {array.dtype}, expected bools, integers, floats or "
-                "complex numbers"
-            )
-        self.arrays.append(np.asarray(array, order="C"))
-        return len(self.arrays) - 1
-
-
-def _decode(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Undo ``_Encoder.encode``."""
-    if isinstance(value, list):
-        return [_decode(item, arrays) for item in value]
-    if not isinstance(value, dict):
-        return value
-    ((tag, body),) = value.items()
-    if tag == "dict":
-        return {key: _decode(item, arrays) for key, item in body}
-    if tag == "tuple":
-        return tuple(_decode(item, arrays) for item in body)
-    if tag == "array":
-        return arrays[body]
-    if tag == "scalar":
-        return arrays[body][()]
-    if tag == "bytes":
-        return arrays[body].tobytes()
-    if tag == "float":
-        return float(body)
-    raise ValueError(f"unknown tag {tag!r} in the manifest")
-
-
 def _write_arrays(path: pathlib.Path, arrays: list[NDArray[Any]]) -> list[dict[str, Any]]:
     """Write the arrays' bytes, synced to disk, and return their records for the manifest."""
-    records: list[dict[str, Any]] = []
     with open(path, "wb") as file:
-        end = 0
-        for array in arrays:
-            start = end + -end % _ALIGNMENT_BYTES
-            file.write(bytes(start - end))
-            raw = array.reshape(-1).view(np.uint8)
-            end = start + raw.size
-            place = {"offset": start, "crc32": zlib.crc32(raw.data)}
-            records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
-            file.write(raw.data)
+        for piece in array_pieces(arrays):
+            file.write(piece)
         sync(file)
-    return records
+    return array_records(arrays)
 
 
-def _read_arrays(path: pathlib.Path, records: list[dict[str, Any]]) -> list[NDArray[Any]]:
-    """Read and check what ``_write_arrays`` wrote; lengths are checked before allocation."""
-    arrays = []
-    with open(path, "rb") as file:
-        file_bytes = os.fstat(file.fileno()).st_size
-        for number, record in enumerate(records):
-            dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
-            num_bytes = math.prod(shape) * dtype.itemsize
-            if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
-                raise ValueError(f"array {number} has dtype {dtype} and shape {shape}")
-            if record["offset"] + num_bytes > file_bytes:
-                raise ValueError(f"{path.name} ends within array {number}: {file_bytes} bytes")
-            raw = np.empty(num_bytes, np.uint8)
-            file.seek(record["offset"])
-            if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:
-                raise ValueError(f"the checksum of array {number} does not match its bytes")
-            arrays.append(raw.view(dtype).reshape(shape))
-    return arrays
-
-
-def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _write_manifest(path: pathlib.Path, content: dict[str, Any]) -> None:
-    text = _canonical(content)
-    with open(path, "wb") as file:
-        file.write(b'{"crc32":%d,"content":%b}\n' % (zlib.crc32(text), text))
-        sync(file)
-
-
-def _read_manifest(path: pathlib.Path) -> dict[str, Any]:
-    document = json.loads(path.read_bytes())
-    content: dict[str, Any] = document["content"]
-    if zlib.crc32(_canonical(content)) != document["crc32"]:
-        raise ValueError(f"the checksum of {path.name} does not match its text")
+def _read_content(path: pathlib.Path) -> dict[str, Any]:
+    """Return the manifest of a checkpoint's directory."""
+    content = read_manifest((path / _MANIFEST).read_bytes(), _MANIFEST)
     if content["format"] != FORMAT_VERSION:  # whole: going back to an older one would lose it
         raise ConfigurationError(
-            f"{path.parent} is a checkpoint of format {content['format']!r}, and this version of "
+            f"{path} is a checkpoint of format {content['format']!r}, and this version of "
             f"Thinwire reads {FORMAT_VERSION}; go on with the one that wrote it, or --overwrite."
         )
     return content

@@ -123,6 +123,7 @@ class Run:
     advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
     on_metrics: str | None = None  # module:function that gets each record; None: nobody
     credentials: Credentials = NO_CREDENTIALS  # of this node
+    checkpoint_dir: str | None = None  # of PS, a folder or an address; None: in run_dir
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
     metrics_host: str = "127.0.0.1"
     metrics_login: str | None = None  # file with name and password of its readers

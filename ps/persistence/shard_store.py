@@ -6,15 +6,20 @@ that no snapshot on disk needs any more are removed.
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
+import secrets
 import threading
 from collections.abc import Callable
 
 from absl import logging
 
 from thinwire.ops.offer import Offer
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.persistence.checkpoint import CheckpointStore, Fenced
+from thinwire.ops.persistence.places import CHECKPOINTS, checkpoints_at
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.settings import Run, is_finished, limit_of
 from thinwire.ops.types import ConfigurationError, ModelSpec, State
 from thinwire.proto import messages
@@ -28,16 +33,27 @@ from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 #: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
 #: with the journal's magic. 1: by attributes of the core, before the parts had names of their own.
 FORMAT = 2
+_JOURNALS_OF = "journals.id"
 
 
 class Saver:
     """A background writer of checkpoints."""
 
     def __init__(
-        self, checkpoints: Checkpoints, on_saved: Callable[[State], None] = lambda state: None
+        self,
+        checkpoints: CheckpointStore,
+        on_saved: Callable[[State], None] = lambda state: None,
+        on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """Start the thread; it calls `on_saved` with each state that is safely on disk."""
+        """Start the thread.
+
+        Args:
+            checkpoints: Where they are kept.
+            on_saved: Called with each state that is safely kept.
+            on_fenced: Called when a successor writes there.
+        """
         self._checkpoints, self._on_saved = checkpoints, on_saved
+        self._on_fenced = on_fenced
         self._wake = threading.Condition()
         self._next: tuple[int, State] | None = None
         self._busy = False
@@ -71,6 +87,9 @@ class Saver:
                 self._checkpoints.save(version, state)
                 self._on_saved(state)
                 self.failure = None
+            except Fenced as error:
+                self.failure = error
+                self._on_fenced(error)
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
@@ -95,8 +114,10 @@ class SavedShard:
         self._run = run
         self._spec = ModelSpec(())  # see `check`
         self._offer: Offer | None = None
+        self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
-        self._checkpoints = Checkpoints(self.folder, keep=run.keep_checkpoints)
+        self.on_fenced: Callable[[Fenced], None] = lambda error: None
+        self._checkpoints = self._checkpoints_of(name, self.folder, run.keep_checkpoints)
         self._found = self._load()
         self._phase, self._since = self.phase, self.since
         self._mark = journal.read_mark(self.folder)
@@ -122,6 +143,12 @@ class SavedShard:
             ConfigurationError: The run directory holds another run.
         """
         self._spec, self._offer = spec, offer
+        self._refuse_other_run(spec)
+        while not self._checkpoints.claim(self.generation, self._owner):
+            self._found = self._load()  # somebody has written since
+            self._refuse_other_run(spec)
+
+    def _refuse_other_run(self, spec: ModelSpec) -> None:
         if self._found is None:
             return
         mine = messages.settings_of(self._settings)
@@ -131,9 +158,10 @@ class SavedShard:
             [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in self._found["model"]],
         )
         if difference:
+            flag, place = self._place
             raise ConfigurationError(
-                f"--run_dir={self._run.run_dir} holds another run ({difference}); give this one "
-                "another --run_dir, or --overwrite the old one."
+                f"--{flag}={place} holds another run ({difference}); give this one "
+                f"another --{flag}, or --overwrite the old one."
             )
 
     @property
@@ -206,6 +234,7 @@ class SavedShard:
     def generation(self) -> int:
         """The generation that begins now: above any before, those of damaged snapshots included."""
         before = [self._found["core"]["generation"] if self._found else -1]
+        before.append(self._checkpoints.generation_before)
         if self._replayed is not None:
             before.append(self._replayed.generation)
         if self._mark is not None:
@@ -236,6 +265,12 @@ class SavedShard:
         """
         if self._found is None or self._found.get("journal") is None:
             return None
+        if self._found.get("journals_of") != self._journals_of():
+            logging.warning(
+                "the journal behind the newest checkpoint lies on another machine: the updates "
+                "that it holds are lost, and this shard goes on from the checkpoint"
+            )
+            return None
         found, ended = self._found, self._found["core"]["lifecycle"]["stop_reason"]
         replayed = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
         found["core"], self._replayed = replayed.core, replayed
@@ -248,7 +283,9 @@ class SavedShard:
 
     def open(self) -> None:
         """Start the thread that writes."""
-        self._saver = Saver(self._checkpoints, self._remove_unneeded)
+        self._saver = Saver(
+            self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
+        )
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
         """Return a journal that continues the one found."""
@@ -300,6 +337,7 @@ class SavedShard:
                 **({"offer": self._offer.to_json()} if self._offer is not None else {}),
                 "phase": self._phase,
                 "since": self._since,
+                **({"journals_of": self._journals_of()} if self._is_elsewhere else {}),
                 **(begun or {}),
             },
         )
@@ -313,11 +351,67 @@ class SavedShard:
         try:
             self._saver.flush()
         except OSError as error:
+            remedy = "free space on that disk, or let this user write there"
+            if self._is_elsewhere:
+                remedy = "make that storage reachable and writable"
             raise ConfigurationError(
-                f"cannot write a checkpoint into {self.folder}: {error.strerror or error}. The "
-                "checkpoints before it are intact: free space on that disk, or let this user write "
-                "there, and start the same command again."
+                f"cannot write a checkpoint into {self._where}: {error.strerror or error}. The "
+                f"checkpoints before it are intact: {remedy}, and start the same command again."
             ) from error
+
+    def ended_models(self) -> CheckpointStore:
+        """Return where models of earlier phases are kept, with nobody else writing there."""
+        name = f"{self._name}-ended"
+        found = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
+        if self._is_elsewhere:
+            found.load_all()
+            while not found.claim(found.generation_before + 1, self._owner):
+                found.load_all()
+        return found
+
+    def _checkpoints_of(self, name: str, folder: pathlib.Path, keep: int) -> CheckpointStore:
+        return checkpoints_at(self._run.checkpoint_dir, name, folder, keep)
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        """Whether checkpoints are not kept beside the journal."""
+        return self._run.checkpoint_dir is not None
+
+    @property
+    def _place(self) -> tuple[str, str]:
+        """Return the flag that names where checkpoints are, and its value."""
+        if self._run.checkpoint_dir is not None:
+            return CHECKPOINTS, self._run.checkpoint_dir
+        return "run_dir", str(self._run.run_dir)
+
+    @property
+    def _where(self) -> str:
+        if self._run.checkpoint_dir is not None:
+            return f"{self._run.checkpoint_dir.rstrip('/')}/{self._name}"
+        return str(self.folder)
+
+    @property
+    def _owner(self) -> str:
+        number = int(self._name.rpartition("-")[2])
+        addresses = self._run.addresses
+        return str(LockOwner.here("PS", number, addresses[number] if addresses else ""))
+
+    def _journals_of(self) -> str | None:
+        """Return what the journals of this folder are known by, in checkpoints kept elsewhere.
+
+        Journals of several machines have the same names; those of another one must not be replayed.
+        None where checkpoints and journals are in one place.
+        """
+        if not self._is_elsewhere:
+            return None
+        path = self.folder / _JOURNALS_OF
+        with contextlib.suppress(OSError):
+            if known := path.read_text().strip():
+                return known
+        self.folder.mkdir(parents=True, exist_ok=True)
+        made = secrets.token_hex(8)
+        path.write_text(f"{made}\n")
+        return made
 
     def _load(self) -> State | None:
         found = self._checkpoints.load_latest()
@@ -327,10 +421,11 @@ class SavedShard:
             return None
         _, state = found
         if (theirs_format := state.get("format", 1)) != FORMAT:
+            flag, place = self._place
             raise ConfigurationError(
-                f"--run_dir={self._run.run_dir} holds checkpoints of format {theirs_format}, and "
+                f"--{flag}={place} holds checkpoints of format {theirs_format}, and "
                 f"this version of Thinwire reads format {FORMAT}: go on with the version that "
-                "wrote them, or give this run another --run_dir, or --overwrite the old one."
+                f"wrote them, or give this run another --{flag}, or --overwrite the old one."
             )
         return state
 
@@ -343,6 +438,6 @@ class SavedShard:
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped
         return (
-            f"{self.folder} holds {count} checkpoints, and all of them are damaged (see the "
+            f"{self._where} holds {count} checkpoints, and all of them are damaged (see the "
             "log). Restore a copy of that folder, or set --overwrite to start this run afresh."
         )

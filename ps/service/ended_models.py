@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import pathlib
 
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.persistence.checkpoint import CheckpointStore
 from thinwire.ops.types import ShardLayout, Slice, State, Update
 from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
@@ -77,22 +76,22 @@ class EndedModels:
         since: The first phase that had the present model, with the present variables.
 
     Args:
-        folder: Where they are kept for a shard that is started again; None: nowhere.
+        checkpoints: Where they are kept for a shard that is started again; None: nowhere.
     """
 
-    def __init__(self, folder: pathlib.Path | None = None) -> None:
+    def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
         self.since = 0
-        self._folder = folder
+        self._checkpoints = checkpoints
         self._kept: collections.deque[EndedModel] = collections.deque()
 
     def restore(self, since: int) -> None:
-        """Take over those that lie in the folder, of phases before the present model's.
+        """Take over those that are kept, of phases before the present model's.
 
         Args:
             since: As the shard was saved with.
         """
         self.since = since
-        states = [] if self._folder is None else Checkpoints(self._folder).load_all()
+        states = [] if self._checkpoints is None else self._checkpoints.load_all()
         found = [EndedModel.from_plain(state) for state in states]
         self._kept.extend(each for each in found if each.last < since)
 
@@ -106,8 +105,9 @@ class EndedModels:
         kept.append(ended)
         while len(kept) > _LEAST_MODELS and sum(each.num_bytes for each in kept) > _MOST_BYTES:
             kept.popleft()
-        if self._folder is not None:
-            Checkpoints(self._folder, keep=len(kept)).save(ended.first, ended.to_plain())
+        if self._checkpoints is not None:
+            self._checkpoints.keep = len(kept)
+            self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
         """Return what a phase has ended with; None: it is not known any more."""

@@ -20,9 +20,9 @@ from tests.supervisor.samples import make_status, write_run
 from thinwire.ops.persistence.checkpoint import (
     Checkpoints,
     DamagedCheckpointError,
-    _canonical,
     load,
 )
+from thinwire.ops.persistence.state_format import canonical
 from thinwire.ops.run.directory import rounds_of
 from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
@@ -151,7 +151,7 @@ def checkpoint(data: bytes) -> None:
         if mends & 1:
             content = json.loads(manifest)["content"]
             _mend_arrays(content, arrays, mends)
-            text = _canonical(content)
+            text = canonical(content)
             manifest = b'{"crc32":%d,"content":%b}' % (zlib.crc32(text), text)
     place = FOLDER.path / "one"
     place.mkdir(exist_ok=True)

@@ -141,6 +141,14 @@ _RUN = Topic(
         ),
         switch("quiet", "Show warnings only; the log file in --run_dir has everything."),
         *advanced(
+            words(
+                "checkpoint_dir",
+                None,
+                "Where PS keep their checkpoints, so that another machine can go on from them: a "
+                "shared folder, or s3://bucket/folder.",
+                "address",
+                unset="in --run_dir",
+            ),
             integer("keep_checkpoints", 3, "Checkpoints that a PS keeps.", "count", low=1),
             number(
                 "reconnect_timeout_seconds",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from thinwire.launcher.watchdog import GRACE_SECONDS
+from thinwire.ops.persistence.places import discard_checkpoints
 from thinwire.ops.run.directory import clear, lock_of, node_locks
 from thinwire.ops.run.lock import DirectoryLock, LockOwner
 from thinwire.ops.run.settings import Run
@@ -39,6 +40,8 @@ def claim_run_directory(
                 held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
         if run.overwrite:
             clear(run.run_dir)
+            if run.checkpoint_dir is not None:
+                discard_checkpoints(run.checkpoint_dir, None, str(owner))
 
 
 def _locks(run: Run) -> list[DirectoryLock]:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from absl import logging
 
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.persistence.checkpoint import CheckpointStore
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ModelSpec, State
 from thinwire.ps.core.members import CoreConfig
@@ -42,7 +42,7 @@ class SimulatedDisk:
         """
         return open(path, "xb", buffering=0)
 
-    def save(self, checkpoints: Checkpoints, version: int, state: State) -> None:
+    def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
         """Write a snapshot; see `create`."""
         checkpoints.save(version, state)
 
@@ -52,7 +52,7 @@ class SimulatedSaver:
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
+        checkpoints: CheckpointStore,
         on_saved: Callable[[State], None],
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],

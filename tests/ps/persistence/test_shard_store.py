@@ -6,7 +6,7 @@ import pytest
 from tests.command_line import given
 from tests.harness import SPEC, MiniRun, method
 from thinwire.flags.run import read_run
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.persistence.checkpoint import Checkpoints, Fenced
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.ps.datagrams.counters import DatagramCounts
@@ -195,3 +195,41 @@ def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_hel
         "format 2: go on with the version that wrote them, or give this run another --run_dir, or "
         "--overwrite the old one."
     )
+
+
+def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
+    """Each machine has a run directory of its own; journals of the same names lie in them."""
+    stored = f"--checkpoint_dir={tmp_path / 'stored'}"
+
+    def life(machine, journal):
+        saved = shard(tmp_path / machine, stored)
+        saved.open()
+        core = {"theta": np.ones(3, np.float32), "generation": saved.generation}
+        core["lifecycle"] = {"stop_reason": None}
+        begun = {"journal": journal, "soft": {}, "recovered": saved.recovered}
+        saved.put(7, core, "abc", {}, {}, RECEIVED, begun)
+        saved.flush()
+        return saved
+
+    assert life("one", 5).generation == 0
+    old = shard(tmp_path / "one", stored)
+    old.open()
+    assert life("two", 5).generation == 2
+    back = shard(tmp_path / "one", stored)
+    assert back.generation == 3 and back.run_id == "abc"
+    assert back.replay(None, None) is None
+    assert "lies on another machine" in caplog.text
+    fenced = []
+    old.on_fenced = fenced.append
+    old.put(9, back.core, "abc", {}, {}, RECEIVED)
+    with pytest.raises(Fenced, match="taken over by PS 0, .* as generation 3"):
+        old.flush()
+    assert len(fenced) == 1
+
+
+def test_a_run_elsewhere_is_refused_without_fencing_its_ps(tmp_path):
+    stored = f"--checkpoint_dir={tmp_path / 'stored'}"
+    save(tmp_path / "one", None, stored)
+    with pytest.raises(ConfigurationError, match="--checkpoint_dir=.* holds another run"):
+        shard(tmp_path / "two", stored, "--method=bsp")
+    assert shard(tmp_path / "two", stored).generation == 1

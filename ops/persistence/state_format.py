@@ -1,0 +1,168 @@
+"""How plain state becomes bytes: a tree of JSON values, and the memory of its arrays behind it.
+
+Arrays lie one after the other, each aligned to 64 bytes and with a CRC-32 of its own; the tree
+names them by number. A manifest is one line of JSON with a CRC-32. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT_BYTES = 64
+_ARRAY_KINDS = "biufc"  # bool, integers, floats, complex: whatever is raw memory and no object
+
+
+class StateEncoder:
+    """Turns state into JSON values, putting arrays and bytes aside in ``arrays``."""
+
+    def __init__(self) -> None:
+        self.arrays: list[NDArray[Any]] = []
+
+    def encode(self, value: Any, where: str) -> Any:
+        """Return the JSON form of ``value``; containers and arrays become tagged objects."""
+        if value is None or type(value) in (bool, int, str):
+            return value
+        if type(value) is float:
+            return value if math.isfinite(value) else {"float": str(value)}
+        if type(value) is list:
+            return [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        if type(value) is tuple:
+            return {"tuple": [self.encode(item, f"{where}[{i}]") for i, item in enumerate(value)]}
+        if isinstance(value, dict):
+            return {"dict": [self._encode_item(item, where) for item in value.items()]}
+        if type(value) in (bytes, bytearray):
+            return {"bytes": self._put_aside(np.frombuffer(value, np.uint8), where)}
+        if isinstance(value, np.generic):
+            return {"scalar": self._put_aside(np.asarray(value), where)}
+        if isinstance(value, np.ndarray):
+            return {"array": self._put_aside(value, where)}
+        raise TypeError(
+            f"{where} is a {type(value).__name__}; a checkpoint holds dicts, lists, tuples, numpy "
+            "arrays, ints, floats, strings, bools, bytes and None"
+        )
+
+    def _encode_item(self, item: tuple[Any, Any], where: str) -> list[Any]:
+        key, value = item
+        if type(key) not in (str, int):
+            raise TypeError(f"{where} has the key {key!r}, expected a string or an int")
+        return [key, self.encode(value, f"{where}[{key!r}]")]
+
+    def _put_aside(self, array: NDArray[Any], where: str) -> int:
+        if array.dtype.kind not in _ARRAY_KINDS:
+            raise TypeError(
+                f"{where} is an array of {array.dtype}, expected bools, integers, floats or "
+                "complex numbers"
+            )
+        self.arrays.append(np.asarray(array, order="C"))
+        return len(self.arrays) - 1
+
+
+def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
+    """Undo ``StateEncoder.encode``."""
+    if isinstance(value, list):
+        return [decode_state(item, arrays) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((tag, body),) = value.items()
+    if tag == "dict":
+        return {key: decode_state(item, arrays) for key, item in body}
+    if tag == "tuple":
+        return tuple(decode_state(item, arrays) for item in body)
+    if tag == "array":
+        return arrays[body]
+    if tag == "scalar":
+        return arrays[body][()]
+    if tag == "bytes":
+        return arrays[body].tobytes()
+    if tag == "float":
+        return float(body)
+    raise ValueError(f"unknown tag {tag!r} in the manifest")
+
+
+def array_records(arrays: list[NDArray[Any]]) -> list[dict[str, Any]]:
+    """Return the manifest's records of arrays: dtype, shape, place and CRC-32 of each."""
+    records: list[dict[str, Any]] = []
+    end = 0
+    for array in arrays:
+        start = end + -end % _ALIGNMENT_BYTES
+        raw = array.reshape(-1).view(np.uint8)
+        end = start + raw.size
+        place = {"offset": start, "crc32": zlib.crc32(raw.data)}
+        records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
+    return records
+
+
+def array_pieces(arrays: list[NDArray[Any]]) -> Iterator[memoryview]:
+    """Yield the bytes of arrays as `array_records` places them."""
+    end = 0
+    for array in arrays:
+        gap = -end % _ALIGNMENT_BYTES
+        raw = array.reshape(-1).view(np.uint8)
+        yield memoryview(bytes(gap))
+        yield raw.data
+        end += gap + raw.size
+
+
+def read_arrays(
+    file: IO[bytes], file_bytes: int, name: str, records: list[dict[str, Any]]
+) -> list[NDArray[Any]]:
+    """Read and check arrays; lengths are checked before allocation.
+
+    Args:
+        file: At any place.
+        file_bytes: Its size.
+        name: Of the file, for messages.
+        records: Of `array_records`.
+
+    Raises:
+        ValueError, KeyError, TypeError: The records or the bytes are not as they were written.
+    """
+    arrays = []
+    for number, record in enumerate(records):
+        dtype, shape = np.dtype(record["dtype"]), tuple(record["shape"])
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if dtype.kind not in _ARRAY_KINDS or min(shape, default=0) < 0:
+            raise ValueError(f"array {number} has dtype {dtype} and shape {shape}")
+        if record["offset"] + num_bytes > file_bytes:
+            raise ValueError(f"{name} ends within array {number}: {file_bytes} bytes")
+        raw = np.empty(num_bytes, np.uint8)
+        file.seek(record["offset"])
+        if file.readinto(raw.data) != num_bytes or zlib.crc32(raw.data) != record["crc32"]:  # type: ignore[attr-defined]
+            raise ValueError(f"the checksum of array {number} does not match its bytes")
+        arrays.append(raw.view(dtype).reshape(shape))
+    return arrays
+
+
+def canonical(content: dict[str, Any]) -> bytes:
+    """Return the text of which a manifest has the checksum."""
+    return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
+
+
+def manifest_bytes(content: dict[str, Any]) -> bytes:
+    """Return a manifest with its checksum."""
+    text = canonical(content)
+    return b'{"crc32":%d,"content":%b}\n' % (zlib.crc32(text), text)
+
+
+def read_manifest(data: bytes, name: str) -> dict[str, Any]:
+    """Return a manifest's content.
+
+    Args:
+        data: Of `manifest_bytes`.
+        name: Of the file, for messages.
+
+    Raises:
+        ValueError, KeyError, TypeError: It is not as it was written.
+    """
+    document = json.loads(data)
+    content: dict[str, Any] = document["content"]
+    if zlib.crc32(canonical(content)) != document["crc32"]:
+        raise ValueError(f"the checksum of {name} does not match its text")
+    return content
