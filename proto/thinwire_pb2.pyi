@@ -607,16 +607,18 @@ class Membership(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ...) -> None: ...
 
 class Draw(_message.Message):
-    __slots__ = ("number", "of_round", "workers", "steps")
+    __slots__ = ("number", "of_round", "workers", "steps", "after")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     OF_ROUND_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     number: int
     of_round: int
     workers: _containers.RepeatedScalarFieldContainer[int]
     steps: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., of_round: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ...) -> None: ...
+    after: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., of_round: _Optional[int] = ..., workers: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("workers", "steps", "incarnations")

@@ -35,12 +35,15 @@ class Draw:
         of_round: From 0; drawn again if all of its workers leave.
         workers: Ascending.
         steps: Of the pushes that were released for it, in the order of the workers; (): none yet.
+        after: The newest step of each worker that was released before, in the order of the workers;
+            0: none.
     """
 
     number: int
     of_round: int
     workers: tuple[int, ...]
     steps: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -214,7 +214,8 @@ class DrawnRounds:
     Shard 0 draws as soon as the round before is released. The other shards take its draws, which
     may be ahead of what has arrived there, or behind it: of a draw that is not the newest, they
     wait for the pushes that shard 0 has released, but for those that they have released before, and
-    for those of workers that gave them up.
+    for those of workers that gave them up. A push of a draw that they have missed is an update of
+    its own, when its worker is drawn next.
 
     Attributes:
         groups: One, of all workers.
@@ -321,7 +322,7 @@ class DrawnRounds:
         if not workers:
             workers = draw(self._policy.seed, number, self._live, self._policy.fraction)
         self._newest += 1
-        made = Draw(self._newest, number, workers)
+        made = Draw(self._newest, number, workers, after=self._newest_steps(workers))
         self._announced = [*self._announced[1 - _KEPT :], made]
         return made
 
@@ -401,7 +402,12 @@ class DrawnRounds:
         released: list[tuple[ArrivalToken, ...]] = []
         proceeding: list[int] = []
         before = self._newest
-        while self.is_quiescent():
+        while True:
+            if late := self._late():
+                released.append(self._release(late))
+                proceeding = sorted({*proceeding, *late})
+            if not self.is_quiescent():
+                break
             if self._open:
                 released.append(self._finish_round())
             self._drawn = self._next_draw()
@@ -420,22 +426,44 @@ class DrawnRounds:
             self._gave_up.difference_update(drawn.workers)
         self._open = self._to_wait_for(drawn)
 
+    def _late(self) -> list[int]:
+        """Return workers of the round whose oldest arrival shard 0 has released before it."""
+        if self._drawn is None:
+            return []
+        after = zip(self._drawn.workers, self._drawn.after, strict=False)
+        return [
+            worker
+            for worker, step in after
+            if worker in self._open
+            and worker in self._submitted
+            and self._submitted[worker][0].step <= step
+        ]
+
     def _finish_round(self) -> tuple[ArrivalToken, ...]:
         """Release the oldest arrival of each worker of the round."""
+        workers = tuple(sorted(self._open))
+        after = self._newest_steps(workers)
+        taken = self._release(workers)
+        self._open = set()
+        self._num_rounds += 1
+        if not self._policy.follows:
+            steps = self._newest_steps(workers)
+            self._announced[-1:] = [Draw(self._newest, self._num_rounds - 1, workers, steps, after)]
+        return taken
+
+    def _newest_steps(self, workers: Sequence[int]) -> tuple[int, ...]:
+        return tuple(self._steps.get(worker, 0) for worker in workers)
+
+    def _release(self, workers: Sequence[int]) -> tuple[ArrivalToken, ...]:
+        """Release the oldest arrival of each of these workers, which are in ascending order."""
         taken = []
-        for worker in sorted(self._open):
+        for worker in workers:
             arrivals = self._submitted[worker]
             taken.append(arrivals.pop(0))
             if not arrivals:
                 del self._submitted[worker]
             self._clocks[worker] += 1
             self._steps[worker] = taken[-1].step
-        self._open = set()
-        self._num_rounds += 1
-        if not self._policy.follows:
-            workers, steps = (each.worker for each in taken), (each.step for each in taken)
-            done = Draw(self._newest, self._num_rounds - 1, tuple(workers), tuple(steps))
-            self._announced[-1:] = [done]
         return tuple(taken)
 
     # -- state ------------------------------------------------------------------------------
@@ -488,21 +516,25 @@ class DrawnRounds:
 
 
 def _as_plain(draws: Sequence[Draw]) -> list[list[Any]]:
-    return [[each.number, each.of_round, list(each.workers), list(each.steps)] for each in draws]
+    return [
+        [each.number, each.of_round, list(each.workers), list(each.steps), list(each.after)]
+        for each in draws
+    ]
 
 
 def _of_plain(draws: Sequence[Sequence[Any]]) -> list[Draw]:
     return [
-        Draw(number, of_round, tuple(workers), tuple(steps))
-        for number, of_round, workers, steps in draws
+        Draw(number, of_round, tuple(workers), tuple(steps), tuple(after))
+        for number, of_round, workers, steps, after in draws
     ]
 
 
 def _without(drawn: Draw, worker: int) -> Draw:
     if drawn.steps or worker not in drawn.workers:  # what was released stays so
         return drawn
-    rest = tuple(each for each in drawn.workers if each != worker)
-    return dataclasses.replace(drawn, workers=rest)
+    rest = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
+    workers, after = tuple(each for each, _ in rest), tuple(step for _, step in rest)
+    return dataclasses.replace(drawn, workers=workers, after=after)
 
 
 def _contains(ascending: Sequence[int], value: int) -> bool:

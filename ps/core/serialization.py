@@ -86,7 +86,7 @@ _RECORDS = (
     _Record(
         "MembershipEpoch", events.MembershipEpoch, "number live started formed incarnations draws"
     ),
-    _Record("Draw", Draw, "number of_round workers steps"),
+    _Record("Draw", Draw, "number of_round workers steps after"),
     _Record("PushRejected", events.PushRejected, "worker reason"),
     _Record("Stop", events.Stop, "reason"),
     _Record("ProcessStalled", events.ProcessStalled, "seconds"),

@@ -27,7 +27,11 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
         formed_epoch=formed.epoch if formed else 0,
         draws=[
             pb.Draw(
-                number=each.number, of_round=each.of_round, workers=each.workers, steps=each.steps
+                number=each.number,
+                of_round=each.of_round,
+                workers=each.workers,
+                steps=each.steps,
+                after=each.after,
             )
             for each in epoch.draws
         ],
@@ -38,7 +42,7 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the epoch of a message.
 
     Raises:
-        Malformed: A group has other steps than workers.
+        Malformed: A group has other steps than workers, or a draw other steps before it.
     """
     lives: dict[int, int] = {}
     for group in message.groups:  # of a shard 0 that names no lives, these are 0
@@ -48,8 +52,11 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
         lives |= zip(group.workers, given, strict=True)
     live = tuple(sorted(lives))
     named = tuple(lives[worker] for worker in live)
+    for each in message.draws:
+        if len(each.after) != len(each.workers) or len(each.steps) not in (0, len(each.workers)):
+            raise Malformed(f"epoch {message.epoch}: a draw of other steps than workers")
     draws = tuple(
-        Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps))
+        Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps), tuple(each.after))
         for each in message.draws
     )
     return events.MembershipEpoch(

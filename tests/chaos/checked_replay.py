@@ -74,7 +74,11 @@ def _argument(plain: Any) -> Any:
         return plain
     if plain and isinstance(plain[0], dict):
         return tuple(
-            Draw(each["number"], each["of_round"], tuple(each["workers"]), tuple(each["steps"]))
+            Draw(
+                each["number"],
+                each["of_round"],
+                *(tuple(each[name]) for name in ("workers", "steps", "after")),
+            )
             for each in plain
         )
     if plain and isinstance(plain[0], int):

@@ -35,7 +35,7 @@ from tests.chaos.simulated_run import Case, ChaoticRun, Stuck
 from thinwire.ops.sync.groups import AutoGroups
 
 _GROUPS = (("groups", ((1, 2), (3,))),)
-_DRAWN = (("fraction", 0.5), ("seed", 7))
+DRAWN = (("fraction", 0.5), ("seed", 7))
 _FEW_ENTRIES = (("chunk", 8), ("chunk_k", 2), ("local_steps", 2), ("local_optimizer", "sgd"))
 #: What is run: sparse methods keep a journal, dense ones with --journal=on and, as they do by
 #: default, without.
@@ -65,8 +65,8 @@ CASES = (
     Case("ssgd", nb_ps=2, iter_max=18),
     Case("asgd", journal="auto", choices=(("momentum", 0.9),)),
     Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), iter_max=18),
-    Case("bsp", nb_ps=2, nb_workers=4, choices=_DRAWN, iter_max=18),
-    Case("bsp", nb_ps=2, nb_workers=4, journal="auto", choices=_DRAWN, iter_max=18),
+    Case("bsp", nb_ps=2, nb_workers=4, choices=DRAWN, iter_max=18),
+    Case("bsp", nb_ps=2, nb_workers=4, journal="auto", choices=DRAWN, iter_max=18),
     Case("sparseloco", nb_ps=2, choices=_FEW_ENTRIES, iter_max=18),
 )
 

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos import simulated
 from tests.chaos.faults import IMPOSSIBLE, POSSIBLE, Fault, Plan, Victim
 from tests.chaos.recorder import Recorder
-from tests.chaos.simulated import CASES, played, possible, quiet_seconds, sample
+from tests.chaos.simulated import CASES, DRAWN, played, possible, quiet_seconds, sample
 from tests.chaos.simulated_faults import NOT_SIMULATED, SIMULATED
 from tests.chaos.simulated_run import Case, ChaoticRun
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -110,6 +110,14 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
             [
                 Plan(Fault.HALF_OPEN, Victim.SHARD_0, 0.3889, 565176043),
                 Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.6281, 1045536176),
+            ],
+        ),
+        # A following shard took a push, which shard 0 had applied long ago, for that of a new draw.
+        (
+            Case("bsp", 2, nb_workers=2, journal="auto", choices=DRAWN, iter_max=5, seed=474341766),
+            [
+                Plan(Fault.HALF_OPEN, Victim.WORKER, 0.07917636045360485, 175296909),
+                Plan(Fault.CUT, Victim.SHARD_0, 0.6903665388798127, 1480423361),
             ],
         ),
     ],

@@ -234,7 +234,9 @@ class SimulatedShard:
             port.connection.expect_progress(until)
 
     def jump(self, seconds: float) -> None:
-        """Find that so much time has passed unseen by the shard's own clock."""
+        """Find that so much time has passed unseen by the shard's own clock, if it serves."""
+        if not self.is_open:
+            return
         self.skew += seconds
         self._tick_at = None
         self.handle(events.ProcessStalled(seconds))

@@ -262,6 +262,26 @@ def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
     assert [each.worker for each in arrivals] == [free[0]]
 
 
+def test_a_push_of_a_draw_that_a_following_shard_missed_is_an_update_of_its_own():
+    """Its worker, drawn again, goes on at that shard too, for shard 0 waits for its next push."""
+    policy = DrawnSync(1, 1.0)
+    leader, _ = begun(policy, [1])
+    follower, _ = begun(policy.without_bound(), [1])
+    follower.follow(leader.draws())
+    follower.advance(0.0)
+    submit(leader, 1)  # its push does not come to the follower before the worker leaves it
+    follower.leave(1)
+    follower.join(1)
+    follower.follow(leader.draws())
+    follower.advance(0.0)
+    follower.submit(ArrivalToken(1, 1), 0.0)
+    turn = follower.advance(0.0)
+    assert turn.released == [(ArrivalToken(1, 1),)] and list(turn.proceeding) == [1]
+    assert follower.may_proceed(1) and follower.clocks() == leader.clocks()
+    follower.submit(ArrivalToken(1, 2), 0.0)
+    assert follower.advance(0.0).released == [(ArrivalToken(1, 2),)]
+
+
 def test_settings_that_make_no_sense_are_refused_by_what_helps():
     def made(method="bsp", **choices):
         return compose(Choices(method, 4, **choices))
