@@ -128,6 +128,7 @@ def _play(script: list[str] | None) -> int:
     """
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
+    launch.fill_from_slurm(script is not None)
     tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
     logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
     _set_level()  # ... and its level with it
@@ -230,7 +231,10 @@ def _node_name() -> str:
 
 
 def _node_number() -> int:
-    """Return this node's id; 0 for those that have none."""
+    """Return this node's id; of a Cluster in several parts, this part's; 0 for others."""
+    part = launch.part_here()
+    if part is not None:
+        return part.rank
     return int({"PS": FLAGS.id_ps, "Worker": FLAGS.id_worker}.get(FLAGS.type_node, 0))
 
 

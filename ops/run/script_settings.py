@@ -6,12 +6,13 @@ its user can read it. Secrets are named in it by their files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import pathlib
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire.ops.types import ConfigurationError
 
@@ -23,7 +24,7 @@ IN_SCRIPT_FOLDER = "--in_script_folder"
 MEASURED_TO = "--measured_to="
 #: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.
 EVALUATES = "--evaluates"
-_FOLDER = "settings"
+_FOLDER, _EVALUATOR = "settings", "evaluator"
 _MOST_BYTES = 1 << 20
 
 
@@ -57,6 +58,18 @@ def write_settings(
     with open(descriptor, "w", encoding="utf-8") as file:
         json.dump(document, file)
     return path
+
+
+def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
+    """Remove the files of nodes that did not do so themselves, and the folder once it is empty.
+
+    The evaluator's goes with the Supervisor's.
+    """
+    for node in nodes:
+        name = _EVALUATOR if node.startswith("supervisor") else node
+        (run_dir / _FOLDER / f"{name}.json").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # other parts of the run have theirs there
+        (run_dir / _FOLDER).rmdir()
 
 
 def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:

@@ -20,7 +20,14 @@ WORDS = (
     "--seed=5",
     "--log_level=warning",
 )
-SCHEDULERS = ("TF_CONFIG", "SLURM_PROCID", "SLURM_NTASKS", "RANK", "WORLD_SIZE", "MASTER_ADDR")
+STEP = {
+    "SLURM_PROCID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NODELIST": "gpu[07-09],x",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
+}
+SCHEDULERS = ("TF_CONFIG", *STEP, "RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 @pytest.fixture(autouse=True)
@@ -135,7 +142,7 @@ def test_a_missing_file_is_refused(monkeypatch, tmp_path):
     ("environment", "source", "worker", "workers", "address"),
     [
         (
-            {"SLURM_PROCID": "1", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "gpu[07-09],x"},
+            {**STEP, "SLURM_PROCID": "1"},
             "Slurm",
             2,
             4,
@@ -192,7 +199,8 @@ def test_cluster_managers_give_a_worker_its_place(
 @pytest.mark.parametrize(
     "environment",
     [
-        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"},  # a job of one task
+        {**STEP, "SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # a batch script
         {"RANK": "0"},
         {"JOB_COMPLETION_INDEX": "0"},
     ],
@@ -209,8 +217,8 @@ def test_without_a_place_a_script_is_alone(monkeypatch, environment):
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4", "SLURM_JOB_NODELIST": "a"}, "rank 4 of 4"),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "THINWIRE_PS"),
+        ({**STEP, "SLURM_PROCID": "4"}, "rank 4 of 4"),
+        ({**STEP, "SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST is not"),
         ({"RANK": "x", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, "RANK='x'"),
         ({"JOB_COMPLETION_INDEX": "0", "THINWIRE_PS": "ps:9"}, "THINWIRE_NB_WORKERS"),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from absl import flags
 
+from thinwire.flags.slurm import SlurmStep, step_of
 from thinwire.ops.run.flags import (
     FlagRule,
     Topic,
@@ -46,8 +48,8 @@ TOPICS = (
                 "launcher",
                 None,
                 "How a Cluster starts its nodes.",
-                ("local", "ssh", "ray"),
-                unset="ssh with --hosts_file, else local",
+                ("local", "ssh", "ray", "slurm"),
+                unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
             words(
                 "hosts_file",
@@ -137,6 +139,7 @@ SCRIPT_DEFAULTS = (
     "--nb_workers=2",
     "--method=bsp",  # of all methods the one that trains as the script does alone
 )
+_SLURM = "slurm"
 #: Flag -> the launchers that heed it.
 _HEEDED_BY = {
     "hosts_file": ("ssh",),
@@ -165,7 +168,7 @@ def check(runs_script: bool = False) -> str:
                 f"--{name} is for `thinwire run`, which runs a script, and this is "
                 "--type_node=Cluster; leave it out."
             )
-    launcher = FLAGS.launcher or ("ssh" if FLAGS.hosts_file else "local")
+    launcher = launcher_here()
     for name, heeding in _HEEDED_BY.items():
         if _is_set(name) and launcher not in heeding:
             raise ConfigurationError(
@@ -180,6 +183,70 @@ def check(runs_script: bool = False) -> str:
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")
     return launcher
+
+
+def launcher_here() -> str:
+    """Return the launcher's name, chosen by its flags and where this process runs.
+
+    Raises:
+        ConfigurationError: Slurm's variables cannot be read.
+    """
+    if FLAGS.launcher or FLAGS.hosts_file:
+        return str(FLAGS.launcher or "ssh")
+    is_task = FLAGS.type_node == "Cluster" and step_of(os.environ) is not None
+    return _SLURM if is_task else "local"
+
+
+def step_here() -> SlurmStep:
+    """Return the step of Slurm that this process is a task of.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    step = step_of(os.environ)
+    if step is None:
+        raise ConfigurationError(
+            "--launcher=slurm: this is no step of several tasks; expected `srun --ntasks=4 "
+            "thinwire run ...`. Leave it out to start all nodes here."
+        )
+    return step
+
+
+def part_here() -> SlurmStep | None:
+    """Return the step whose other tasks start the rest of the run; None: all nodes start here."""
+    return step_here() if FLAGS.type_node == "Cluster" and launcher_here() == _SLURM else None
+
+
+def fill_from_slurm(runs_script: bool) -> None:
+    """Set workers and addresses to those of the step that this process is a task of, if any.
+
+    Args:
+        runs_script: Whether SCRIPT_DEFAULTS were given before the user's own flags.
+
+    Raises:
+        ConfigurationError: Flags that do not fit the step.
+    """
+    step = part_here()
+    if step is None:
+        return
+    workers = FLAGS["nb_workers"]
+    if workers.present > int(runs_script) and workers.value != step.num_tasks:
+        raise ConfigurationError(
+            f"--nb_workers={workers.value} in a step of {step.num_tasks} tasks, each of which is a "
+            f"worker; leave it out, or take srun --ntasks={workers.value}."
+        )
+    if FLAGS["ip_PS"].present:
+        raise ConfigurationError(
+            f"--ip_PS={FLAGS.ip_PS}: Slurm gives each PS its host; leave it out."
+        )
+    if FLAGS.like and not FLAGS["run_dir"].present:
+        raise ConfigurationError(
+            "--like in several tasks needs --run_dir, so that all of them take the same folder."
+        )
+    workers.value, workers.present = step.num_tasks, 1
+    if not FLAGS["ps_hosts"].present:
+        port = FLAGS.port if FLAGS["port"].present else None
+        FLAGS.set_default("ps_hosts", list(step.addresses(FLAGS.nb_ps, port)))
 
 
 def refuse_elsewhere(run: Run) -> None:

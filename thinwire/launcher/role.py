@@ -44,6 +44,7 @@ LAUNCHERS = {
     "local": "thinwire.launcher.local",
     "ssh": "thinwire.launcher.ssh",
     "ray": "thinwire.launcher.ray",
+    "slurm": "thinwire.launcher.slurm",
 }
 #: Flags that each child gets a value of its own for, or none.
 _OWN_FLAGS = (
@@ -256,8 +257,9 @@ def main(run: Run) -> int:
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics)
     check_nodes_here(run, name)
-    claim_run_directory(run)
-    if finished := finished_summary(run):
+    claim_run_directory(run, launch.part_here())
+    finished = None if run.overwrite else finished_summary(run)
+    if finished:
         logging.info(
             "this run is finished (%s); see %s, or --overwrite it",
             finished,
@@ -297,7 +299,7 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
-    """Return every node of a cluster, in the order of their starts."""
+    """Return the nodes that start here, in this order: a whole cluster's, or those of a part."""
     nodes = [
         _node(run, addresses, "PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
         for shard in range(run.nb_ps)
@@ -306,7 +308,9 @@ def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
         _node(run, addresses, "Worker", worker, [f"--id_worker={worker}"])
         for worker in range(1, run.nb_workers + 1)
     ]
-    return [*nodes, _node(run, addresses, "Supervisor", 0, ["--batch_size=1000"])]
+    nodes.append(_node(run, addresses, "Supervisor", 0, ["--batch_size=1000"]))
+    part = launch.part_here()
+    return [each for each in nodes if part is None or part.starts(each.role, each.number)]
 
 
 def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[str]) -> Node:
@@ -405,7 +409,8 @@ class Cluster:
                 if self.root_cause is not None:
                     self._signal(signal.SIGTERM, self._of("Worker"))
                     patient = True
-            ps_gone = all(child.poll() is not None for child in self._of("PS"))
+            shards = self._of("PS")  # none where another part of the run has them
+            ps_gone = bool(shards) and all(child.poll() is not None for child in shards)
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
             lasting = 0.0 if ending_since is None else now - ending_since
@@ -468,7 +473,8 @@ class Cluster:
             for child, code in zip(self._of("Worker"), codes, strict=True):
                 if code and code > 0 and not self._is_lost(child):
                     return code
-        if all(code not in (None, EXIT_DONE) for code in codes):
+        has_all = len(codes) == self.run_settings.nb_workers  # else others may train on
+        if has_all and all(code not in (None, EXIT_DONE) for code in codes):
             return next(iter(own_fault), EXIT_UNREACHABLE)
         return None
 

@@ -13,7 +13,6 @@ import importlib
 import itertools
 import json
 import pathlib
-import shutil
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -38,6 +37,7 @@ from thinwire.launcher.role import (
 )
 from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.run.finished import finished_summary
+from thinwire.ops.run.script_settings import remove_settings
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -118,19 +118,23 @@ def main(run: Run, script: Sequence[str]) -> int:
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
     check_nodes_here(run, name)
-    claim_run_directory(run)
+    part = launch.part_here()
+    claim_run_directory(run, part)
     report = run.run_dir / "report" / "index.html"
-    if finished := finished_summary(run, script):
+    finished = None if run.overwrite else finished_summary(run, script)
+    if finished:
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished, report)
         return EXIT_DONE
     path = pathlib.Path(script[0])
-    launch_document.write(run, script)
+    if part is None or part.is_first:
+        launch_document.write(run, script)
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
+    nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, script).run()
+        return _ScriptRun(run, launcher, nodes, script).run()
     finally:
         launcher.close()
-        shutil.rmtree(run.run_dir / "settings", ignore_errors=True)  # of workers that were killed
+        remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
 
 
 def show(run: Run, script: Sequence[str]) -> int:
@@ -188,14 +192,17 @@ def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
 class _ScriptRun:
     """One run of a script, and what is shown of it."""
 
-    def __init__(self, run: Run, launcher: Launcher, script: Sequence[str]) -> None:
+    def __init__(
+        self, run: Run, launcher: Launcher, nodes: Sequence[Node], script: Sequence[str]
+    ) -> None:
         self._run, self._script = run, tuple(script)
+        self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
-        nodes = [self._node(node) for node in nodes_of(run, launcher.addresses)]
-        self._cluster = Cluster(run, launcher, nodes, RULES, self._read_code)
+        followed = [self._node(node) for node in nodes]
+        self._cluster = Cluster(run, launcher, followed, RULES, self._read_code)
 
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
@@ -275,7 +282,7 @@ class _ScriptRun:
             logging.info("interrupted; the same command resumes the run")
         elif code == EXIT_UNREACHABLE and (first is None or first.is_lost):
             logging.error("the PS is gone; the same command resumes the run")
-        elif code == EXIT_DONE and summary:
+        elif code == EXIT_DONE and summary and self._has_report:
             logging.info(
                 "finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
@@ -283,5 +290,5 @@ class _ScriptRun:
                 summary["seconds"],
             )
         page = self._run.run_dir / "report" / "index.html"
-        if page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
+        if self._has_report and page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
             logging.info("report: %s", page)

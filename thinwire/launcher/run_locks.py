@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable
 
+from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.watchdog import GRACE_SECONDS
 from thinwire.ops.persistence.places import discard_checkpoints
 from thinwire.ops.run.directory import clear, lock_of, node_locks
@@ -18,15 +19,18 @@ PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 def claim_run_directory(
     run: Run,
+    part: SlurmStep | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Make sure that no other process writes here; clear the directory with --overwrite.
 
-    The locks are released again for the nodes: each takes its own when it starts.
+    The locks are released again for the nodes: each takes its own when it starts. Of a run in
+    several parts, each claims what its own nodes write, and these clear it themselves.
 
     Args:
         run: The run's settings.
+        part: Which nodes are started here; None: all.
         patience_seconds: For nodes of an earlier Cluster that are ending.
         clock: For tests.
 
@@ -35,19 +39,20 @@ def claim_run_directory(
     """
     owner, deadline = LockOwner.here("Cluster", 0), clock() + patience_seconds
     with contextlib.ExitStack() as held:
-        for lock in _locks(run):
+        for lock in _locks(run, part):
             if lock.path.exists():  # else nobody has ever locked it
                 held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
-        if run.overwrite:
+        if run.overwrite and part is None:
             clear(run.run_dir)
             if run.checkpoint_dir is not None:
                 discard_checkpoints(run.checkpoint_dir, None, str(owner))
 
 
-def _locks(run: Run) -> list[DirectoryLock]:
+def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:
     """Return the locks of what is about to be written, or cleared: then those of all nodes."""
-    if run.overwrite:
+    if run.overwrite and part is None:
         return node_locks(run.run_dir)
     nodes = [("PS", shard) for shard in range(run.nb_ps)]
     nodes += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
-    return [lock_of(run.run_dir, *node) for node in [*nodes, ("Supervisor", 0)]]
+    nodes.append(("Supervisor", 0))
+    return [lock_of(run.run_dir, *node) for node in nodes if part is None or part.starts(*node)]

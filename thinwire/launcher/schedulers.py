@@ -7,9 +7,9 @@ first host, at its default port unless that variable is set.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
+from thinwire.flags.slurm import step_of
 from thinwire.launcher.tf_config import ClusterPosition
 from thinwire.ops.types import ConfigurationError
 
@@ -18,7 +18,6 @@ PS_VARIABLE = "THINWIRE_PS"
 #: How many workers a Kubernetes Job has, which its pods do not know.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
 _DEFAULT_PORT = 2223
-_PREFIX = re.compile(r"([^,\[]+)(?:\[([0-9]+)[^\]]*\])?")
 
 Environment = Mapping[str, str]
 
@@ -37,11 +36,11 @@ def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
 
 
 def _slurm(environment: Environment) -> ClusterPosition | None:
-    if _number(environment, "SLURM_NTASKS", 1) < 2 or "SLURM_PROCID" not in environment:
+    step = step_of(environment)
+    if step is None:
         return None
-    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
-    rank, count = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_NTASKS")
-    return _worker(rank, count, _shards(environment, first_host(nodes), "SLURM_JOB_NODELIST"))
+    shards = _shards(environment, step.hosts[0], "SLURM_STEP_NODELIST")
+    return _worker(step.rank, step.num_tasks, shards)
 
 
 def _torchrun(environment: Environment) -> ClusterPosition | None:
@@ -68,16 +67,6 @@ _SCHEDULERS: dict[str, Callable[[Environment], ClusterPosition | None]] = {
     "torchrun": _torchrun,
     "Kubernetes": _kubernetes,
 }
-
-
-def first_host(nodes: str) -> str:
-    """Return the first host of Slurm's list.
-
-    >>> first_host("gpu[07-09,12],login1")
-    'gpu07'
-    """
-    match = _PREFIX.match(nodes.strip())
-    return match[1] + (match[2] or "") if match else ""
 
 
 def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
