@@ -35,6 +35,7 @@ seq() {{ command -p seq "$@"; }}
 cat() {{ printf '%s' "{TOKEN}"; }}
 cd() {{ record cd "$@"; }}
 source() {{ :; }}
+srun() {{ while [[ $1 == -* ]]; do shift; done; "$@"; }}
 """ + "".join(f'{name}() {{ record {name} "$@"; }}\n' for name in _BY_PATH)
 
 

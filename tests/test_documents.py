@@ -33,6 +33,8 @@ ROOT = documents.ROOT
 FOREIGN = ("tensorboard", "pip", "pytest")
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
+#: Flags of Slurm's commands.
+FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue"}
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
 #: Script in examples/ -> who it is; it takes main.py's settings.

@@ -1,5 +1,6 @@
 """`srun thinwire run` over Slurm's own daemons, with two nodes on this machine."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -60,15 +61,12 @@ class Step:
         return json.loads((self.folder / "runs" / "train" / "summary.json").read_text())
 
     def running(self):
-        """Return the processes whose command line names the script."""
+        """Return the processes that were started in the script's folder."""
         found = []
-        for entry in pathlib.Path("/proc").iterdir():
-            try:
-                text = (entry / "cmdline").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            if entry.name.isdigit() and os.readlink(entry / "cwd") == str(self.folder):
-                found.append(text)
+        for entry in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry / "cwd") == str(self.folder):
+                    found.append((entry / "cmdline").read_text())
         return found
 
 
