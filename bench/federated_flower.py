@@ -22,7 +22,12 @@ from flwr.server import ServerApp, ServerAppComponents, ServerConfig
 from flwr.server import strategy as strategies
 
 SETTINGS: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 2 else {}
-_MU = 0.01
+#: Method -> (Flower's strategy, its arguments).
+_STRATEGIES: dict[str, tuple[type, dict[str, float]]] = {
+    "fedavg": (strategies.FedAvg, {}),
+    "fedyogi": (strategies.FedYogi, {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}),
+    "fedprox": (strategies.FedProx, {"proximal_mu": 0.01}),
+}
 
 
 class _ActorTrainer:
@@ -41,7 +46,7 @@ class _ActorTrainer:
         self.x, self.y = data["train_x"], data["train_y"]
         lines = (folder / "parts.txt").read_text().splitlines()
         self.parts = [np.array(line.split(), dtype=np.int64) for line in lines]
-        mu = _MU if settings["method"] == "fedprox" else 0.0
+        mu = settings.get("proximal_mu", 0.0)
         loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         variables = self.model.trainable_variables
         rate = settings["learning_rate"]
@@ -79,7 +84,10 @@ class _FederatedClient(NumPyClient):
         # What is sent to an actor is made anew each time; a module's attribute stays.
         kept: dict[str, Any] = flwr.__dict__.setdefault("federated_kept", {})
         if not kept:
-            kept["trainer"] = _ActorTrainer(json.loads(str(config["settings"])))
+            settings = json.loads(str(config["settings"]))
+            kept["trainer"] = _ActorTrainer(
+                settings | {"proximal_mu": config.get("proximal_mu", 0)}
+            )
         trainer = kept["trainer"]
         weights, count = trainer.train(parameters, int(config["client"]), int(config["round"]))
         return weights, count, {}
@@ -90,23 +98,12 @@ def _drawn(base: type) -> type:
         """The strategy, with clients from a file in place of drawn ones."""
 
         def configure_fit(self, server_round: int, parameters: Any, client_manager: Any) -> Any:
-            """Give the round's clients to whichever proxies there are."""
-            chosen = self.draws[server_round - 1]
-            client_manager.wait_for(SETTINGS["clients"])
-            proxies = list(client_manager.all().values())[: len(chosen)]
+            """Let the proxies that the strategy has drawn be the round's clients."""
+            pairs = super().configure_fit(server_round, parameters, client_manager)
+            given = {"round": server_round, "settings": json.dumps(SETTINGS)}
             return [
-                (
-                    proxy,
-                    flwr.common.FitIns(
-                        parameters,
-                        {
-                            "client": client,
-                            "round": server_round,
-                            "settings": json.dumps(SETTINGS),
-                        },
-                    ),
-                )
-                for proxy, client in zip(proxies, chosen, strict=True)
+                (proxy, flwr.common.FitIns(parameters, each.config | given | {"client": client}))
+                for (proxy, each), client in zip(pairs, self.draws[server_round - 1], strict=True)
             ]
 
     return DrawnStrategy
@@ -132,17 +129,16 @@ def main() -> None:
         found["accuracy"] = float((answers == data["test_y"]).mean())
         return 0.0, {}
 
-    settings: dict[str, Any] = {
-        "fraction_evaluate": 0.0,
-        "min_available_clients": SETTINGS["clients"],
-        "evaluate_fn": evaluate,
-        "initial_parameters": flwr.common.ndarrays_to_parameters(model.get_weights()),
-    }
-    base: type = strategies.FedAvg
-    if SETTINGS["method"] == "fedyogi":
-        base = strategies.FedYogi
-        settings |= {"eta": 0.01, "beta_1": 0.9, "beta_2": 0.99, "tau": 1e-3}
-    strategy = _drawn(base)(**settings)
+    base, settings = _STRATEGIES[SETTINGS["method"]]
+    strategy = _drawn(base)(
+        fraction_fit=len(draws[0]) / SETTINGS["clients"],
+        fraction_evaluate=0.0,
+        min_fit_clients=len(draws[0]),  # a share of the clients that have come may be fewer
+        min_available_clients=SETTINGS["clients"],
+        evaluate_fn=evaluate,
+        initial_parameters=flwr.common.ndarrays_to_parameters(model.get_weights()),
+        **settings,
+    )
     strategy.draws = draws
     server = ServerApp(
         server_fn=lambda context: ServerAppComponents(

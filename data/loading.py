@@ -36,6 +36,10 @@ class TrainingShard:
         """How many there are; a worker may have none."""
         return len(self.labels)
 
+    def fork(self) -> TrainingShard:
+        """Return one that goes on from here by itself."""
+        return dataclasses.replace(self, cursor=self.cursor.fork())
+
     def next(self) -> tuple[Any, NDArray[Any]]:
         """Return the next mini-batch: images [B, ...], which may be a tensor, and labels.
 

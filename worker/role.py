@@ -62,10 +62,10 @@ def main(run: Run) -> int:
         return worker.train()
 
 
-def limit_threads(threads: int) -> None:
-    """Give TensorFlow so many threads; 0 leaves the choice to it."""
+def limit_threads(threads: int, together: int = 1) -> None:
+    """Give TensorFlow so many threads for each of the calls made together; 0: as it chooses."""
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads * together)
 
 
 def _name(id_worker: int) -> str:

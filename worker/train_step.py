@@ -38,12 +38,12 @@ class TrainStep:
         self._shapes = [tensor.shape for tensor in self.spec.tensors]
         self._offsets = self.spec.offsets
         shared_ids = {id(variable) for variable in self.variables}
-        self._local = [v for v in self.model.variables if id(v) not in shared_ids]
+        self.local = [v for v in self.model.variables if id(v) not in shared_ids]
         trained = self.model.trainable_variables
         self.personal = [v for v in trained if id(v) not in shared_ids]
         self._stepped = [*self.variables, *self.personal]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
-        self._flat_step = tf.function(self._compute_flat, reduce_retracing=True)
+        self._flat_step = tf.function(self.compute_flat, reduce_retracing=True)
         self._assign = tf.function(self._assign_split)
 
     def set_weights(self, flat: Float32) -> None:
@@ -51,9 +51,7 @@ class TrainStep:
 
         The buffer is shared with TensorFlow only for the duration of this call.
         """
-        if flat.ctypes.data % 64:
-            raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
-        self._assign(tf.experimental.dlpack.from_dlpack(flat.__dlpack__()))
+        self._assign(as_tensor(flat))
 
     def gradients(
         self, images: Any, labels: Any, out: Float32, personal: Float32 | None = None
@@ -86,15 +84,15 @@ class TrainStep:
 
     def vary_local_randomness(self, number: int) -> None:
         """Give dropout and other random layers a stream of their own on worker `number`, from 1."""
-        seed_apart(self._local, number)
+        seed_apart(self.local, number)
 
     def save_local(self) -> State:
         """Return the variables that stay on this worker (statistics, dropout seeds)."""
-        return {str(number): v.numpy() for number, v in enumerate(self._local)}
+        return {str(number): v.numpy() for number, v in enumerate(self.local)}
 
     def restore_local(self, state: State) -> None:
         """Take back what `save_local` gave."""
-        for number, variable in enumerate(self._local):
+        for number, variable in enumerate(self.local):
             variable.assign(state[str(number)])
 
     def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
@@ -115,7 +113,8 @@ class TrainStep:
         ]
         return loss, dense
 
-    def _compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
+    def compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
+        """Return (mean loss, shared gradients as one vector, the rest); see `compute`."""
         loss, gradients = self.compute(images, labels)
         shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self._sizes)]]
         return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
@@ -124,6 +123,13 @@ class TrainStep:
         parts = tf.split(flat, self._sizes)
         for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
             variable.assign(tf.reshape(part, shape))
+
+
+def as_tensor(flat: Float32) -> Any:
+    """Return weights [n] as a tensor in the same memory, which must lie on a 64-byte border."""
+    if flat.ctypes.data % 64:
+        raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
+    return tf.experimental.dlpack.from_dlpack(flat.__dlpack__())
 
 
 def _fill(flat: Float32, gradients: list[Any]) -> None:

@@ -68,7 +68,6 @@ class GradientPool:
         spec: The shared model.
         weights: [num_parameters] float32 at the start.
         statistics: [m] float32 moving statistics at the start, where they are averaged.
-        gradient: [num_parameters] float32, of the last step.
     """
 
     def __init__(
@@ -89,7 +88,6 @@ class GradientPool:
             samples: Of a mini-batch.
         """
         self.spec, self.weights, self.statistics = spec, weights, statistics
-        self.gradient = np.zeros(len(weights), np.float32)
         self._gradients, self._samples, self._number = list(gradients), samples, 0
 
     @classmethod
@@ -102,8 +100,8 @@ class GradientPool:
         for _ in range(_NUM_GRADIENTS):
             step = trainer.step(weights, statistics, shard, local)
             statistics, local = step.statistics, step.local
-            gradients.append(trainer.gradient.copy())
-            weights -= np.float32(run.schedule.rate(0.0)) * trainer.gradient
+            gradients.append(step.gradient)
+            weights -= np.float32(run.schedule.rate(0.0)) * step.gradient
         return cls(trainer.spec, trainer.weights, trainer.statistics, gradients, run.batch_size)
 
     def local_of(self, number: int) -> State:
@@ -116,9 +114,9 @@ class GradientPool:
     ) -> Step:
         """Lend the next gradient."""
         del weights, shard
-        self.gradient[:] = self._gradients[self._number % len(self._gradients)]
+        gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
-        return Step(1.0, self._samples, statistics, local)
+        return Step(gradient, 1.0, self._samples, statistics, local)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,7 +72,7 @@ class FlatVariables:
         """Return the values as a tensor, [size] float32; for use inside a tf.function."""
         import tensorflow as tf
 
-        return self._joined() if self.size else tf.zeros([0])
+        return self._join() if self.size else tf.zeros([0])
 
     def _join(self) -> Any:
         import tensorflow as tf
@@ -81,11 +81,18 @@ class FlatVariables:
         return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
 
     def _assign_split(self, flat: Any) -> None:
+        for variable, values in self.parts(flat):
+            variable.value.assign(values)  # not its own method, by which scripts set weights
+
+    def parts(self, flat: Any) -> list[tuple[Any, Any]]:
+        """Return each variable with its values in [size] float32; for use inside a tf.function."""
         import tensorflow as tf
 
-        for variable, part in zip(self._variables, tf.split(flat, self._sizes), strict=True):
-            # Not the variable's own method, by which scripts set weights.
-            variable.value.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+        parts = tf.split(flat, self._sizes) if self.size else []
+        return [
+            (variable, tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            for variable, part in zip(self._variables, parts, strict=True)
+        ]
 
 
 def has_gpu(run: Run) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from thinwire.ops.types import ConfigurationError, State
@@ -24,11 +25,7 @@ class GarbageTrainer:
     """
 
     def __init__(self, inner: GradientSource, norm: float, number: int) -> None:
-        import numpy as np  # not by those who only read flags
-
-        self._inner, self._norm = inner, norm
-        self._rng = np.random.default_rng([_ENTROPY, number])
-        self.gradient = inner.gradient
+        self._inner, self._norm, self._number = inner, norm, number
 
     def local_of(self, number: int) -> State:
         """Return what stays on the worker."""
@@ -38,12 +35,13 @@ class GarbageTrainer:
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
         """Compute the next mini-batch's gradient for nothing; see Trainer.step."""
-        import numpy as np
+        import numpy as np  # not by those who only read flags
 
         step = self._inner.step(weights, statistics, shard, local)
-        noise = self._rng.standard_normal(len(self.gradient), np.float32)
-        np.multiply(noise, np.float32(self._norm / np.linalg.norm(noise)), out=self.gradient)
-        return step
+        rng = np.random.default_rng([_ENTROPY, self._number, shard.cursor.place])
+        noise = rng.standard_normal(len(step.gradient), np.float32)
+        noise *= np.float32(self._norm / np.linalg.norm(noise))
+        return dataclasses.replace(step, gradient=noise)
 
 
 def parse(text: str, nb_workers: int) -> dict[int, float]:

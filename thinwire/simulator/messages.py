@@ -129,8 +129,9 @@ def reply_in_flight(
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """The results of one mini-batch, besides its gradient."""
+    """The results of one mini-batch."""
 
+    gradient: Float32  # [num_parameters], its own
     loss: float
     samples: int
     statistics: Float32  # [m] moving statistics after it, where they are averaged
@@ -138,11 +139,7 @@ class Step:
 
 
 class GradientSource(Protocol):
-    """Computes the gradients of any worker, one after the other; a `Trainer` is one."""
-
-    @property
-    def gradient(self) -> Float32:
-        """[num_parameters] float32, of the last step; the next one overwrites it."""
+    """Computes the gradients of any worker, perhaps in threads; a `Trainer` is one."""
 
     def local_of(self, number: int) -> State:
         """Return what stays on a worker besides the shared weights, at its start."""

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
+from thinwire.simulator import executors
 from thinwire.simulator import flags as simulator_flags
 from thinwire.simulator.records import SimulationRecords
 from thinwire.simulator.simulation import Simulation
@@ -43,7 +45,8 @@ def main(run: Run) -> int:
     """
     refuse_script_steps(run.method, "the Simulator")
     own = simulator_flags.read(run)
-    limit_threads(own.threads)
+    together = executors.num_together(run.nb_workers, has_gpu(run))
+    limit_threads(executors.threads_of_each(own.threads, together), together)
     tf.config.experimental.enable_op_determinism()
     if not run.overwrite:
         _refuse_real_run(run)
@@ -56,14 +59,18 @@ def main(run: Run) -> int:
     check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
     trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
-    simulation = Simulation(run, own, trainer, dataset, bodies)
+    executor = ThreadPoolExecutor(together, "gradients")
+    simulation = Simulation(run, own, trainer, dataset, bodies, executor=executor)
     # A simulation that was cut short is played again from its start: it comes out the same.
     anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
     evaluated = SharedModel(run.model, run.seed)  # apart: batch statistics stay as on a Supervisor
     scorer = ModelScorer(anew, evaluated, dataset.test_images, dataset.test_labels)
     recorder = Recorder(anew, scorer)
     records = SimulationRecords(run, supervisor_flags.read(), recorder, simulation)
-    return _play(simulation, records)
+    try:
+        return _play(simulation, records)
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def _play(simulation: Simulation, records: SimulationRecords) -> int:

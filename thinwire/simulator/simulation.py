@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
+from thinwire.simulator.executors import InlineExecutor
 from thinwire.simulator.faulty_gradients import trainer_of
 from thinwire.simulator.flags import SimulatorFlags
 from thinwire.simulator.shard import SimulatedShard
@@ -58,6 +60,7 @@ class Simulation:
         dataset: Dataset,
         bodies: Kernels,
         keeps: StorageSetup | None = None,
+        executor: Executor | None = None,
     ) -> None:
         """Build every node; nothing happens yet.
 
@@ -69,6 +72,8 @@ class Simulation:
             bodies: Of the policies' array work.
             keeps: How shards keep their state, so that they can be killed and started; None: they
                 keep nothing, for a simulation is repeated and not resumed.
+            executor: Computes the gradients while virtual time passes; None: nothing does, each is
+                computed when its step begins.
 
         Raises:
             ConfigurationError: More shards than the model has pieces, or a batch that does not fit
@@ -78,6 +83,7 @@ class Simulation:
         self.spec = trainer.spec
         self.clock = Clock()
         self.end: str | None = None
+        self._executor = executor or InlineExecutor()
         self._initial, self._keeps_state = trainer.weights.copy(), keeps is not None
         self._layouts = run.method.place(self.spec, run.nb_ps)
         self._budget = run.budget(len(dataset.train_labels))
@@ -276,6 +282,7 @@ class Simulation:
             measure=MEASURES[self.own.measure](
                 run.method.pacer, exchange, clock=lambda: self.clock.now
             ),
+            executor=self._executor,
         )
 
 

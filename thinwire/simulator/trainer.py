@@ -1,29 +1,31 @@
-"""The gradients of all workers: one compiled step and one set of variables, lent in turn."""
+"""The gradients of all workers: one compiled step, a function of the values it is given."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import keras
+import tensorflow as tf
 
 from thinwire.data.loading import TrainingShard
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.ops.types import State
 from thinwire.simulator.messages import Step
-from thinwire.worker.train_step import TrainStep, clip, decay
+from thinwire.worker.train_step import TrainStep, as_tensor, clip, decay
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
 class Trainer:
-    """Computes any worker's gradient.
+    """Computes any worker's gradient, several of them in threads of the caller's.
+
+    No step reads or writes the model's own variables.
 
     Attributes:
         spec: The shared model.
         weights: [num_parameters] float32 at the start of the run.
         statistics: [m] float32 moving statistics at the start, where they are averaged.
-        gradient: [num_parameters] float32, of the last step; the next one overwrites it.
     """
 
     def __init__(
@@ -33,11 +35,12 @@ class Trainer:
         self._step = TrainStep(shared)
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._first_local = self._step.save_local()
+        self._shared = FlatVariables(shared.variables)
         self._averaged = FlatVariables(shared.statistics if bn_sync else [])
+        self._gradient_at = tf.function(self._compute_at, reduce_retracing=True)
         self.spec = shared.spec
         self.weights = shared.flat()
         self.statistics = self._averaged.read()
-        self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
 
     def local_of(self, number: int) -> State:
         """Return what stays on a worker besides the shared weights, at its start."""
@@ -59,16 +62,30 @@ class Trainer:
             local: What stays on the worker (dropout seeds, statistics that are not averaged).
         """
         images, labels = shard.next()
-        if local:
-            self._step.restore_local(local)
-        self._averaged.assign(statistics)
-        self._step.set_weights(weights)
-        loss = self._step.gradients(images, labels, self.gradient)
-        decay(self.gradient, weights, self._weight_decay)
-        clip(self.gradient, self._clip_norm)
-        return Step(
-            loss=loss,
-            samples=len(labels),
-            statistics=self._averaged.read(),
-            local=self._step.save_local() if local else local,
+        loss, flat, averages, kept = self._gradient_at(
+            as_tensor(weights), statistics, [*local.values()], images, labels
         )
+        gradient = flat.numpy()
+        decay(gradient, weights, self._weight_decay)
+        clip(gradient, self._clip_norm)
+        return Step(
+            gradient=gradient,
+            loss=float(loss),
+            samples=len(labels),
+            statistics=averages.numpy(),
+            local={name: value.numpy() for name, value in zip(local, kept, strict=True)},
+        )
+
+    def _compute_at(
+        self, weights: Any, statistics: Any, local: list[Any], images: Any, labels: Any
+    ) -> tuple[Any, Any, Any, list[Any]]:
+        """Return (loss, gradient, statistics after it, what stays on the worker), as tensors."""
+        given = [
+            *zip(self._step.local, local, strict=True),
+            *self._averaged.parts(statistics),
+            *self._shared.parts(weights),
+        ]
+        with keras.StatelessScope(given, collect_losses=True):
+            loss, gradient, _ = self._step.compute_flat(images, labels)
+            kept = [variable.value for variable in self._step.local]
+            return loss, gradient, self._averaged.joined(), kept

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
 from absl import logging
 
 from thinwire.data.loading import TrainingShard
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.telemetry import round_trace, run_status
 from thinwire.ops.telemetry.round_trace import MeasuredBy
 from thinwire.ops.types import State
@@ -24,7 +26,6 @@ from thinwire.worker.telemetry.round_trace import RoundMeasure
 from thinwire.worker.trainer import DivergenceDetector
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
     from thinwire.simulator.messages import GradientSource, Step
 
 
@@ -38,14 +39,14 @@ class WorkerSetup:
     step_seconds: Callable[[], float]  # of its next mini-batch
     exchange: SimulatedExchange
     measure: RoundMeasure
+    executor: Executor  # computes gradients
 
 
 @dataclasses.dataclass(frozen=True)
-class _Computed:
-    """A mini-batch's gradient, and the shards' versions that it was computed at."""
+class _Computing:
+    """A mini-batch's gradient, perhaps yet to come, and the shards' versions that it is of."""
 
-    step: Step
-    gradient: Float32
+    step: Future[Step]
     versions: list[int]
 
 
@@ -70,7 +71,7 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
-        self._ahead: _Computed | None = None  # while an exchange is under way
+        self._ahead: _Computing | None = None  # while an exchange is under way
         self._ahead_is_done = False
         self._means = self.core.statistics  # over the workers, as the last reply brought them
         self._step_seconds = 0.0
@@ -163,17 +164,18 @@ class SimulatedWorker:
             self._push(self.core.begin_empty())
             return
         self._step_seconds = self._own.step_seconds()
+        computing = self._compute()
         if self._overlaps:
-            self._ahead, self._ahead_is_done = self._compute(), False
-        done = functools.partial(self._finish_step, self._exchange.incarnation)
+            self._ahead, self._ahead_is_done = computing, False
+        done = functools.partial(self._finish_step, self._exchange.incarnation, computing)
         self._clock.at(self._clock.now + self._step_seconds, done)
 
-    def _finish_step(self, incarnation: int) -> None:
+    def _finish_step(self, incarnation: int, computing: _Computing) -> None:
         """Have the gradient, and what the pacer and the codec make of it."""
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
-            again = functools.partial(self._finish_step, incarnation)
+            again = functools.partial(self._finish_step, incarnation, computing)
             self._clock.at(self._exchange.asleep_until, again)
             return
         self._seconds.compute += self._step_seconds
@@ -182,33 +184,41 @@ class SimulatedWorker:
         if self._overlaps:
             self._go_ahead()
         else:
-            self._take_in(self._compute())
+            self._take_in(computing)
 
-    def _compute(self) -> _Computed:
-        """Compute a gradient at the weights of now."""
-        core, trainer = self.core, self._trainer
-        statistics = self._means if self._overlaps else core.statistics
-        step = trainer.step(core.weights, statistics, self._own.shard, self._local)
-        self._local = step.local
-        self._num_steps += 1
-        # Its own: a push that is sent again is coded again, when others have used the trainer.
-        return _Computed(step, trainer.gradient.copy(), list(core.versions))
+    def _compute(self) -> _Computing:
+        """Begin the gradient of the next mini-batch, at the weights of now.
+
+        Where the worker dies meanwhile, nothing is left of it.
+        """
+        core, shard = self.core, self._own.shard.fork()
+        weights, statistics = core.weights, core.statistics
+        if self._overlaps:  # replies change the model before the step is over
+            weights, statistics = aligned(len(weights)), self._means
+            weights[:] = core.weights
+        step = self._own.executor.submit(
+            self._trainer.step, weights, statistics, shard, self._local
+        )
+        return _Computing(step, list(core.versions))
 
     def _go_ahead(self) -> None:
         """Begin the next exchange if the gradient is there, and the answer to the last push."""
-        computed = self._ahead
-        if computed is None or not self._ahead_is_done or self._request is not None:
+        computing = self._ahead
+        if computing is None or not self._ahead_is_done or self._request is not None:
             return
         self._ahead = None
         if not self.core.stopped:
-            self._take_in(computed)
+            self._take_in(computing)
 
-    def _take_in(self, computed: _Computed) -> None:
+    def _take_in(self, computing: _Computing) -> None:
         """Hand a gradient to the pacer and the codec, and do what they want."""
-        step = computed.step
+        step = computing.step.result()
+        self._own.shard.cursor.next()
+        self._local = step.local
+        self._num_steps += 1
         try:
             request = self.core.begin(
-                computed.gradient, step.samples, step.loss, step.statistics, computed.versions
+                step.gradient, step.samples, step.loss, step.statistics, computing.versions
             )
         except NonFiniteUpdate:
             self._num_non_finite += 1

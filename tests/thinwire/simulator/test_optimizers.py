@@ -44,8 +44,8 @@ class KerasAlone:
         for _ in range(num_steps):
             gradients = []
             for shard in shards:
-                self.trainer.step(self.weights, self.trainer.statistics, shard, {})
-                gradients.append(self.trainer.gradient.copy())
+                step = self.trainer.step(self.weights, self.trainer.statistics, shard, {})
+                gradients.append(step.gradient)
             self.step(np.mean(gradients, axis=0, dtype=np.float32))
         return self.weights
 

@@ -28,9 +28,9 @@ def test_one_worker_takes_the_steps_of_delayed_sgd():
     weights, shard = trainer.weights.copy(), twin.workers[0]._own.shard
     before = weights.copy()
     for _ in range(12):
-        trainer.step(before, trainer.statistics, shard, {})
+        step = trainer.step(before, trainer.statistics, shard, {})
         before = weights.copy()
-        weights -= np.float32(0.1) * trainer.gradient
+        weights -= np.float32(0.1) * step.gradient
     core = simulation.shards[0].core
     np.testing.assert_array_equal(core.model.theta, weights)
     assert {age: count for age, count in core.counters.staleness.items() if count} == {0: 1, 1: 11}

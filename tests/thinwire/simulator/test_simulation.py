@@ -47,8 +47,8 @@ def test_one_worker_takes_the_steps_of_plain_sgd():
     trainer, twin = ToyTrainer(), simulated("asgd", 1)
     weights, shard = trainer.weights.copy(), twin.workers[0]._own.shard
     for _ in range(12):
-        trainer.step(weights, trainer.statistics, shard, {})
-        weights -= np.float32(0.1) * trainer.gradient
+        step = trainer.step(weights, trainer.statistics, shard, {})
+        weights -= np.float32(0.1) * step.gradient
     np.testing.assert_array_equal(core(simulation).model.theta, weights)
     assert staleness(simulation) == {0: 12}
 

@@ -28,7 +28,6 @@ class ToyTrainer:
         self.spec = SPEC
         self.weights = np.random.default_rng(seed).normal(size=28).astype(np.float32) * 0.1
         self.statistics = np.zeros(0, np.float32)
-        self.gradient = np.zeros(28, np.float32)
         self.problem = Softmax()
         self.poisoned = poisoned
 
@@ -37,10 +36,10 @@ class ToyTrainer:
 
     def step(self, weights, statistics, shard, local):
         chosen = shard.images[shard.cursor.next(), 0].astype(int)
-        loss, self.gradient[:] = self.problem.gradient(weights, chosen)
+        loss, gradient = self.problem.gradient(weights, chosen)
         if self.poisoned:
-            self.gradient[:] = np.nan
-        return Step(loss, len(chosen), statistics, local)
+            gradient[:] = np.nan
+        return Step(gradient.astype(np.float32), loss, len(chosen), statistics, local)
 
 
 def dataset(examples=400):
