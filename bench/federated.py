@@ -2,8 +2,9 @@
 
 ``python -m bench.federated --runs DIR --flower_python PYTHON --seeds 1,2,3,4,5`` plays each method
 with each seed here and there: the same parts of the data (Dirichlet), drawn clients, local epochs,
-initial weights and network; skips what is done; prints a Markdown table. PYTHON is an interpreter
-with flwr[simulation], tensorflow and keras.
+initial weights and network; skips what is done; prints a Markdown table, and writes a line of
+each run to the file of ``--out``. PYTHON is an interpreter with flwr[simulation], tensorflow and
+keras.
 """
 
 from __future__ import annotations
@@ -104,7 +105,12 @@ def flower(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
     subprocess.run(
         [given.flower_python, str(program), json.dumps(settings), str(result)],
         check=True,
-        env=os.environ | {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "FLWR_TELEMETRY_ENABLED": "0"},
+        env=os.environ
+        | {
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_ADDRESS": "local",  # no cluster that happens to be here
+            "FLWR_TELEMETRY_ENABLED": "0",
+        },
     )
     seconds = time.perf_counter() - began
     return {"accuracy": json.loads(result.read_text())["accuracy"], "seconds": seconds}
@@ -141,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", required=True)
     parser.add_argument("--flower_python", required=True)
+    parser.add_argument("--out", type=pathlib.Path, help="a .jsonl of all runs")
     parser.add_argument("--seeds", default="1,2,3,4,5")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--dataset", default="fashion_mnist_sample")
@@ -158,13 +165,17 @@ def main() -> None:
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
+    records = []
     for method in given.methods.split(","):
         sides: dict[str, list[dict[str, Any]]] = {"here": [], "flower": []}
         for seed in map(int, given.seeds.split(",")):
             for side, found in sides.items():
                 found.append(measured(given, method, seed, side))
+                records.append({"method": method, "seed": seed, "side": side, **found[-1]})
         lines.append(row(method, sides["here"], sides["flower"]))
     sys.stdout.write("\n".join(lines) + "\n")
+    if given.out:
+        given.out.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 if __name__ == "__main__":
