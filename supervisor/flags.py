@@ -69,6 +69,14 @@ TOPICS = (
                 unset="none",
             ),
             *advanced(
+                words(
+                    "report_dir",
+                    None,
+                    "Where a Supervisor keeps a copy of its records, best model and report: a "
+                    "folder, or s3://bucket/folder.",
+                    "address",
+                    unset="in --run_dir alone",
+                ),
                 number(
                     "status_interval_seconds",
                     10.0,
@@ -89,6 +97,18 @@ class SupervisorFlags:
     eval_interval_seconds: float
     eval_interval_updates: int
     status_interval_seconds: float
+
+
+def check(run: Run) -> None:
+    """Refuse a place for records that is of no use.
+
+    Raises:
+        ConfigurationError: It names no storage, or one that cannot be reached, written or read.
+    """
+    if run.report_dir is not None:
+        from thinwire.ops.persistence.places import REPORTS, check_place
+
+        check_place(run.report_dir, REPORTS)
 
 
 def read() -> SupervisorFlags:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from absl import logging
 
 from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.directory import clear_records, launched_with
+from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, clear_records, launched_with
 from thinwire.ops.run.finished import SETTINGS, deciding_settings
 from thinwire.ops.run.settings import Run
 from thinwire.ops.run.target import Target, find, find_name
@@ -28,7 +28,10 @@ from thinwire.supervisor.report.writer import write_report
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+    from thinwire.supervisor.publisher import Publisher
     from thinwire.supervisor.scorer import ModelScorer
+
+_BEST = "best.keras"
 
 
 def about(run: Run) -> dict[str, Any]:
@@ -46,18 +49,21 @@ def about(run: Run) -> dict[str, Any]:
 class Recorder:
     """Writes the records of one run directory."""
 
-    def __init__(self, run: Run, scorer: ModelScorer | None) -> None:
+    def __init__(
+        self, run: Run, scorer: ModelScorer | None, publisher: Publisher | None = None
+    ) -> None:
         """Open the records, continuing those of an earlier process.
 
         Args:
             run: The run's settings.
             scorer: Evaluates the model here; None: `evaluate` is never called.
+            publisher: Copies the records elsewhere; None: they lie in the run directory alone.
 
         Raises:
             ConfigurationError: Records, or an Advisor's file, that are none of this version, or no
                 function for --on_metrics.
         """
-        self._run, self._scorer = run, scorer
+        self._run, self._scorer, self._publisher = run, scorer, publisher
         self._advice = predictions.of_run(run)
         if run.overwrite:
             clear_records(run.run_dir)
@@ -107,7 +113,8 @@ class Recorder:
         before = self._best(goal)
         evaluation = self.record(status, metrics, versions, final)
         if self._best(goal) != before:
-            self._scorer.save(self._run.run_dir / "best.keras")
+            self._scorer.save(self._run.run_dir / _BEST)
+            self._copy(_BEST)
         return evaluation
 
     def record(
@@ -146,6 +153,7 @@ class Recorder:
             ", ".join(f"{name} {format_metric(v)}" for name, v in evaluation.metrics.items()),
             " (final)" if final else "",
         )
+        self._copy(METRICS_FILE)
         if self.evaluations[0].version != evaluation.version:  # several may have one version
             self._check_target()
         return evaluation
@@ -177,7 +185,11 @@ class Recorder:
         return goal.best((value for value in found if value is not None), default=None)
 
     def finish(self, status: run_status.RunStatus) -> None:
-        """Write summary.json and the report."""
+        """Write summary.json and the report.
+
+        Raises:
+            ConfigurationError: They could not be copied elsewhere.
+        """
         self._check_target()
         self.status(status)
         summary = run_status.summarise(status, self.evaluations, self._run.target)
@@ -190,7 +202,11 @@ class Recorder:
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})
         self.close()
-        write_report(self._run.run_dir)
+        page = write_report(self._run.run_dir)
+        if self._publisher is not None:
+            report = [f"{page.parent.name}/{path.name}" for path in page.parent.iterdir()]
+            self._copy(METRICS_FILE, _BEST, *sorted(report), SUMMARY_FILE)
+            self._publisher.flush()
 
     def close(self) -> None:
         """Flush the logs."""
@@ -198,6 +214,11 @@ class Recorder:
         self._rounds.close()
         if self._hook is not None:
             self._hook.close()
+
+    def _copy(self, *names: str) -> None:
+        """Have files kept at --report_dir, too."""
+        if self._publisher is not None:
+            self._publisher.put(names)
 
     def _publish(self, record: Mapping[str, Any]) -> None:
         """Give a record to the function of --on_metrics, if there is one."""

@@ -48,6 +48,7 @@ from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.instruments import collect
+from thinwire.supervisor.publisher import Publisher
 from thinwire.supervisor.recorder import Recorder
 from thinwire.supervisor.script_evaluator import ScriptEvaluator
 from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
@@ -77,11 +78,14 @@ def main(run: Run) -> int:
     Raises:
         ConfigurationError, Unreachable, RequestRejected: See their exit codes.
     """
+    publisher = None
+    if run.report_dir is not None:
+        publisher = Publisher(run.run_dir, run.report_dir, begins_anew=run.overwrite)
     if not run.overwrite and (finished := finished_summary(run)):
         logging.info("this run is finished (%s); see %s", finished, run.run_dir / "report")
         return EXIT_DONE
     model, scorer = (None, None) if run.model_is_offered else _model_of(run)
-    recorder = Recorder(run, scorer)
+    recorder = Recorder(run, scorer, publisher)
     return _Watcher(run, model, recorder).watch()
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import time
 import urllib.request
 
 from thinwire.ops.persistence.object_store import ObjectStore, StorageError
@@ -46,6 +47,27 @@ def s3_server():
         reset = f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset"
         urllib.request.urlopen(urllib.request.Request(reset, method="POST")).close()
         server.stop()
+
+
+@contextlib.contextmanager
+def slow_writes(seconds):
+    """Let the server take so long before and after each object that it writes."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+    handle = DomainDispatcherApplication.__call__
+
+    def slowly(self, environ, start_response):
+        is_write = environ["REQUEST_METHOD"] == "PUT"
+        time.sleep(seconds if is_write else 0.0)
+        result = handle(self, environ, start_response)
+        time.sleep(seconds if is_write else 0.0)
+        return result
+
+    DomainDispatcherApplication.__call__ = slowly
+    try:
+        yield
+    finally:
+        DomainDispatcherApplication.__call__ = handle
 
 
 @contextlib.contextmanager

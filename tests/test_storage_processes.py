@@ -1,19 +1,24 @@
 """Snapshots on a real S3-compatible server: killed in mid-upload, replaced, refused."""
 
+import contextlib
 import json
+import random
 import signal
+import sys
 import time
 
 import pytest
 
 from tests.nodes import Nodes, free_port
-from tests.object_storage import BUCKET, SECRET, environment_of, s3_server
+from tests.object_storage import BUCKET, SECRET, environment_of, s3_server, slow_writes
 from thinwire.ops.persistence.fsspec_objects import open_objects
+from thinwire.ops.persistence.object_store import ObjectMissingError
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
 
 ADDRESS = f"s3://{BUCKET}/run"
+REPORTS = f"s3://{BUCKET}/reports"
 FLAGS = (
     *("--method=asgd", "--iter_max=600", "--checkpoint_interval_seconds=0.2"),
     *(f"--checkpoint_dir={ADDRESS}", "--slowdown=4", "--reconnect_timeout_seconds=60"),
@@ -50,14 +55,14 @@ def wait_for(condition, nodes, seconds=60):
         time.sleep(0.01)
 
 
-def assert_no_leftovers():
+def assert_no_leftovers(keep=3):
     """Every object is one that the log needs, and the log has no more than is kept."""
     names = set(store().names())
     logs = {name for name in names if name.startswith("log/")}
-    entries = [json.loads(store().get(name))["content"] for name in logs]
-    parts = {part["name"] for entry in entries for part in entry.get("parts", [])}
+    contents = [entry(int(name[4:-5])) for name in logs]
+    parts = {part["name"] for each in contents for part in each.get("parts", [])}
     assert names == logs | parts
-    assert sum(entry["kind"] == "snapshot" for entry in entries) <= 3
+    assert sum(each["kind"] == "snapshot" for each in contents) <= keep
     assert set(open_objects(ADDRESS, "checkpoint_dir").names()) == {f"ps-0/{n}" for n in names}
 
 
@@ -67,17 +72,74 @@ def assert_no_secrets(nodes):
 
 
 def test_a_killed_ps_goes_on_from_the_newest_snapshot_of_another_machine(nodes, tmp_path):
-    nodes.cluster(1, *FLAGS)
+    nodes.cluster(1, *FLAGS, f"--report_dir={REPORTS}", supervisor=True)
     wait_for(lambda: newest() >= 20, nodes)
     nodes.kill("ps")
     kept = newest()
     nodes.run_dir = tmp_path / "another machine"
     nodes.start("ps", "--type_node=PS", "--id_ps=0", "--linger_seconds=4")
-    assert [nodes.wait(name) for name in ("ps", "worker-1")] == [0, 0], nodes.output("ps")
+    names = ("ps", "worker-1", "supervisor")
+    assert [nodes.wait(name) for name in names] == [0, 0, 0], nodes.output("ps")
     assert kept >= 20 and newest() == 600
-    assert nodes.summary()["updates"] == 600
+    reports = open_objects(REPORTS, "report_dir")
+    assert json.loads(reports.get("summary.json"))["updates"] == 600
+    assert {"best.keras", "metrics.jsonl", "report/index.html"} <= set(reports.names())
     assert_no_leftovers()
     assert_no_secrets(nodes)
+
+
+def entries():
+    """Return the contents of the log by number."""
+    found = {}
+    for number in numbers():
+        with contextlib.suppress(ObjectMissingError):  # the PS has just removed it
+            found[number] = entry(number)
+    return found
+
+
+def entry(number):
+    """Return what the log has at a number."""
+    return json.loads(store().get(f"log/{number:09d}.json"))["content"]
+
+
+def numbers():
+    """Return the numbers of the log."""
+    return [int(name[4:-5]) for name in store().names() if name.startswith("log/")]
+
+
+def unfinished():
+    """Return the parts that no entry names."""
+    found = entries().values()
+    parts = {part["name"] for each in found for part in each.get("parts", [])}
+    return {name for name in store().names() if name.startswith("parts/")} - parts
+
+
+@pytest.mark.product
+@pytest.mark.timeout(1200)
+def test_fifty_kills_in_mid_upload_and_the_newest_whole_snapshot_each_time(nodes, tmp_path):
+    """Each time another machine goes on: from what was whole, and from nothing newer or older."""
+    kills, rng, num_unfinished = 50, random.Random(7), 0
+    with slow_writes(0.03):
+        nodes.cluster(1, *FLAGS, "--iter_max=1000000", "--keep_checkpoints=25")
+        for kill in range(1, kills + 1):
+            before = max(numbers(), default=0)
+            wait_for(lambda low=before: max(numbers(), default=0) >= low + 3, nodes)
+            time.sleep(rng.uniform(0.0, 0.3))
+            nodes.kill("ps")
+            time.sleep(0.1)  # for a request that was on its way
+            kept, newest_entry = newest(), max(numbers())
+            num_unfinished += bool(unfinished())
+            nodes.run_dir = tmp_path / f"machine {kill}"
+            nodes.start("ps", "--type_node=PS", "--id_ps=0", "--linger_seconds=4")
+            wait_for(lambda low=newest_entry: max(numbers()) >= low + 2, nodes)
+            claim, first = entry(newest_entry + 1), entry(newest_entry + 2)
+            assert (claim["kind"], claim["generation"]) == ("claim", kill)
+            assert (first["kind"], first["step"]) == ("snapshot", kept)
+        nodes.kill("ps", signal.SIGTERM)
+        assert [nodes.wait(name) for name in ("ps", "worker-1")] == [130, 130]
+    assert_no_leftovers(25)
+    sys.stdout.write(f"{num_unfinished} of {kills} kills left parts without an entry\n")
+    assert num_unfinished
 
 
 @pytest.mark.product

@@ -44,6 +44,7 @@ from thinwire.ops.run.signals import END_SIGNALS, raise_at_signals
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
 from thinwire.simulator import flags as simulator_flags
+from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 
 FLAGS = flags.FLAGS
@@ -73,13 +74,14 @@ LEVELS = {
 _STARTERS = ("Cluster", "Advisor")
 #: Roles that need no model of their own where workers bring it.
 _WITHOUT_MODEL = ("PS", "Supervisor")
-#: Roles of runs that keep no checkpoints of a PS elsewhere.
+#: Roles that keep nothing elsewhere.
 _WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio", "botocore", "aiobotocore", "s3fs", "fsspec")
 #: --type_node value -> its own settings, checked before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
     "Worker": worker_flags.check,
+    "Supervisor": supervisor_flags.check,
     "Standalone": worker_flags.check,
     "Simulator": simulator_flags.check,
     "Advisor": advisor_flags.check,
@@ -164,12 +166,14 @@ def _play(script: list[str] | None) -> int:
 
 
 def _refuse_places(run: Run) -> None:
-    """Refuse an address for checkpoints where none are kept elsewhere."""
-    if run.checkpoint_dir is not None and run.type_node in _WITHOUT_PS:
-        raise ConfigurationError(
-            f"--type_node={run.type_node} --checkpoint_dir={run.checkpoint_dir}: it is for the "
-            f"checkpoints of a PS, and a {run.type_node} keeps its own in --run_dir. Leave it out."
-        )
+    """Refuse addresses where nothing is kept elsewhere."""
+    given = {"checkpoint_dir": run.checkpoint_dir, "report_dir": run.report_dir}
+    for flag, address in given.items():
+        if address is not None and run.type_node in _WITHOUT_PS:
+            raise ConfigurationError(
+                f"--type_node={run.type_node} --{flag}={address}: it is for a run with a PS and a "
+                f"Supervisor, and a {run.type_node} keeps all in --run_dir. Leave it out."
+            )
 
 
 def _exit_code(error: Exception) -> int | None:

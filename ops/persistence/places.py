@@ -8,6 +8,7 @@ import re
 from thinwire.ops.persistence.checkpoint import Checkpoints, CheckpointStore
 from thinwire.ops.persistence.fsspec_objects import open_objects
 from thinwire.ops.persistence.object_store import StorageError
+from thinwire.ops.persistence.published_files import CLAIMS, PublishedFiles
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.ops.types import ConfigurationError
 
@@ -56,6 +57,19 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
             StoredCheckpoints(store.below(each)).discard(owner)
 
 
+def discard_records(address: str, owner: str) -> None:
+    """Remove the records at an address; a Supervisor that publishes there is fenced.
+
+    Args:
+        address: --report_dir.
+        owner: Who removes them.
+
+    Raises:
+        ConfigurationError: The storage failed.
+    """
+    PublishedFiles(open_objects(address, REPORTS), owner).discard()
+
+
 def check_place(address: str, flag: str) -> None:
     """Try an address out, so that a run does not learn late that it cannot write there.
 
@@ -67,7 +81,7 @@ def check_place(address: str, flag: str) -> None:
         ConfigurationError: It names no storage, or one that cannot be reached, written or read.
     """
     store = open_objects(address, flag, is_start=True)
-    probed = store.below("ps-0" if flag == CHECKPOINTS else "supervisor")
+    probed = store.below("ps-0" if flag == CHECKPOINTS else CLAIMS)
     try:
         probed.check()
     except StorageError as error:

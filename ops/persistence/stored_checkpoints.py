@@ -155,7 +155,7 @@ class StoredCheckpoints(CheckpointStore):
         """
         if step < 0:
             raise ValueError(f"step is {step}, expected 0 or more")
-        self._check_owner(self._numbers(self._store.names()))
+        self.check_owner()
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         number = self._number + 1
@@ -298,6 +298,10 @@ class StoredCheckpoints(CheckpointStore):
         if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
             raise self._fenced()
 
+    def check_owner(self) -> None:
+        """Raise Fenced if another process has claimed this since; StorageError: not known."""
+        self._check_owner(self._numbers(self._store.names()))
+
     def _fenced(self) -> Fenced:
         """Return what ends this process: it names its successor, where one can be read."""
         by, generation = "another process", "higher"
@@ -313,7 +317,7 @@ class StoredCheckpoints(CheckpointStore):
             f"{self.address} has been taken over by {by}, as generation {generation}; this "
             f"process ({self._owner}) is generation {self._generation}, and writes nothing there "
             "any more. The run goes on with the other one. If that is a mistake, stop that one "
-            "first, or give this one another --checkpoint_dir."
+            "first, or give this one another address."
         )
 
     def _collect(self) -> None:

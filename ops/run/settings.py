@@ -124,6 +124,7 @@ class Run:
     on_metrics: str | None = None  # module:function that gets each record; None: nobody
     credentials: Credentials = NO_CREDENTIALS  # of this node
     checkpoint_dir: str | None = None  # of PS, a folder or an address; None: in run_dir
+    report_dir: str | None = None  # address where a Supervisor's records are kept, too
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
     metrics_host: str = "127.0.0.1"
     metrics_login: str | None = None  # file with name and password of its readers

@@ -21,7 +21,7 @@ from absl import flags, logging
 
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.run_locks import claim_run_directory
-from thinwire.ops.persistence.places import CHECKPOINTS, check_place
+from thinwire.ops.persistence.places import CHECKPOINTS, REPORTS, check_place
 from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
@@ -291,6 +291,8 @@ def check_nodes_here(run: Run, launcher: str) -> None:
         security.check_nodes(FLAGS, run.nb_ps, run.nb_workers)
         if run.checkpoint_dir is not None:
             check_place(run.checkpoint_dir, CHECKPOINTS)
+        if run.report_dir is not None:
+            check_place(run.report_dir, REPORTS)
     if run.nb_ps > _MOST_UNCHECKED_SHARDS and not run.model_is_offered:
         import_quietly("tensorflow")
         from thinwire.models.flat_model import SharedModel

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.watchdog import GRACE_SECONDS
-from thinwire.ops.persistence.places import discard_checkpoints
+from thinwire.ops.persistence.places import discard_checkpoints, discard_records
 from thinwire.ops.run.directory import clear, lock_of, node_locks
 from thinwire.ops.run.lock import DirectoryLock, LockOwner
 from thinwire.ops.run.settings import Run
@@ -46,6 +46,8 @@ def claim_run_directory(
             clear(run.run_dir)
             if run.checkpoint_dir is not None:
                 discard_checkpoints(run.checkpoint_dir, None, str(owner))
+            if run.report_dir is not None:
+                discard_records(run.report_dir, str(owner))
 
 
 def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:

@@ -1,12 +1,16 @@
 """An address is tried out at the start: one line, and no secret in it."""
 
+import dataclasses
 import os
 import sys
 import time
 
 import pytest
 
+from tests.command_line import given
 from tests.object_storage import BUCKET, SECRET, environment_of, s3_server
+from thinwire.flags.run import read_run
+from thinwire.node import _refuse_places
 from thinwire.ops.persistence.fsspec_objects import FsspecObjects, open_objects, without_secrets
 from thinwire.ops.persistence.object_store import LocalObjects, StorageError
 from thinwire.ops.persistence.places import CHECKPOINTS, check_place
@@ -98,3 +102,12 @@ def test_secrets_stay_out_of_messages(monkeypatch):
 
     with pytest.raises(StorageError, match=r"cannot read s3://b/a: bad \*\*\*"):
         FsspecObjects(Broken(), "s3://b").get("a")
+
+
+@pytest.mark.parametrize("flag", ["checkpoint_dir", "report_dir"])
+@pytest.mark.parametrize("role", ["Standalone", "Simulator"])
+def test_roles_that_keep_nothing_elsewhere_refuse_the_flags(role, flag):
+    with given(f"--type_node={role}", f"--{flag}=/tmp/elsewhere"):
+        run = read_run()
+    with pytest.raises(ConfigurationError, match=f"--{flag}=/tmp/elsewhere: it is for a run with"):
+        _refuse_places(dataclasses.replace(run, type_node=role))

@@ -1,0 +1,100 @@
+"""Copies the records of a run to --report_dir, in a thread of its own."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Iterable
+
+from absl import logging
+
+from thinwire.ops.persistence.checkpoint import Fenced
+from thinwire.ops.persistence.fsspec_objects import open_objects
+from thinwire.ops.persistence.places import REPORTS
+from thinwire.ops.persistence.published_files import PublishedFiles
+from thinwire.ops.run.lock import LockOwner
+from thinwire.ops.types import ConfigurationError
+
+
+class Publisher:
+    """Publishes files of a run directory; a newer content of a file takes the place of an older.
+
+    What the directory lacks of what was published before is put there first, so that a Supervisor
+    on another machine continues the records.
+
+    Args:
+        run_dir: Of the run.
+        address: --report_dir.
+        begins_anew: Remove what was published before.
+
+    Raises:
+        ConfigurationError: The storage failed.
+    """
+
+    def __init__(self, run_dir: pathlib.Path, address: str, begins_anew: bool = False) -> None:
+        self._run_dir, self._address = run_dir, address
+        owner = str(LockOwner.here("Supervisor", 0))
+        self._files = PublishedFiles(open_objects(address, REPORTS), owner)
+        if begins_anew:
+            self._files.discard()
+        else:
+            self._files.claim()
+        if restored := self._files.restore(run_dir):
+            logging.info("continuing records of %s: %s", address, ", ".join(restored))
+        self._wake = threading.Condition()
+        self._next: dict[str, bytes] = {}
+        self._due = self._busy = False
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name="publisher", daemon=True).start()
+
+    def put(self, names: Iterable[str]) -> None:
+        """Have files published soon, as they are now; one that is not there is left out.
+
+        Raises:
+            Fenced: A successor publishes there.
+        """
+        found = {name: self._run_dir / name for name in names}
+        files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+        with self._wake:
+            if isinstance(self._failure, Fenced):
+                raise self._failure
+            self._next |= files
+            self._due = True
+            self._wake.notify_all()
+
+    def flush(self) -> None:
+        """Wait until everything is published; what could not be is tried once more.
+
+        Raises:
+            ConfigurationError: It could not be (Fenced: a successor publishes there).
+        """
+        with self._wake:
+            self._wake.wait_for(lambda: not self._due and not self._busy)
+            self._due = bool(self._next)
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: not self._due and not self._busy)
+            failure = self._failure
+        if isinstance(failure, Fenced):
+            raise failure
+        if failure is not None:
+            raise ConfigurationError(
+                f"--{REPORTS}={self._address}: {failure}. The records lie whole in "
+                f"{self._run_dir}; make that storage reachable and writable, and copy them there."
+            )
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._due)
+                files, self._next, self._due, self._busy = self._next, {}, False, True
+            failure: Exception | None = None
+            try:
+                self._files.put(files)
+            except Exception as error:  # noqa: BLE001 - flush() raises it
+                failure = error
+                logging.error("cannot publish %s: %s", ", ".join(files), error)
+            with self._wake:
+                if failure is not None:  # with the next ones
+                    self._next = files | self._next
+                self._failure, self._busy = failure, False
+                self._wake.notify_all()
