@@ -76,6 +76,8 @@ _IS_DEVICE = FlagRule(
 )
 #: Default of --iter_max where the flags name the model; scripts end by themselves.
 _ITER_MAX = 100_000
+#: Why scripts are not drawn for rounds.
+ALL_FIT = "scripts begin and end fit together, which one that is not drawn would have to wait for"
 #: Default of --compression_rate where the model is a script's: its few epochs are too short for a
 #: hundredth of the entries (docs/SCRIPTS.md).
 SCRIPT_COMPRESSION_RATE = 0.1
@@ -514,7 +516,7 @@ def _check_files(given: flags.FlagValues) -> None:
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """Refuse names of a model where a worker's counts."""
+    """Refuse names of a model where a worker's counts, and rounds that its fit cannot share."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
@@ -528,6 +530,12 @@ def _check_model_from(given: flags.FlagValues) -> None:
             raise ConfigurationError(
                 f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the model is that "
                 f"of the first worker; leave --{name} out, or take --model_from={FROM_FLAGS}."
+            )
+    for name in ("fraction", "draws"):
+        if given[name].value != given[name].default:
+            raise ConfigurationError(
+                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: {ALL_FIT}. Leave "
+                f"--{name} out, or take --model_from={FROM_FLAGS}."
             )
 
 

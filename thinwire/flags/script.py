@@ -25,6 +25,7 @@ NEVER = OWN_MODEL_AND_DATA | {
     "slowdown": _COMPUTES,
     "step_seconds": _COMPUTES,
     "local_epochs": "a worker's part of the data is that of its own fit; take --local_steps",
+    **dict.fromkeys(("fraction", "draws"), run_flags.ALL_FIT),
     "top5": _EVALUATES,
     "eval_interval_seconds": _EVALUATES,
     "eval_interval_updates": _EVALUATES,

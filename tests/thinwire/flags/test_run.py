@@ -53,6 +53,9 @@ def test_a_worker_s_model_has_no_limit_of_updates_unless_given():
     assert run_of("--model_from=worker", "--iter_max=7").iter_max == 7
     with pytest.raises(ConfigurationError, match="--network=cnn and --model_from=worker"):
         run_of("--model_from=worker", "--network=cnn")
+    for flag in ("--fraction=0.5", "--draws=draws.txt"):
+        with pytest.raises(ConfigurationError, match=f"{flag} and --model_from=worker: .* fit"):
+            run_of("--model_from=worker", "--method=bsp", flag)
 
 
 def test_every_flag_says_what_it_is_for():
