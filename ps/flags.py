@@ -45,6 +45,11 @@ TOPICS = (
                     low=0.0,
                 ),
                 switch(
+                    "resume_only",
+                    "End, rather than begin anew, where the run directory has no checkpoint of "
+                    "this PS: it takes the place of one that is lost.",
+                ),
+                switch(
                     "preload_keras",
                     "With --model_from=worker: import Keras while the model is awaited, for "
                     "optimizers that need it.",
@@ -75,6 +80,7 @@ class PsFlags:
     journal: str = "auto"
     max_model_bytes: int = 8 << 30
     preload_keras: bool = False
+    resume_only: bool = False
 
     @property
     def node(self) -> str:
@@ -116,4 +122,5 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         journal=given.journal,
         max_model_bytes=given.max_model_bytes,
         preload_keras=given.preload_keras,
+        resume_only=given.resume_only,
     )

@@ -167,9 +167,16 @@ def main(run: Run) -> int:
         clear_node(run.run_dir, own.node)
         if run.checkpoint_dir is not None:
             discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
-    if not run.model_is_offered:
-        return ShardProcess(run, own, model_of_flags(run, own.id_ps)).serve()
     saved = SavedShard(run, own.node)
+    if own.resume_only and saved.core is None:
+        raise ConfigurationError(
+            f"{own.node} was lost, and {saved.where} holds no checkpoint of it here: either it "
+            "had written none yet (--checkpoint_interval_seconds), or that folder is on the disk "
+            "of the machine that is gone. Expected --checkpoint_dir, or --run_dir on a disk that "
+            "all machines have; the same command begins the run again."
+        )
+    if not run.model_is_offered:
+        return ShardProcess(run, own, model_of_flags(run, own.id_ps), saved).serve()
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(

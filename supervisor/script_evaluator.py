@@ -84,7 +84,7 @@ class ScriptEvaluator:
         self._output.parent.mkdir(parents=True, exist_ok=True)
         words = [*supervisor_flags.script_words(self._run), *self._more_flags]
         launcher = _package() / "launcher"
-        watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "quiet"]
+        watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "10", "quiet"]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
         with open(self._output, "ab" if self._num_restarts else "wb") as output:

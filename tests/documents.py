@@ -36,6 +36,7 @@ cat() {{ printf '%s' "{TOKEN}"; }}
 cd() {{ record cd "$@"; }}
 source() {{ :; }}
 srun() {{ while [[ $1 == -* ]]; do shift; done; "$@"; }}
+ray() {{ while [[ $1 != -- ]]; do shift; done; shift; "$@"; }}
 """ + "".join(f'{name}() {{ record {name} "$@"; }}\n' for name in _BY_PATH)
 
 

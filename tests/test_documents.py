@@ -35,6 +35,8 @@ FOREIGN = ("tensorboard", "pip", "pytest")
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Flags of Slurm's commands.
 FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue"}
+#: Flags of Ray's.
+FOREIGN_FLAGS |= {"address", "working-dir"}
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
 #: Script in examples/ -> who it is; it takes main.py's settings.

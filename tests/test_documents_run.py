@@ -41,7 +41,7 @@ RUNS = ("--run_dir=runs/first", "--run_dir=runs/own")
 #: Part of a command -> why it is not run.
 NOT_RUN = {
     "--hosts_file": "needs hosts; tests/thinwire/launcher/test_ssh.py has some",
-    "--launcher=ray": "needs Ray; tests/thinwire/launcher/test_ray.py runs where it is",
+    "--launcher=ray": "needs a cluster; tests/thinwire/launcher/test_ray.py has some",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
     "Advisor": "measures for a minute; tests/thinwire/advisor/test_role.py does it",
     "main.py --method=adacomp": "TF_CONFIG names other machines; "

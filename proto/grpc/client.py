@@ -21,6 +21,7 @@ from thinwire.proto.grpc.common import (
     channel_options,
     wire_bytes,
 )
+from thinwire.proto.moved import present_address
 from thinwire.proto.security import credentials as trust
 
 _CLOSE_GRACE_SECONDS = 1.0
@@ -56,7 +57,7 @@ class ClientStream:
         newest_frame_at: When the newest frame arrived, returned or not.
 
     Args:
-        address: ``host:port``.
+        address: ``host:port``; of a shard that has moved, the one before.
         link: The worker's emulated uplink, shared by its streams to all shards.
         keepalive_seconds: A shard silent for twice as long is lost.
         service: Whose Session to open.
@@ -75,7 +76,7 @@ class ClientStream:
         credentials: Credentials = NO_CREDENTIALS,
         server_name: str | None = None,
     ) -> None:
-        self.address = address
+        self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
         self._nonce = trust.new_nonce()
         self._answer: dict[str, Any] = {}  # metadata

@@ -355,7 +355,7 @@ class SavedShard:
             if self._is_elsewhere:
                 remedy = "make that storage reachable and writable"
             raise ConfigurationError(
-                f"cannot write a checkpoint into {self._where}: {error.strerror or error}. The "
+                f"cannot write a checkpoint into {self.where}: {error.strerror or error}. The "
                 f"checkpoints before it are intact: {remedy}, and start the same command again."
             ) from error
 
@@ -385,7 +385,8 @@ class SavedShard:
         return "run_dir", str(self._run.run_dir)
 
     @property
-    def _where(self) -> str:
+    def where(self) -> str:
+        """The folder, or the address, of the checkpoints."""
         if self._run.checkpoint_dir is not None:
             return f"{self._run.checkpoint_dir.rstrip('/')}/{self._name}"
         return str(self.folder)
@@ -438,6 +439,6 @@ class SavedShard:
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped
         return (
-            f"{self._where} holds {count} checkpoints, and all of them are damaged (see the "
+            f"{self.where} holds {count} checkpoints, and all of them are damaged (see the "
             "log). Restore a copy of that folder, or set --overwrite to start this run afresh."
         )

@@ -5,9 +5,11 @@ import types
 import numpy as np
 import pytest
 
-from tests.command_line import run_of
+from tests.command_line import given, run_of
 from tests.harness import SPEC
+from thinwire.flags.run import read_run
 from thinwire.models import flat_model
+from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.initial_model import model_of_flags
@@ -95,7 +97,8 @@ def test_epochs_are_counted_in_examples():
 
 def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monkeypatch):
     events, run = [], types.SimpleNamespace(addresses=(), overwrite=False, model_is_offered=True)
-    own = types.SimpleNamespace(node="ps-0", id_ps=0, preload_keras=True, max_model_bytes=1)
+    flags = {"preload_keras": True, "max_model_bytes": 1, "resume_only": True}
+    own = types.SimpleNamespace(node="ps-0", id_ps=0, **flags)
     kept = types.SimpleNamespace(offer="{}", core={"theta": 1})
     monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)
     monkeypatch.setattr(role, "SavedShard", lambda run, node: kept)
@@ -106,3 +109,10 @@ def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monk
     monkeypatch.setattr(role, "ShardProcess", lambda *given: process)
     assert role.main(run) == 0
     assert events == ["keras", "model"]
+
+
+@pytest.mark.parametrize("by", ["flags", "worker"])
+def test_what_takes_a_lost_ps_s_place_does_not_begin_anew(tmp_path, by):
+    flags = ("--type_node=PS", "--resume_only", f"--run_dir={tmp_path}", f"--model_from={by}")
+    with given(*flags), pytest.raises(ConfigurationError, match="no checkpoint of it here.*disk"):
+        role.main(read_run())

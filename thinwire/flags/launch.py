@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -13,6 +15,7 @@ from thinwire.ops.run.flags import (
     Topic,
     advanced,
     choice,
+    comma_list,
     integer,
     number,
     switch,
@@ -24,6 +27,25 @@ from thinwire.ops.types import ConfigurationError
 FLAGS = flags.FLAGS
 
 _IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
+
+
+def amounts(given: Sequence[str]) -> dict[str, float]:
+    """Return resource -> amount; raises ValueError for what is none, or no amount above 0."""
+    pairs = [each.split("=") for each in given]
+    found = {name.strip(): float(amount) for name, amount in pairs}
+    if not found or not all(name and 0 < amount < math.inf for name, amount in found.items()):
+        raise ValueError(given)
+    return found
+
+
+def _are_amounts(given: Sequence[str]) -> bool:
+    try:
+        return bool(amounts(given))
+    except ValueError:
+        return False
+
+
+_ARE_RESOURCES = FlagRule(_are_amounts, "must be amounts above 0, such as cpus=4,gpus=1")
 
 _SCRIPT = Topic(
     "Scripts (thinwire run)",
@@ -93,15 +115,37 @@ TOPICS = (
                 words(
                     "ray_address",
                     None,
-                    "Ray cluster to use, or 'local'.",
+                    "Ray cluster to use; 'local': one of its own on this machine.",
                     "address",
-                    unset="RAY_ADDRESS, else a Ray of this machine",
+                    unset="RAY_ADDRESS, else that of this machine, else local",
+                ),
+                comma_list(
+                    "ray_ps_resources",
+                    "cpus=1",
+                    "What each PS requests of Ray: cpus, gpus, or a custom resource.",
+                    "name=amount,...",
+                    rule=_ARE_RESOURCES,
+                ),
+                comma_list(
+                    "ray_worker_resources",
+                    "cpus=1",
+                    "What each worker requests of Ray, such as cpus=4,gpus=1.",
+                    "name=amount,...",
+                    rule=_ARE_RESOURCES,
+                ),
+                words(
+                    "ray_runtime_env",
+                    None,
+                    "Ray's runtime environment of the nodes, as JSON: pip, env_vars, py_modules.",
+                    "file",
+                    rule=_IS_NAME,
+                    unset="the Python that Ray runs on, with the code of this one",
                 ),
             ),
         ),
     ),
     Topic(
-        "Cluster: workers that die",
+        "Cluster: nodes that die",
         (
             integer(
                 "restart_workers",
@@ -113,6 +157,14 @@ TOPICS = (
                 low=0,
             ),
             *advanced(
+                integer(
+                    "restart_ps",
+                    0,
+                    "Start a PS that is killed again, from its checkpoint, likewise; on Ray also "
+                    "on another node, which needs the checkpoint on a disk that all have.",
+                    "restarts",
+                    low=0,
+                ),
                 number(
                     "restart_window_seconds",
                     600.0,
@@ -127,7 +179,7 @@ TOPICS = (
 #: What is logged of a worker's end with --restart_workers.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (
-    "%s ended with code %d and is not started again: it has been as often as --restart_workers "
+    "%s ended with code %d and is not started again: it has been as often as %s "
     "allows within --restart_window_seconds, or another start would not mend it"
 )
 #: What only a Cluster heeds; nodes do not need it.
@@ -143,11 +195,14 @@ _SLURM = "slurm"
 #: Flag -> the launchers that heed it.
 _HEEDED_BY = {
     "hosts_file": ("ssh",),
-    "sync_dst_dir": ("ssh", "ray"),
+    "sync_dst_dir": ("ssh",),
     "interface": ("ssh",),
     "ssh_options": ("ssh",),
     "remote_python": ("ssh", "ray"),
     "ray_address": ("ray",),
+    "ray_ps_resources": ("ray",),
+    "ray_worker_resources": ("ray",),
+    "ray_runtime_env": ("ray",),
 }
 #: What `thinwire run` alone heeds.
 SCRIPT_NAMES = tuple(option.name for option in _SCRIPT.options)
@@ -175,10 +230,11 @@ def check(runs_script: bool = False) -> str:
                 f"--{name}={FLAGS[name].value} means nothing to --launcher={launcher}; leave it "
                 f"out, or choose --launcher={' or '.join(heeding)}."
             )
-    if _is_set("restart_window_seconds") and not FLAGS.restart_workers:
+    restarts = FLAGS.restart_workers or FLAGS.restart_ps
+    if _is_set("restart_window_seconds") and not restarts:
         raise ConfigurationError(
             f"--restart_window_seconds={FLAGS.restart_window_seconds:g} without --restart_workers "
-            "does nothing; give both, or neither."
+            "or --restart_ps does nothing; give one of these, or leave it out."
         )
     if launcher == "ssh" and not FLAGS.hosts_file:
         raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")

@@ -118,8 +118,10 @@ def call(folder: pathlib.Path) -> None:
     value = function(*args)
     if not os.environ.get(SETTINGS_VARIABLE, "").endswith("worker-1.json"):
         return
+    kept = pathlib.Path(os.environ[SETTINGS_VARIABLE]).parents[1] / _FOLDER  # not of a copy
     try:
-        (folder / _RESULT).write_bytes(cloudpickle.dumps(value))
+        kept.mkdir(exist_ok=True)
+        (kept / _RESULT).write_bytes(cloudpickle.dumps(value))
     except Exception as error:  # noqa: BLE001 - whatever pickling calls
         sys.stderr.write(f"what the function returned cannot be pickled: {error}\n")
 

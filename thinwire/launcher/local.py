@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from absl import flags
@@ -33,7 +33,7 @@ FLAGS = flags.FLAGS
 #: A launcher on another host is considered dead after this silence ...
 SILENCE_SECONDS = 60.0
 #: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
-_NO_SILENCE_SECONDS = math.inf
+NO_SILENCE_SECONDS = math.inf
 _BEAT_SECONDS = 5.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
 _SSH_FAILED = 255
@@ -47,6 +47,7 @@ def watchdog_command(
     command: Sequence[str],
     announce: bool = True,
     silence_seconds: float = SILENCE_SECONDS,
+    grace_seconds: float = watchdog.GRACE_SECONDS,
 ) -> list[str]:
     """Return the command line that runs another one under a watchdog.
 
@@ -56,9 +57,10 @@ def watchdog_command(
         command: The command to run.
         announce: Whether the watchdog reports that it was started; needed to follow its output.
         silence_seconds: The watchdog ends the command after this long without a heartbeat.
+        grace_seconds: How long it gives the command to end by itself; 0: it kills it.
     """
     manner = "announce" if announce else "quiet"
-    return [python, *entry, str(silence_seconds), manner, *command]
+    return [python, *entry, str(silence_seconds), str(grace_seconds), manner, *command]
 
 
 def exit_code(code: int) -> int:
@@ -71,20 +73,32 @@ def exit_code(code: int) -> int:
     return code if code <= 128 or code == EXIT_INTERRUPTED else 128 - code
 
 
-def start_here(node: Node, *more_flags: str) -> SupervisedProcess:
-    """Start a node on the launching host; without an `output` it writes to this terminal itself."""
+def start_here(
+    node: Node, *more_flags: str, variables: Mapping[str, str] | None = None
+) -> SupervisedProcess:
+    """Start a node on the launching host; without an `output` it writes to this terminal itself.
+
+    Args:
+        node: Which.
+        more_flags: Of its command line.
+        variables: Of its environment, beside this process's.
+    """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
     supervised = watchdog_command(
-        sys.executable, WATCHDOG, command, announce=False, silence_seconds=_NO_SILENCE_SECONDS
+        sys.executable, WATCHDOG, command, announce=False, silence_seconds=NO_SILENCE_SECONDS
     )
-    return SupervisedProcess(supervised, node.output, announced=False)
+    return SupervisedProcess(supervised, node.output, announced=False, variables=variables)
 
 
 class SupervisedProcess:
     """A command under a watchdog, reached through a pipe or ssh; see `launcher.role.Process`."""
 
     def __init__(
-        self, command: Sequence[str], output: LineSink | None, announced: bool = True
+        self,
+        command: Sequence[str],
+        output: LineSink | None,
+        announced: bool = True,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         """Start it.
 
@@ -92,6 +106,7 @@ class SupervisedProcess:
             command: The watchdog's command line, or that of the ssh that runs it.
             output: Takes each line that the command writes; None lets it write by itself.
             announced: Whether the watchdog reports the start.
+            variables: Of its environment, beside this process's.
         """
         self._output, self.is_followed = output, output is not None
         self._was_started = threading.Event()
@@ -104,7 +119,7 @@ class SupervisedProcess:
             stdout=pipe,
             stderr=pipe,
             start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
-            env=environment(),
+            env=environment() | dict(variables or {}),
         )
         os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
         if not announced or output is None:

@@ -1,310 +1,454 @@
 """Nodes as actors of a Ray cluster; the Supervisor stays on the launching node.
 
-Each actor runs a node as a process of its own, under a watchdog that ends it with the actor; Ray
-ends the actors of a launcher that is gone. Ray only finds the places: the nodes' messages do not
-pass through it.
+Every PS and worker has a bundle of its own in one placement group, spread over Ray's nodes, and in
+it an actor (`ray_actor`) that runs the node as a process, under a watchdog that ends it with the
+actor; Ray ends the actors of a launcher that is gone. The package, the script and the files that
+flags name are the working directory of the run's runtime environment. Ray only finds the places:
+the nodes' messages do not pass through it.
+
+When a node of Ray is lost, Ray moves the bundles and starts their actors again elsewhere, and
+`role` starts the nodes again there: --restart_workers, --restart_ps. A PS then has another address,
+which all actors keep for their nodes (`thinwire.proto.moved`).
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import importlib
+import io
+import json
+import math
 import os
 import pathlib
+import shutil
 import signal
+import tarfile
+import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from absl import flags
+from absl import flags, logging
 
 from thinwire.flags import launch, security
 from thinwire.launcher import watchdog
-from thinwire.launcher.local import SupervisedProcess, exit_code, start_here, watchdog_command
-from thinwire.launcher.output import READ_BYTES, each_line
+from thinwire.launcher.local import (
+    NO_SILENCE_SECONDS,
+    SupervisedProcess,
+    exit_code,
+    start_here,
+    watchdog_command,
+)
+from thinwire.launcher.output import READ_BYTES, NamedLines, each_line
+from thinwire.launcher.ray_actor import ActorLocation, NodeActor
 from thinwire.launcher.role import LineSink, Node, threads_of
-from thinwire.launcher.ssh import code_deployment
+from thinwire.launcher.ssh import copied_code
+from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
+from thinwire.proto.moved import MOVED_VARIABLE, moved_lines
 from thinwire.proto.security.credentials import TOKEN_VARIABLE
 
 FLAGS = flags.FLAGS
-_PLACE_SECONDS = 60.0
-_BEAT_SECONDS = 5.0
+#: A Ray that grows by machines of a cloud takes minutes.
+_PLACE_SECONDS = 600.0
+_START_SECONDS = 60.0
+_LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0
 _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
+#: Ray's names of what flags name shortly; others are custom resources.
+_RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
+#: What the runtime environment has from this launcher alone.
+_OURS = ("working_dir",)
 
-
-@dataclasses.dataclass(frozen=True)
-class ActorLocation:
-    """Where Ray has placed an actor."""
-
-    ray_node: str
-    address: str
-    num_cpus: int
-    free_port: int
-    has_token: bool  # in its environment
-
-
-def _actor_class() -> type:
-    """Return the class of the actors.
-
-    Made here so that Ray sends it by value: on its nodes nothing of this project can be imported.
-    """
-
-    class NodeActor:
-        """One node of the run, on a node of Ray."""
-
-        def find(self) -> tuple[str, str, int, int, bool]:
-            import importlib
-            import os
-            import socket
-
-            ray = importlib.import_module("ray")
-
-            address = ray.util.get_node_ip_address()
-            with socket.socket() as probe:
-                probe.bind((address, 0))
-                port = probe.getsockname()[1]
-            node = ray.get_runtime_context().get_node_id()
-            has_token = bool(os.environ.get("THINWIRE_TOKEN"))
-            return node, address, len(os.sched_getaffinity(0)), port, has_token
-
-        def unpack(self, folder: str, archive: bytes) -> None:
-            import os
-            import subprocess
-
-            folder = os.path.join(os.path.expanduser("~"), folder)
-            os.makedirs(folder, exist_ok=True)
-            command = ["tar", "-x", "-z", "-o", "-f", "-", "-C", folder]
-            subprocess.run(command, input=archive, check=True)
-
-        def start(self, folder: str, command: list[str], is_followed: bool) -> None:
-            import os
-            import subprocess
-
-            environment = dict(os.environ)
-            environment.pop("TF_CONFIG", None)
-            if not environment.get("CUDA_VISIBLE_DEVICES"):  # Ray hides GPUs not requested
-                environment.pop("CUDA_VISIBLE_DEVICES", None)
-            pipe = subprocess.PIPE if is_followed else None
-            self.process = subprocess.Popen(
-                command,
-                cwd=os.path.join(os.path.expanduser("~"), folder),
-                stdin=subprocess.PIPE,
-                stdout=pipe,
-                stderr=pipe,
-                env=environment,
-            )
-
-        def read(self, begun: None, is_error: bool, most: int) -> bytes:
-            import os
-
-            stream = self.process.stderr if is_error else self.process.stdout
-            return b"" if stream is None else os.read(stream.fileno(), most)
-
-        def wait(self, begun: None) -> int:
-            return self.process.wait()
-
-        def write(self, begun: None, message: bytes) -> None:
-            import contextlib
-            import os
-
-            if self.process.stdin is not None:
-                with contextlib.suppress(OSError):  # it has ended
-                    os.write(self.process.stdin.fileno(), message)
-
-    return NodeActor
+#: Role and number of a node.
+Place = tuple[str, int]
 
 
 class RayProcess:
-    """A node in an actor; see `thinwire.launcher.role.Process`."""
+    """A node in an actor; see `thinwire.launcher.role.Process`.
+
+    Attributes:
+        started: Set once the node runs, or cannot.
+        error: Why it does not.
+    """
+
+    is_followed = True
 
     def __init__(
-        self, ray: Any, actor: Any, folder: str, command: list[str], output: LineSink | None
+        self,
+        ray: Any,
+        actor: Any,
+        arrange: Callable[[ActorLocation], tuple[list[str], str]],
+        output: LineSink,
     ) -> None:
-        """Start it.
+        """Start it, as soon as Ray has placed the actor.
 
         Args:
             ray: The package.
             actor: In which it runs.
-            folder: The current one, on the actor's host.
-            command: The watchdog's command line.
-            output: Takes each line that it writes; None: Ray shows them.
+            arrange: Returns what `NodeActor.start` takes, for where the actor is.
+            output: Takes each line that it writes.
         """
         self._ray, self._actor = ray, actor
-        self.is_followed = output is not None
-        self._last_beat = time.monotonic()
-        self.begun = actor.start.remote(folder, command, self.is_followed)
-        # Calls of an actor run side by side: each takes the result of the one that must precede it.
-        self._end = actor.wait.remote(self.begun)
+        self._arrange, self._output = arrange, output
+        self.started = threading.Event()
+        self.error: Exception | None = None
         self._code: int | None = None
-        self._readers = [
-            threading.Thread(target=self._follow, args=(output, is_error), daemon=True)
-            for is_error in (False, True)
-            if output is not None
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._early: list[int] = []  # signals that came before it ran
+        self._lock = threading.Lock()
+        self._killed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ray-node", daemon=True)
+        self._thread.start()
 
-    def _follow(self, output: LineSink, is_error: bool) -> None:
+    def _run(self) -> None:
+        """Start the node, follow it to its end, and note its code; a lost actor is a killed one."""
+        try:
+            found = find(self._ray, self._actor, self._killed)
+            command, moved = self._arrange(found)
+            self._ray.get(self._actor.start.remote(command, moved))
+            with self._lock:
+                self.started.set()
+                for number in self._early:
+                    self._send(number)
+            readers = [
+                threading.Thread(target=self._follow, args=(is_error,), daemon=True)
+                for is_error in (False, True)
+            ]
+            for reader in readers:
+                reader.start()
+            code = exit_code(self._ray.get(self._actor.wait.remote()))
+            for reader in readers:
+                reader.join(_PATIENCE_SECONDS)
+        except (self._ray.exceptions.RayError, RuntimeError, OSError) as error:  # or Ray was left
+            logging.debug("lost an actor: %s", error)
+            self.error, code = error, -signal.SIGHUP
+        self._code = code
+        self.started.set()
+
+    def _follow(self, is_error: bool) -> None:
         """Pass on what the node writes, line by line."""
         for line in each_line(lambda: self._read(is_error)):
-            output.on_line(line, is_error)
+            self._output.on_line(line, is_error)
 
     def _read(self, is_error: bool) -> bytes:
         """Return the next bytes of the node's output; none: its end, or that of its actor."""
         try:
-            pending = self._actor.read.remote(self.begun, is_error, READ_BYTES)
-            return bytes(self._ray.get(pending))
+            return bytes(self._ray.get(self._actor.read.remote(is_error, READ_BYTES)))
         except (self._ray.exceptions.RayError, RuntimeError):  # or Ray was left
             return b""
 
     def poll(self) -> int | None:
-        """Return the exit code; a lost actor counts as a killed node."""
-        if self._code is None and self._ray.wait([self._end], timeout=0)[0]:
-            self._code = self.wait()
+        """Return the exit code, None while it runs."""
         return self._code
 
     def send_signal(self, number: int) -> None:
         """Let the watchdog send a signal to the node."""
-        self._actor.write.remote(self.begun, _BYTE_OF[signal.Signals(number)])
+        with self._lock:
+            if self.started.is_set():
+                self._send(number)
+            else:
+                self._early.append(number)
 
-    def beat(self) -> None:
-        """Show the watchdog from time to time that the launcher is alive."""
-        if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
-            self._last_beat = time.monotonic()
-            self._actor.write.remote(self.begun, watchdog.BEAT)
+    def _send(self, number: int) -> None:
+        self._actor.write.remote(_BYTE_OF[signal.Signals(number)])
 
     def kill(self) -> None:
-        """End the node immediately, and then its actor."""
+        """End the node immediately; where it does not end, its actor."""
+        self._killed.set()
         self.send_signal(signal.SIGKILL)
-        if not self._ray.wait([self._end], timeout=_PATIENCE_SECONDS)[0]:
+        self._thread.join(_PATIENCE_SECONDS if self.started.is_set() else 0.0)
+        if self._thread.is_alive():
             self._ray.kill(self._actor)
 
     def wait(self) -> int:
         """Wait for the end; return what `poll` returns."""
+        self._thread.join()
+        return -signal.SIGHUP if self._code is None else self._code
+
+
+def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
+    """Return where an actor is, once Ray has placed it, again if need be.
+
+    Raises:
+        RayError: It is gone for good, or nobody waits any more.
+    """
+    logged_at = time.monotonic()
+    while True:
         try:
-            code = exit_code(self._ray.get(self._end))
-        except self._ray.exceptions.RayError:
-            code = -signal.SIGHUP
-        for reader in self._readers:
-            reader.join(_PATIENCE_SECONDS)
-        return code
+            found: ActorLocation = ray.get(actor.find.remote(TOKEN_VARIABLE))
+            return found
+        except ray.exceptions.ActorUnavailableError:  # it is being started again
+            if given_up.wait(_LOOK_SECONDS):
+                raise
+        if time.monotonic() - logged_at >= _LOG_SECONDS:
+            logged_at = time.monotonic()
+            logging.warning("waiting for Ray to find a place for a node again; see `ray status`")
 
 
 class RayLauncher:
     """Starts nodes in actors."""
 
     def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
-        """Make the actors, find out where they are, and copy the code.
+        """Connect to Ray with the code, and have the actors placed.
 
         Args:
             run: The run's settings.
             script: What workers run; None: they play their role.
 
         Raises:
-            ConfigurationError: No ray here, or an address beyond one machine without --insecure.
+            ConfigurationError: No ray here, bad resources or runtime environment, or an address
+                beyond one machine without --insecure.
             Unreachable: Ray cannot be reached, or does not give the actors a place.
         """
         if FLAGS["ip_PS"].present:
             launch.refuse_chosen_addresses()
-        self._ray = _connect()
+        if run.device.startswith("gpu:"):
+            raise ConfigurationError(
+                f"--device={run.device}: Ray gives each worker its GPUs; leave this out, and set "
+                "--ray_worker_resources=gpus=1."
+            )
+        if run.nb_ps > 1 and FLAGS.restart_ps and FLAGS.ps_hosts:
+            raise ConfigurationError(
+                "--ps_hosts with --restart_ps: a PS that Ray starts elsewhere has another address; "
+                "leave one out."
+            )
+        self._run = run
+        self._bundles = {
+            **{("PS", shard): requested("PS") for shard in range(run.nb_ps)},
+            **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
+        }
+        self._code = copied_code("", script)
+        self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
+        self._ray = _import_ray()
         try:
-            self._prepare(run, script)
+            self._prepare()
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, run: Run, script: pathlib.Path | None) -> None:
-        self._overwrite = ["--overwrite"] if run.overwrite else []
-        self._code, self._python = code_deployment(script), launch.remote_python()
-        roles = [("PS", shard) for shard in range(run.nb_ps)]
-        roles += [("Worker", worker) for worker in range(1, run.nb_workers + 1)]
-        make = self._ray.remote(_actor_class()).options(
-            num_cpus=0, scheduling_strategy="SPREAD", max_concurrency=8
-        )
-        self._actors = {role: make.remote() for role in roles}
-        answers = self._get([actor.find.remote() for actor in self._actors.values()])
-        self._found = {
-            role: ActorLocation(*each) for role, each in zip(roles, answers, strict=True)
+    def _prepare(self) -> None:
+        run = self._run
+        unpack(self._code.archive or b"", pathlib.Path(self._folder.name) / "code")
+        environment = {
+            **own_environment(),
+            "working_dir": str(pathlib.Path(self._folder.name) / "code"),
         }
+        _connect(self._ray, environment, total(self._bundles.values()))
+        self._actors = self._place()
+        self._found: dict[Place, ActorLocation] = {}
+        pending_of = {
+            place: actor.find.remote(TOKEN_VARIABLE) for place, actor in self._actors.items()
+        }
+        for place, pending in pending_of.items():
+            self._found[place] = self._get(pending, _PLACE_SECONDS)
         demand_token([*self._found.values()])
-        self._workers = collections.Counter(
-            found.ray_node for (role, _), found in self._found.items() if role == "Worker"
-        )
-        shards = [self._found["PS", shard] for shard in range(run.nb_ps)]
-        self.addresses = (
-            run.addresses
-            if FLAGS.ps_hosts
-            else tuple(
-                host_and_port(each.address, FLAGS.port + shard if FLAGS.port else each.free_port)
-                for shard, each in enumerate(shards)
-            )
-        )
-        for address in dict.fromkeys(each.address for each in shards):
-            check_bind(address, FLAGS.insecure, security.protection(FLAGS))
-        if self._code.archive is not None:
-            one_each = {found.ray_node: role for role, found in self._found.items()}
-            archive = self._ray.put(self._code.archive)
-            folder = self._code.folder
-            self._get(
-                [self._actors[role].unpack.remote(folder, archive) for role in one_each.values()]
-            )
-        self._started: list[RayProcess] = []
+        self._former: dict[str, int] = {}  # address -> its shard
+        self._lock = threading.Lock()
+        self._addresses = [self._address(shard) for shard in range(run.nb_ps)]
+        self.addresses = run.addresses if FLAGS.ps_hosts else tuple(self._addresses)
+        for place, found in self._found.items():
+            if place[0] == "PS":
+                check_bind(found.address, FLAGS.insecure, security.protection(FLAGS))
+        self._started: dict[Place, RayProcess] = {}
         self._supervisor: SupervisedProcess | None = None
 
+    def _place(self) -> dict[Place, Any]:
+        """Return the actors, for which Ray has found places."""
+        util = importlib.import_module("ray.util")
+        scheduling = importlib.import_module("ray.util.scheduling_strategies")
+        # SPREAD takes another node for every bundle as long as there is one, in this order: where
+        # there are enough, a PS is beside nobody.
+        group = util.placement_group([*self._bundles.values()], strategy="SPREAD")
+        self._await(group)
+        actors = {}
+        for index, ((role, number), bundle) in enumerate(self._bundles.items()):
+            restarts = FLAGS.restart_ps if role == "PS" else FLAGS.restart_workers
+            custom = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+            options = self._ray.remote(NodeActor).options(
+                num_cpus=bundle.get("CPU", 0),
+                num_gpus=bundle.get("GPU", 0),
+                resources=custom,
+                max_restarts=-1 if restarts else 0,  # `role` counts
+                max_concurrency=8,
+                scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(group, index),
+            )
+            actors[role, number] = options.remote()
+        return actors
+
+    def _await(self, group: Any) -> None:
+        """Wait for the places of a placement group.
+
+        Raises:
+            Unreachable: Ray has none.
+        """
+        deadline, logged_at = time.monotonic() + _PLACE_SECONDS, time.monotonic()
+        ready = group.ready()
+        while not self._ray.wait([ready], timeout=_LOOK_SECONDS)[0]:
+            wants, has = total(self._bundles.values()), self._ray.cluster_resources()
+            lacks = ", ".join(
+                f"{name} {has.get(name, 0):g} of {amount:g}"
+                for name, amount in wants.items()
+                if has.get(name, 0) < amount
+            )
+            why = f"it has in all {lacks}" if lacks else "others use it, or no node has enough"
+            if time.monotonic() >= deadline:
+                raise Unreachable(
+                    f"Ray has no place for this run's nodes: {why}. Set --ray_worker_resources, "
+                    "--ray_ps_resources or --nb_workers lower; `ray status` shows what is used."
+                )
+            if time.monotonic() - logged_at >= _LOG_SECONDS:
+                logged_at = time.monotonic()
+                logging.info("waiting for Ray to find places for the nodes: %s", why)
+        self._ray.get(ready)
+
+    def _address(self, shard: int) -> str:
+        """Return where a shard is to listen, at its place."""
+        found = self._found["PS", shard]
+        return host_and_port(found.address, FLAGS.port + shard if FLAGS.port else found.free_port)
+
     def start(self, node: Node) -> RayProcess | SupervisedProcess:
-        """Start a node."""
+        """Start a node; one that is started again, wherever Ray has placed its actor anew."""
         if node.role == "Supervisor":
-            self._supervisor = start_here(node)
+            path = pathlib.Path(self._folder.name) / "ps_moved"
+            self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
             return self._supervisor
-        found = self._found[node.role, node.number]
-        threads = threads_of(found.num_cpus, self._workers[found.ray_node])
-        own = [f"--ip_PS={found.address}"] if node.role == "PS" else []
-        own.append(f"--worker_threads={threads}")
-        if not node.num_restarts:  # a restarted worker resumes
-            own += self._overwrite
-        command = [self._python, *self._code.words(node, own)]
-        supervised = watchdog_command(self._python, self._code.watchdog, command, announce=False)
-        actor = self._actors[node.role, node.number]
-        process = RayProcess(self._ray, actor, self._code.folder, supervised, node.output)
-        self._started.append(process)
+        place = node.role, node.number
+        output = node.output or NamedLines(node.name)
+        process = RayProcess(
+            self._ray, self._actors[place], lambda found: self._arrange(node, found), output
+        )
+        self._started[place] = process
         return process
+
+    def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
+        """Return a node's command line at its place, and where shards have moved."""
+        place = node.role, node.number
+        with self._lock:
+            before, self._found[place] = self._found[place], found
+            if before.ray_node != found.ray_node:
+                logging.warning("%s is now on %s", node.name, found.address)
+                if node.role == "PS":
+                    self._move(node.number)
+            addresses = ",".join(self._addresses)
+            moved = self._moved()
+        own = [f"--run_dir={self._run.run_dir.resolve()}"]
+        if node.role == "PS":
+            own.append(f"--ip_PS={found.address}")
+        own.append(f"--worker_threads={threads_of(int(self._bundles[place].get('CPU', 1)), 1)}")
+        if not FLAGS.ps_hosts:
+            own.append(f"--ps_hosts={addresses}")
+        if self._run.overwrite and not node.num_restarts:  # one that is started again resumes
+            own.append("--overwrite")
+        python = launch.remote_python() if FLAGS.remote_python else found.python
+        command = [python, *self._code.words(node, own)]
+        # What is lost is replaced, so it must not end the run for all by a gentle end of its own.
+        supervised = watchdog_command(
+            python, self._code.watchdog, command, False, NO_SILENCE_SECONDS, grace_seconds=0.0
+        )
+        return supervised, moved
+
+    def _move(self, shard: int) -> None:
+        """Let every node know another address of a shard; the lock is held."""
+        self._former[self._addresses[shard]] = shard
+        self._addresses[shard] = self._address(shard)
+        self._former.pop(self._addresses[shard], None)
+        draft = pathlib.Path(self._folder.name) / "ps_moved.new"
+        draft.write_text(self._moved())
+        draft.replace(draft.with_name("ps_moved"))  # for the Supervisor
+        for actor in self._actors.values():
+            actor.note_moved.remote(self._moved())
+
+    def _moved(self) -> str:
+        return moved_lines(
+            {former: self._addresses[shard] for former, shard in self._former.items()}
+        )
 
     def settle(self) -> None:
         """Wait until every node has been started; raises Unreachable if one cannot."""
-        self._get([process.begun for process in self._started])
+        deadline = time.monotonic() + _START_SECONDS
+        for (role, number), process in self._started.items():
+            in_time = process.started.wait(max(0.0, deadline - time.monotonic()))
+            if process.error is not None or not in_time:
+                why = process.error or f"no answer within {_START_SECONDS:g} s"
+                raise Unreachable(f"Ray did not start {role.lower()}-{number}: {_last_line(why)}")
 
     def tend(self) -> None:
-        """Show the watchdogs that the launcher is alive."""
-        for process in self._started:
-            process.beat()
-        if self._supervisor is not None:
-            self._supervisor.beat()
+        """Do nothing: Ray ends the actors of a launcher that has died."""
 
     def close(self) -> None:
         """Leave Ray, which ends the actors."""
         self._ray.shutdown()
+        self._folder.cleanup()
 
-    def _get(self, pending: list[Any]) -> list[Any]:
+    def _get(self, pending: Any, seconds: float) -> Any:
         try:
-            return list(self._ray.get(pending, timeout=_PLACE_SECONDS))
+            return self._ray.get(pending, timeout=seconds)
         except self._ray.exceptions.RayError as error:
-            last = str(error).strip().splitlines()[-1]
             raise Unreachable(
-                f"Ray did not start the nodes ({type(error).__name__}: {last}); look at `ray "
-                "status`, --sync_dst_dir and --remote_python."
+                f"Ray did not start an actor ({type(error).__name__}: {_last_line(error)}); look "
+                "at `ray status` and --ray_runtime_env. Its nodes need Python with this project's "
+                "requirements."
             ) from error
 
 
 def prepare(run: Run, script: pathlib.Path | None = None) -> RayLauncher:
     """Return the launcher of a run; raises as `RayLauncher` does."""
     return RayLauncher(run, script)
+
+
+def requested(role: str) -> dict[str, float]:
+    """Return what a node of a role requests, by Ray's names."""
+    given = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
+    return {_RAY_NAMES.get(name, name): amount for name, amount in launch.amounts(given).items()}
+
+
+def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
+    """Return what bundles request together."""
+    found: collections.Counter[str] = collections.Counter()
+    for bundle in bundles:
+        found.update(bundle)
+    return dict(found)
+
+
+def unpack(archive: bytes, folder: pathlib.Path) -> None:
+    """Unpack the code into a folder that Ray sends to its nodes, where it is on the module path.
+
+    What a checkout's links point to then stands in their place, so that no folder beside the
+    package hides a module of the script's.
+    """
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="data")
+    for link in [path for path in (folder / "thinwire").iterdir() if path.is_symlink()]:
+        target = link.resolve()
+        link.unlink()
+        shutil.move(target, link)
+
+
+def own_environment() -> dict[str, Any]:
+    """Return the runtime environment of --ray_runtime_env.
+
+    Raises:
+        ConfigurationError: No JSON object, or one with what the launcher sets.
+    """
+    if FLAGS.ray_runtime_env is None:
+        return {}
+    what = f"--ray_runtime_env={FLAGS.ray_runtime_env}"
+    try:
+        found = json.loads(read_bounded(FLAGS.ray_runtime_env))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f'{what}: {error}; expected a file such as {{"pip": ["keras"]}}.'
+        ) from error
+    if not isinstance(found, dict) or set(_OURS) & found.keys():
+        raise ConfigurationError(
+            f"{what}: expected a JSON object without {', '.join(_OURS)}: that is the code, which "
+            "is sent anyway; give more modules by py_modules."
+        )
+    return found
 
 
 def demand_token(found: Sequence[ActorLocation]) -> None:
@@ -324,19 +468,52 @@ def demand_token(found: Sequence[ActorLocation]) -> None:
         )
 
 
-def _connect() -> Any:
-    """Return the package, connected to its cluster."""
+def _last_line(error: object) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _import_ray() -> Any:
+    """Return the package."""
     try:
-        ray = importlib.import_module("ray")
+        return importlib.import_module("ray")
     except ImportError as error:
         raise ConfigurationError(
             "--launcher=ray needs the package ray, which is not installed here; install it (pip "
             "install 'thinwire[ray]'), or choose --launcher=local or ssh."
         ) from error
-    try:
-        ray.init(address=FLAGS.ray_address, logging_level="warning")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise Unreachable(
-            f"--ray_address={FLAGS.ray_address}: no Ray cluster answers there ({error})."
-        ) from error
-    return ray
+
+
+def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) -> None:
+    """Connect to a cluster, or start one of this machine's own.
+
+    Args:
+        ray: The package.
+        environment: The runtime environment of the run's actors.
+        wanted: What they request; a Ray of our own has as many CPUs as that.
+
+    Raises:
+        Unreachable: No cluster answers.
+    """
+    # A job's own environment stays, but for the working directory, which is the run's.
+    os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
+    given = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
+    for address in [given] if given else ["auto", "local"]:
+        own: dict[str, Any] = {}
+        if address == "local":
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+            num_cpus = max(os.cpu_count() or 1, math.ceil(wanted.get("CPU", 0)))
+            own = {"num_cpus": num_cpus, "include_dashboard": False}
+        try:
+            ray.init(
+                address=address,
+                runtime_env=environment,
+                log_to_driver=False,
+                logging_level="warning",
+                **own,
+            )
+            return
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            if given or address == "local":
+                raise Unreachable(
+                    f"--ray_address={address}: no Ray cluster answers there ({error})."
+                ) from error

@@ -2,7 +2,7 @@
 
 Starts PS shards, workers and a Supervisor as plain command lines, passes signals on, reaps every
 child, and exits with the worst of their codes. A launcher (`LAUNCHERS`) knows where a node runs and
-how it is reached; `Restarts` decides whether, and when, a dead worker is started again.
+how it is reached; `Restarts` decides whether, and when, a dead worker or PS is started again.
 """
 
 from __future__ import annotations
@@ -72,16 +72,18 @@ _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
 #: flags themselves were good once), and a PS that was away. Signals are negative.
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+#: What a node that is started again is given.
+_OF_RESTARTS = ("--num_restarts=", "--resume_only")
 
 
 class Restarts:
-    """Counts every worker's deaths, and decides on its restarts.
+    """Counts the deaths of the nodes of a role, and decides on their restarts.
 
     Args:
-        most: Starts of one worker beyond the first, within the window; 0: none.
+        most: Starts of one node beyond the first, within the window; 0: none.
         window_seconds: After so long without one, counting begins anew.
         clock: For tests.
-        mendable: Exit codes of a worker that another start may mend.
+        mendable: Exit codes that another start may mend, beside deaths by a signal.
     """
 
     def __init__(
@@ -98,31 +100,31 @@ class Restarts:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Worker -> how often it has been started again."""
+        """Number of a node -> how often it has been started again."""
         return dict(self._num)
 
-    def pause(self, worker: int, code: int) -> float | None:
-        """Return how many seconds to wait before a dead worker is started again; None: never.
+    def pause(self, number: int, code: int) -> float | None:
+        """Return how many seconds to wait before a dead node is started again; None: never.
 
         Args:
-            worker: Which.
+            number: Which.
             code: What it ended with; -n: signal n.
         """
-        recent, now = self._recent.setdefault(worker, collections.deque()), self._clock()
+        recent, now = self._recent.setdefault(number, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # Where a host was cut off, the earlier incarnation may still hold the worker's id, or the
+        # Where a host was cut off, the earlier incarnation may still hold the node's id, or the
         # lock of its directory, for a while.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in self._mendable or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
 
-    def started(self, worker: int) -> int:
+    def started(self, number: int) -> int:
         """Count another start; return how many that are."""
-        self._recent.setdefault(worker, collections.deque()).append(self._clock())
-        self._num[worker] += 1
-        return self._num[worker]
+        self._recent.setdefault(number, collections.deque()).append(self._clock())
+        self._num[number] += 1
+        return self._num[number]
 
 
 class LineSink(Protocol):
@@ -237,6 +239,11 @@ class Child:
     code: int | None = None
     again_at: float | None = None  # when it is started again, by time.monotonic()
     restart_decided: bool = False  # whether `again_at` has been decided
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it has ended and stays so."""
+        return self.restart_decided and self.poll() is not None
 
     def poll(self) -> int | None:
         """Return the exit code, None while it runs or is to be started again."""
@@ -369,9 +376,11 @@ class Cluster:
         self.children: list[Child] = []
         self.interrupted = threading.Event()
         self.impatient = threading.Event()  # a second signal: no more patience
-        self.restarts = Restarts(
-            FLAGS.restart_workers, FLAGS.restart_window_seconds, mendable=rules.mendable
-        )
+        window = FLAGS.restart_window_seconds
+        self.restarts = {
+            "PS": Restarts(FLAGS.restart_ps, window, mendable=()),
+            "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
+        }
         self.root_cause: int | None = None  # exit code of the failure that ended the run
         self.at_fault: set[int] = set()  # workers that failed by themselves, whatever their code
 
@@ -404,7 +413,7 @@ class Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
-            self._restart_workers()
+            self._restart_nodes()
             now = time.monotonic()
             if self.root_cause is None:
                 self.root_cause = self._failure()
@@ -412,7 +421,7 @@ class Cluster:
                     self._signal(signal.SIGTERM, self._of("Worker"))
                     patient = True
             shards = self._of("PS")  # none where another part of the run has them
-            ps_gone = bool(shards) and all(child.poll() is not None for child in shards)
+            ps_gone = bool(shards) and all(child.is_gone for child in shards)
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
             lasting = 0.0 if ending_since is None else now - ending_since
@@ -426,35 +435,42 @@ class Cluster:
             if self.impatient.is_set() or too_long:
                 return
 
-    def _restart_workers(self) -> None:
-        """Start workers again that died, unless the run is over."""
+    def _restart_nodes(self) -> None:
+        """Start PS and workers again that died, unless the run is over."""
         over = self.interrupted.is_set() or self.root_cause is not None
-        over = over or any(child.poll() is not None for child in self._of("PS"))
-        for child in self._of("Worker"):
-            if child.again_at is not None and over:
-                child.again_at = None
-            elif child.again_at is not None and time.monotonic() >= child.again_at:
-                self._start_again(child)
-            elif not (over or child.restart_decided) and (code := child.poll()) is not None:
+        over = over or any(child.poll() == EXIT_DONE for child in self._of("PS"))
+        for role in self.restarts:
+            for child in self._of(role):
+                self._restart(child, over)
+            over = over or any(child.is_gone for child in self._of("PS"))
+
+    def _restart(self, child: Child, over: bool) -> None:
+        """Start a node again if it is time, or decide whether to, if it has ended."""
+        if child.again_at is not None and over:
+            child.again_at = None
+        elif child.again_at is not None and time.monotonic() >= child.again_at:
+            self._start_again(child)
+        elif not child.restart_decided and (code := child.poll()) is not None:
+            child.restart_decided = True
+            if not over:
                 self._decide_restart(child, code)
 
     def _decide_restart(self, child: Child, code: int) -> None:
-        """Decide whether a worker that has ended is started again."""
-        child.restart_decided = True
-        pause = self.restarts.pause(child.node.number, code)
+        """Decide whether a node that has ended is started again."""
+        node, flag = child.node, "--restart_ps" if child.node.role == "PS" else "--restart_workers"
+        pause = self.restarts[node.role].pause(node.number, code)
         if pause is not None:
             child.again_at = time.monotonic() + pause
-            logging.warning(launch.AGAIN, child.node.name, code, pause)
-        elif code != EXIT_DONE and FLAGS.restart_workers:
-            logging.error(launch.NOT_AGAIN, child.node.name, code)
+            logging.warning(launch.AGAIN, node.name, code, pause)
+        elif code != EXIT_DONE and FLAGS[flag.removeprefix("--")].value:
+            logging.error(launch.NOT_AGAIN, node.name, code, flag)
 
     def _start_again(self, child: Child) -> None:
         child.again_at, child.restart_decided = None, False
-        count = self.restarts.started(child.node.number)
-        own = tuple(flag for flag in child.node.flags if not flag.startswith("--num_restarts="))
-        child.node = dataclasses.replace(
-            child.node, flags=(*own, f"--num_restarts={count}"), num_restarts=count
-        )
+        count = self.restarts[child.node.role].started(child.node.number)
+        own = tuple(flag for flag in child.node.flags if not flag.startswith(_OF_RESTARTS))
+        again = "--resume_only" if child.node.role == "PS" else f"--num_restarts={count}"
+        child.node = dataclasses.replace(child.node, flags=(*own, again), num_restarts=count)
         try:
             child.process, child.code = self.launcher.start(child.node), None
         except Unreachable as error:  # it counts as another death, with the code of the last one
@@ -466,7 +482,7 @@ class Cluster:
         Of one worker, or of all: `EndRules.one_failure_is_all`.
         """
         for child in self._of("PS"):
-            code = child.poll()
+            code = child.poll() if child.is_gone else None
             if code not in (None, EXIT_DONE):
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
@@ -511,8 +527,9 @@ class Cluster:
         """Return what went wrong; a killed worker does not spoil a run that reached its end."""
         codes = {child.node.name: child.poll() or 0 for child in self.children}
         logging.info("exit codes: %s", codes)
-        if restarts := self.restarts.counts:
-            logging.info("workers that were started again: %s", restarts)
+        for what, role in (("PS", "PS"), ("workers", "Worker")):
+            if restarts := self.restarts[role].counts:
+                logging.info("%s that were started again: %s", what, restarts)
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}

@@ -276,6 +276,19 @@ def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
             f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
             "the home directory, such as /tmp/thinwire or ~/thinwire."
         )
+    return copied_code(folder, script)
+
+
+def copied_code(folder: str, script: pathlib.Path | None = None) -> CodeDeployment:
+    """Return what is copied into a folder of each host.
+
+    Args:
+        folder: There.
+        script: What workers run; its folder is copied with the code.
+
+    Raises:
+        ConfigurationError: A file that is missing here, or too large.
+    """
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
     if script is not None:

@@ -1,8 +1,8 @@
 """Runs one node of a run on a host, and ends it when the launcher is gone.
 
-``python -I watchdog.py SILENCE_SECONDS announce|quiet COMMAND...`` The launcher holds the other end
-of the standard input, through ssh or a pipe. However the launcher ends, this input ends too; where
-a network swallows that, the missing heartbeats show it. So nothing is left running.
+``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet COMMAND...`` The launcher holds
+the other end of the standard input, through ssh or a pipe. However the launcher ends, this input
+ends too; where a network swallows that, the missing heartbeats show it. So nothing is left running.
 
 This file runs by itself on a host whose packages are not known yet: it imports the standard library
 only.
@@ -26,7 +26,7 @@ SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
 BEAT = b"."
 #: The line that is written to the standard output once the command was started.
 STARTED = "thinwire: the command has been started"
-#: From the gentle signal to the other one, where the launcher is gone.
+#: What nodes are usually given to end by themselves.
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _READ_BYTES = 4096
@@ -36,14 +36,16 @@ _PR_SET_PDEATHSIG = 1
 class Watchdog:
     """Supervises one command on behalf of the launcher."""
 
-    def __init__(self, command: list[str], silence_seconds: float) -> None:
+    def __init__(self, command: list[str], silence_seconds: float, grace_seconds: float) -> None:
         """Start the command.
 
         Args:
             command: Program and arguments.
             silence_seconds: The launcher is considered dead after it has written nothing this long.
+            grace_seconds: From the gentle signal to the other one, where the launcher is gone; 0:
+                without the gentle one.
         """
-        self.silence_seconds = silence_seconds
+        self.silence_seconds, self.grace_seconds = silence_seconds, grace_seconds
         self.last_read_at = time.monotonic()
         self.orphaned = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -59,10 +61,10 @@ class Watchdog:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
         while self.child.poll() is None and not self.orphaned:
             self._read_launcher()
-        if self.child.poll() is None:
+        if self.child.poll() is None and self.grace_seconds:
             self.child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.wait(GRACE_SECONDS)
+                self.child.wait(self.grace_seconds)
         self._signal(signal.SIGKILL)  # to the command and the processes that it has started
         code = self.child.wait()
         return code if code >= 0 else 128 - code
@@ -103,8 +105,8 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 def main(arguments: list[str]) -> int:
     """Supervise the command that the arguments name; return its exit code."""
-    silence_seconds, manner, *command = arguments
-    watchdog = Watchdog(command, float(silence_seconds))
+    silence_seconds, grace_seconds, manner, *command = arguments
+    watchdog = Watchdog(command, float(silence_seconds), float(grace_seconds))
     if manner == "announce":
         sys.stdout.write(f"{STARTED}\n")
         sys.stdout.flush()

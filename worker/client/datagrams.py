@@ -24,6 +24,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import udp
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
 from thinwire.proto.emulation.uplink import EmulatedUplink
+from thinwire.proto.moved import present_address
 from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
 
 #: Makes what sends to a shard: its host, its ports, the key of the session.
@@ -78,7 +79,7 @@ class DatagramChannel:
         if by_udp and not offered.ports:
             self._fall_back("%s has no UDP ports for datagrams", address)
         if by_udp and not self.fell_back:
-            host = address.rpartition(":")[0].strip("[]")
+            host = present_address(address).rpartition(":")[0].strip("[]")
             self._sender = self._connect(host, list(offered.ports), offered.key)
             mtu = self._sender.mtu
         self._sealer = Packetizer(self._session, mtu, self._channels)

@@ -58,6 +58,27 @@ def test_all_workers_may_die_at_once(cluster):
     assert not launcher.heard("ps-0")
 
 
+@pytest.mark.usefixtures("hasty")
+@pytest.mark.parametrize(
+    ("lives", "num_lives", "code"),
+    [
+        ([KILLED, Script(5)], 2, 0),
+        ([KILLED, Script(2, 2), Script(5)], 3, 0),  # its life before still held its lock
+        ([KILLED, None, Script(5)], 2, 0),
+        ([KILLED] * 9, 4, 3),
+        ([Script(2, 2)] * 9, 1, 2),
+    ],
+)
+def test_a_ps_that_is_killed_is_started_again(cluster, lives, num_lives, code):
+    scripts = dict.fromkeys(ALL, Script(60)) | {"ps-1": lives}
+    got, launcher = cluster(scripts, "--restart_ps=3")
+    assert (got, launcher.lives["ps-1"]) == (code, num_lives)
+    again = launcher.nodes["ps-1"]
+    assert ("--resume_only" in again.flags) is (again.num_restarts > 0)
+    assert len(again.flags) == len(set(again.flags))
+    assert launcher.lives["worker-1"] == 1
+
+
 def test_a_run_names_those_that_it_has_gone_on_without(cluster, caplog):
     quiet = {"ps-0": Script(20), "ps-1": Script(20), "worker-1": Script(20)}
     for lives, is_named in ((KILLED, True), (Script(5), False)):

@@ -1,80 +1,46 @@
-"""The Ray launcher: refused without Ray; with it, a real cluster in actors of this machine."""
+"""The Ray launcher on real clusters of several nodes, one of which is lost; without Ray refused."""
 
-import importlib.util
+import os
+import pathlib
 import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
+from tests.chaos.process_replay import Witness
+from tests.nodes import MAIN
+from tests.ray_nodes import ray_nodes
 from tests.thinwire.launcher.test_evaluator_processes import Validating
 from tests.thinwire.launcher.test_run_processes import commands
 from tests.thinwire.launcher.test_ssh import wait_for_none
 from thinwire.launcher import ray
 from thinwire.ops.types import ConfigurationError
 
-needs_ray = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="no ray: install this project's extra `ray`"
-)
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_without_ray_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigurationError, match=r"--launcher=ray needs .* not installed"):
-        ray._connect()
+        ray._import_ray()
 
 
-@pytest.mark.product
-@needs_ray
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, *(pytest.param(n, marks=pytest.mark.product) for n in (None, signal.SIGKILL))],
-)
-def test_a_cluster_in_actors(nodes, tmp_path, monkeypatch, number):
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    nodes.start(
-        "cluster",
-        "--type_node=Cluster",
-        "--launcher=ray",
-        "--ray_address=local",
-        f"--sync_dst_dir={tmp_path / 'code'}",
-        "--nb_workers=2",
-        "--method=asgd",
-        "--insecure",
-        f"--iter_max={60 if number is None else 1_000_000}",
-    )
-    if number is not None:
-        wait_for_pushes(nodes)
-        nodes.kill("cluster", number)
-    if number != signal.SIGKILL:
-        assert nodes.wait("cluster", 120) == (0 if number is None else 130)
-        assert nodes.summary()["stop_reason"] == ("interrupted" if number else "iter_max")
-    wait_for_none(nodes.run_dir)
+@pytest.fixture(scope="module")
+def two_nodes():
+    with ray_nodes(2) as cluster:
+        yield cluster
 
 
-def wait_for_pushes(nodes):
-    import time
-
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not (nodes.run_dir / "metrics.jsonl").exists():
-        time.sleep(0.2)
-    assert (nodes.run_dir / "metrics.jsonl").exists(), nodes.output("cluster")
+def on(cluster):
+    return ("--launcher=ray", f"--ray_address={cluster.address}", "--insecure")
 
 
-class RayScript(Validating):
-    """One `thinwire run` on Ray of a script that validates."""
-
-    def __init__(self, folder, *arguments):
-        on_ray = ("--launcher=ray", "--ray_address=local", "--insecure", "--nb_workers=2")
-        super().__init__(folder, *on_ray, *arguments)
-
-
-@pytest.mark.product
-@needs_ray
-def test_a_script_in_actors_is_evaluated_and_its_lines_are_named(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with commands(RayScript, tmp_path) as start:
-        run = start("toy.py", "fast", "3")
+@pytest.mark.processes
+def test_a_script_on_two_nodes_is_evaluated_and_its_lines_are_named(two_nodes, tmp_path):
+    with commands(Validating, tmp_path) as start:
+        run = start(*on(two_nodes), "--nb_workers=2", "toy.py", "fast", "3")
         assert run.end() == 0, run.output()
         one, two = run.histories()
         assert set(one) == {"loss", "mae", "val_loss", "val_mae"}
@@ -84,3 +50,119 @@ def test_a_script_in_actors_is_evaluated_and_its_lines_are_named(tmp_path, monke
         for worker in (1, 2):
             assert f"[worker {worker}] epoch 2" in run.output()
             assert "epoch 2" in (tmp_path / "run" / "logs" / f"worker-{worker}.out").read_text()
+
+
+@pytest.mark.product
+@pytest.mark.parametrize("number", [signal.SIGINT, None, signal.SIGKILL])
+def test_a_cluster_in_actors(nodes, two_nodes, number):
+    nodes.start(
+        "cluster",
+        "--type_node=Cluster",
+        *on(two_nodes),
+        "--nb_workers=2",
+        "--method=asgd",
+        f"--iter_max={60 if number is None else 1_000_000}",
+    )
+    if number is not None:
+        figures = nodes.run_dir / "metrics.jsonl"
+        wait_for(nodes, lambda: figures.exists() and figures.read_text().count("\n") > 3)
+        nodes.kill("cluster", number)
+    if number != signal.SIGKILL:
+        assert nodes.wait("cluster", 120) == (0 if number is None else 130)
+        assert nodes.summary()["stop_reason"] == ("interrupted" if number else "iter_max")
+    wait_for_none(nodes.run_dir)
+
+
+def wait_for(nodes, condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, nodes.output("cluster")
+        time.sleep(0.2)
+
+
+#: A run whose nodes are lost.
+LOST = (
+    *("--nb_workers=4", "--nb_ps=2", "--restart_ps=3", "--restart_workers=3"),
+    *("--checkpoint_interval_seconds=1", "--lease_seconds=5"),
+)
+
+
+@pytest.mark.product
+def test_a_lost_node_with_a_ps_and_a_worker_is_replaced(nodes):
+    with ray_nodes(3) as cluster:
+        own = (*LOST, "--method=asgd", "--journal=on", "--keep_checkpoints=4")
+        slow = ("--link_delay_ms=100", "--iter_max=600")
+        nodes.start("cluster", "--type_node=Cluster", *on(cluster), *own, *slow)
+        checkpoints = nodes.run_dir / "checkpoints"
+        wait_for(nodes, lambda: len(list(checkpoints.glob("ps-*/*-step-[1-9]*"))) >= 4)
+        lost = cluster.lose()
+        assert nodes.wait("cluster", 200) == 0, nodes.output("cluster")
+        assert len(lost) >= 2
+        wait_for_none(nodes.run_dir)
+    summary, written = nodes.summary(), nodes.output("cluster")
+    assert (summary["updates"], summary["stop_reason"]) == (600, "iter_max")
+    assert summary["membership"]["lost_updates"] == 0, "every acknowledged one is there"
+    for word in lost:
+        role, number = word.removeprefix("--id_").split("=")
+        assert f"{role}-{number} is now on" in written
+    for shard in range(2):
+        witness = Witness(nodes.run_dir, shard)
+        witness.check_living(witness.copy(nodes.folder / f"copy-{shard}"))
+
+
+SCRIPT = """
+import sys, time
+import keras, numpy as np
+import thinwire
+
+class Slow(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(0.1)
+
+x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse")
+model = thinwire.distribute(model)
+model.fit(x, x[:, :1], batch_size=16, epochs=10_000, verbose=0, callbacks=[Slow()])
+print("trained in", sys.argv[1])
+"""
+
+
+@pytest.mark.product
+def test_a_submitted_job_survives_the_same(tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    run_dir = tmp_path / "run"
+    with ray_nodes(3, dashboard=True) as cluster:
+        own = ("--launcher=ray", "--insecure", *LOST, "--iter_max=150", f"--run_dir={run_dir}")
+        log = open(tmp_path / "job.log", "w")  # noqa: SIM115 - closed below
+        job = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "job", "submit"),
+                *(f"--address={cluster.jobs_address}", f"--working-dir={tmp_path}", "--"),
+                *(sys.executable, str(MAIN), "run", *own, "train.py", "a job"),
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        )
+        try:
+            wait_for_file(run_dir, tmp_path / "job.log")
+            lost = cluster.lose()
+            assert job.wait(200) == 0, (tmp_path / "job.log").read_text()[-3000:]
+            assert lost
+        finally:
+            job.kill()
+            job.wait()
+            log.close()
+        wait_for_none(run_dir)
+    written = (tmp_path / "job.log").read_text()
+    assert "(iter_max): 150 updates" in written
+    assert "[worker 1] trained in a job" in written
+
+
+def wait_for_file(run_dir: pathlib.Path, log: pathlib.Path, seconds: float = 120) -> None:
+    """Wait until both PS have checkpoints."""
+    deadline = time.monotonic() + seconds
+    while any(not list(run_dir.glob(f"checkpoints/ps-{s}/*-step-[1-9]*")) for s in range(2)):
+        assert time.monotonic() < deadline, log.read_text()[-3000:]
+        time.sleep(0.2)

@@ -10,7 +10,7 @@ import pytest
 
 from thinwire.launcher import watchdog
 from thinwire.launcher.local import exit_code
-from thinwire.launcher.program import PACKAGE, WATCHDOG
+from thinwire.launcher.program import WATCHDOG
 
 #: Prints its process id, then waits for ever; on SIGTERM it ends, or is stubborn.
 CHILD = """
@@ -22,25 +22,18 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN if sys.argv[1] == "stubborn" else e
 print(os.getpid(), flush=True)
 signal.pause()
 """
-#: The watchdog, but for its patience.
-SHORT_GRACE = f"""
-import sys
-sys.path.insert(0, {str(PACKAGE / "launcher")!r})
-import watchdog
-watchdog.GRACE_SECONDS = 0.5
-sys.exit(watchdog.main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
 def supervised():
     started = []
 
-    def start(manner, silence="60", program=WATCHDOG):
+    def start(manner, silence="60", grace="10"):
         command = [
             sys.executable,
-            *program,
+            *WATCHDOG,
             silence,
+            grace,
             "announce",
             sys.executable,
             "-c",
@@ -96,11 +89,18 @@ def test_signals_are_passed_on(supervised, byte, manner, code):
 
 
 def test_a_stubborn_command_is_killed_after_the_grace(supervised):
-    process, child = supervised("stubborn", program=("-c", SHORT_GRACE))
+    process, child = supervised("stubborn", grace="0.5")
     process.send_signal(signal.SIGTERM)
     before = time.monotonic()
     assert process.wait(30) == 137
     assert time.monotonic() - before >= 0.5
+    assert not is_alive(child)
+
+
+def test_without_grace_there_is_no_gentle_end(supervised):
+    process, child = supervised("gentle", grace="0")
+    process.stdin.close()
+    assert process.wait(10) == 137
     assert not is_alive(child)
 
 

@@ -1,0 +1,86 @@
+"""What the Ray launcher requests and sends, and its actor, without a cluster."""
+
+import signal
+import subprocess
+import sys
+import types
+
+import pytest
+from absl import flags
+
+from tests.command_line import given
+from thinwire.flags.run import read_run
+from thinwire.launcher import ray
+from thinwire.launcher.ray_actor import NodeActor
+from thinwire.launcher.ssh import copied_code
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.moved import MOVED_VARIABLE
+
+
+def test_resources_have_rays_names():
+    with given("--ray_worker_resources=cpus=4,gpus=0.5,fast_disk=1"):
+        assert ray.requested("Worker") == {"CPU": 4, "GPU": 0.5, "fast_disk": 1}
+        assert ray.requested("PS") == {"CPU": 1}
+    assert ray.total([{"CPU": 4, "GPU": 1}, {"CPU": 1}]) == {"CPU": 5, "GPU": 1}
+    for bad in ("cpus", "cpus=0", "cpus=x", "=1", "", "cpus=inf"):
+        with pytest.raises(flags.Error, match="cpus=4,gpus=1"), given(f"--ray_ps_resources={bad}"):
+            pass
+
+
+@pytest.mark.parametrize("text", ['["pip"]', "no JSON", '{"working_dir": "x"}'])
+def test_bad_runtime_environments(tmp_path, text):
+    path = tmp_path / "env.json"
+    path.write_text(text)
+    with given(f"--ray_runtime_env={path}"):
+        with pytest.raises(ConfigurationError, match="--ray_runtime_env"):
+            ray.own_environment()
+        path.write_text('{"pip": ["keras"]}')
+        assert ray.own_environment() == {"pip": ["keras"]}
+
+
+@pytest.mark.parametrize(
+    ("flag", "words"),
+    [("--device=gpu:0", "--ray_worker_resources=gpus=1"), ("--ip_PS=10.0.0.1", "--ip_PS")],
+)
+def test_flags_that_ray_does_not_heed(flag, words):
+    on_ray = ("--type_node=Cluster", "--launcher=ray", flag)
+    with given(*on_ray), pytest.raises(ConfigurationError, match=words):
+        ray.prepare(read_run())
+
+
+def test_the_code_runs_where_ray_unpacks_it(tmp_path):
+    script = tmp_path / "mine" / "train.py"
+    script.parent.mkdir()
+    script.write_text("")
+    with given():
+        code = copied_code("", script)
+    there = tmp_path / "there"
+    ray.unpack(code.archive, there)
+    assert {path.name for path in there.iterdir()} == {"thinwire", "sent"}
+    assert (there / "sent" / "script" / "train.py").exists()
+    assert not [path for path in (there / "thinwire").iterdir() if path.is_symlink()]
+    done = subprocess.run(
+        [sys.executable, "-c", "from thinwire.launcher import ray_actor as a; print(a.__file__)"],
+        cwd=there,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(there / "thinwire" / "launcher" / "ray_actor.py"), done.stderr
+
+
+def test_an_actor_runs_a_node(monkeypatch, tmp_path):
+    fake = types.SimpleNamespace(get_gpu_ids=lambda: [])
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.chdir(tmp_path)
+    child = "import os; found = os.environ['CUDA_VISIBLE_DEVICES']; "
+    child += f"print(found + open(os.environ['{MOVED_VARIABLE}']).read(), flush=True); input()"
+    actor = NodeActor()
+    assert actor.read(False, 10) == b""
+    actor.start([sys.executable, "-c", child], " a:1 b:2\n")
+    assert actor.read(False, 100).strip() == b"-1 a:1 b:2"
+    actor.note_moved("a:1 c:3\n")
+    assert (tmp_path / "ps_moved").read_text() == "a:1 c:3\n"
+    actor.write(b"\n")
+    assert actor.wait() == 0
+    actor.write(b"x")  # to nobody
+    assert ray._BYTE_OF[signal.SIGKILL] == b"K"
