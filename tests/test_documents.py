@@ -37,6 +37,8 @@ FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "pow
 FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue"}
 #: Flags of Ray's.
 FOREIGN_FLAGS |= {"address", "working-dir"}
+#: Flags of kubectl and docker.
+FOREIGN_FLAGS |= {"for", "timeout", "rm"}
 #: Words of a command that only exist at a reader's.
 AT_THE_READERS = {"--data_dir=/data": f"--data_dir={ROOT / 'data'}", "...": None}
 #: Script in examples/ -> who it is; it takes main.py's settings.

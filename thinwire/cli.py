@@ -32,6 +32,7 @@ TOOLS = {
     "stop": ("thinwire.tools.stop", "end a run gracefully"),
     "doctor": ("thinwire.tools.doctor", "examine this machine, hosts and links before a run"),
     "health": ("thinwire.tools.health", "show whether a PS accepts work"),
+    "manifests": ("thinwire.tools.manifests", "write Kubernetes' objects of a run"),
     "version": ("thinwire.tools.versions", "show the versions of everything that matters"),
 }
 #: What runs a user's script, and what it does.

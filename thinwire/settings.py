@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import itertools
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -188,6 +189,7 @@ def read_settings(
     values = _new_values(type_node)
     for name, value in (defaults or {}).items():
         values.set_default(name, value)
+    _fill_from_environment(values, source_of(args, keywords) if type_node == "Worker" else None)
     _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
     if momentum is not None and not local:
         _give_momentum(values, momentum)
@@ -220,6 +222,21 @@ def read_settings(
         logging.warning("%s", warning)
     source = ARGUMENTS if is_placed or found is None else found[0]
     return ScriptSettings(run, values, given, local, source)
+
+
+def _fill_from_environment(values: flags.FlagValues, source: str | None) -> None:
+    """Set what a variable gives every worker of a cluster manager; the script's own words win.
+
+    Raises:
+        ConfigurationError: It is no list of flags of a worker.
+    """
+    if source not in schedulers.NAMES:
+        return
+    theirs = _new_values("Worker")
+    _parse(theirs, shlex.split(os.environ.get(schedulers.FLAGS_VARIABLE, "")))
+    for name in _OPTIONS:
+        if theirs[name].present:
+            values.set_default(name, theirs[name].value)
 
 
 def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:

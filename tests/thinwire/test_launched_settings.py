@@ -27,7 +27,7 @@ STEP = {
     "SLURM_STEP_NODELIST": "gpu[07-09],x",
     "SLURM_STEP_TASKS_PER_NODE": "1(x4)",
 }
-SCHEDULERS = ("TF_CONFIG", *STEP, "RANK", "WORLD_SIZE", "MASTER_ADDR")
+SCHEDULERS = ("TF_CONFIG", "THINWIRE_FLAGS", *STEP, "RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
 @pytest.fixture(autouse=True)
@@ -194,6 +194,18 @@ def test_cluster_managers_give_a_worker_its_place(
     assert source_of(None, {}) == found.source == source
     assert (found.worker().id_worker, found.run.nb_workers) == (worker, workers)
     assert found.run.addresses == (address,) and found.run.model_is_offered
+
+
+def test_a_variable_gives_flags_to_every_worker_of_a_cluster_manager(monkeypatch):
+    monkeypatch.setenv("THINWIRE_FLAGS", "--method=dgs --compression_rate=0.3 --lease_seconds=7")
+    assert read(nb_workers=2).run.lease_seconds != 7  # a place of the script's own
+    for name, value in {**STEP, "SLURM_PROCID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert (read().run.method.name, read().run.lease_seconds) == ("dgs", 7)
+    assert read(clip_norm=1.0).run.method.name == "dgs"
+    monkeypatch.setenv("THINWIRE_FLAGS", "--compresion_rate=0.3")
+    with pytest.raises(ConfigurationError, match="compresion_rate"):
+        read()
 
 
 @pytest.mark.parametrize(
