@@ -8,7 +8,13 @@ import pytest
 from bench import language_model as bench
 
 OPTIONS = argparse.Namespace(
-    steps=640, batch_size=8, network="decoder", lr_schedule="cosine", real=False, flag=["--quiet"]
+    steps=640,
+    batch_size=8,
+    network="decoder",
+    lr_schedule="cosine",
+    step_seconds=0.03,
+    real=False,
+    flag=["--quiet"],
 )
 
 

@@ -39,6 +39,7 @@ NETWORKS = {
     "gru": ("thinwire.models.gru", "build_model"),
     "decoder": ("thinwire.models.decoder", "build_decoder"),
     "decoder-tiny": ("thinwire.models.decoder", "build_tiny"),
+    "decoder-small": ("thinwire.models.decoder", "build_decoder_small"),
     "decoder-3m": ("thinwire.models.decoder", "build_decoder_3m"),
     "decoder-10m": ("thinwire.models.decoder", "build_decoder_10m"),
     "decoder-30m": ("thinwire.models.decoder", "build_decoder_30m"),

@@ -42,6 +42,7 @@ PARAMETERS = {
     "gru": (19_786, 0),
     "decoder": (804_106, 0),
     "decoder-tiny": (4_666, 0),
+    "decoder-small": (55_498, 0),
     "decoder-3m": (2_685_706, 0),
     "decoder-10m": (9_891_210, 0),
     "decoder-30m": (28_415_498, 0),
