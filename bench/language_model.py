@@ -49,7 +49,7 @@ class ModelArm:
     bytes_goal: float = 1.0
 
 
-#: Their rates are the best of 1, 2, 4 and 8 thousandths that were tried on `decoder-small`.
+#: The rate of `SYNCHRONOUS` is the best of 2, 4 and 8 thousandths that were tried.
 ARMS: Mapping[str, ModelArm] = {
     SYNCHRONOUS: ModelArm(
         ("--method=bsp", "--server_optimizer=adamw", "--weight_decay=0.1", "--learning_rate=0.004")
