@@ -34,7 +34,7 @@ FOREIGN = ("tensorboard", "pip", "pytest")
 #: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Flags of Slurm's commands.
-FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue"}
+FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue", "kill-on-bad-exit"}
 #: Flags of Ray's.
 FOREIGN_FLAGS |= {"address", "working-dir"}
 #: Flags of kubectl and docker.

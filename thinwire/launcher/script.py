@@ -165,6 +165,7 @@ def _end(number: int, frame: Any) -> None:
     del frame
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
+    time.sleep(_INTERRUPTED_SECONDS)
     raise SystemExit(128 + number)
 
 

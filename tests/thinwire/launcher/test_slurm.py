@@ -52,7 +52,8 @@ class Step:
 
     def start(self, epochs, *flags):
         command = (
-            *("srun", "-N2", "-n2", f"--chdir={self.folder}", sys.executable, str(MAIN), "run"),
+            *("srun", "-N2", "-n2", "--kill-on-bad-exit", f"--chdir={self.folder}"),
+            *(sys.executable, str(MAIN), "run"),
             *("--nb_ps=2", "--insecure", "--seed=3", *flags, "train.py", str(epochs)),
         )
         return self.slurm.start(*command, CUDA_VISIBLE_DEVICES="-1")
@@ -122,6 +123,6 @@ def test_a_script_that_fails_ends_all_tasks(step):
     (step.folder / "train.py").write_text(text)
     process = step.start(5000)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode == 1, output
+    assert process.returncode in (1, 130), output  # srun has the highest of its tasks
     assert output.count("ZeroDivisionError") == 1
     assert not step.running()
