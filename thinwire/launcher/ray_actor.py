@@ -32,6 +32,17 @@ class ActorLocation:
     python: str = "python3"  # that Ray runs there
 
 
+def _code_folder() -> pathlib.Path:
+    """Return where the code lies, the current folder.
+
+    Ray's nodes that share a machine share that folder: one may have made it anew since.
+    """
+    try:
+        return pathlib.Path.cwd()
+    except FileNotFoundError:
+        return pathlib.Path(__file__).resolve().parents[2]
+
+
 class NodeActor:
     """A place for one node of the run, on a node of Ray."""
 
@@ -61,13 +72,13 @@ class NodeActor:
             moved: As for `note_moved`.
         """
         self.note_moved(moved)
-        environment = dict(os.environ) | {MOVED_VARIABLE: os.path.abspath(_MOVED_FILE)}
+        environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
         environment.pop("TF_CONFIG", None)
         if not importlib.import_module("ray").get_gpu_ids():  # none was requested
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment
+            command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=_code_folder()
         )
 
     def note_moved(self, moved: str) -> None:
@@ -76,9 +87,9 @@ class NodeActor:
         Args:
             moved: The content of the file that `thinwire.proto.moved` describes.
         """
-        draft = pathlib.Path(f"{_MOVED_FILE}.{os.getpid()}")
+        draft = _code_folder() / f"{_MOVED_FILE}.{os.getpid()}"
         draft.write_text(moved)
-        draft.replace(_MOVED_FILE)
+        draft.replace(draft.with_name(_MOVED_FILE))
 
     def read(self, is_error: bool, most: int) -> bytes:
         """Return the next bytes that the node writes; none: its end."""
