@@ -102,7 +102,7 @@ def test_a_cancelled_job_resumes(step):
     assert process.returncode == 130, output
     assert "the same command resumes" in output and not step.running()
     before = step.summary()
-    assert before["stop_reason"] == "interrupted"
+    assert before["stop_reason"] in ("interrupted", "script_failed")  # Slurm signals workers too
     more = before["updates"] + 20
     process = step.start(5000, f"--iter_max={more}")
     output = process.communicate(timeout=120)[0]
