@@ -35,8 +35,8 @@ class Draw:
         of_round: From 0; drawn again if all of its workers leave.
         workers: Ascending.
         steps: Of the pushes that were released for it, in the order of the workers; (): none yet.
-        after: The newest step of each worker that was released before, in the order of the workers;
-            0: none.
+        after: The newest step of each worker that was released or given up before, in the order of
+            the workers; 0: none.
     """
 
     number: int
@@ -98,8 +98,13 @@ class SyncRule(Protocol):
     def submit(self, arrival: ArrivalToken, now: float) -> None:
         """Add an arrival of a live worker; the same one counts once."""
 
-    def withdraw(self, worker: int) -> None:
-        """Take back all arrivals of a worker that are not released yet, if there are any."""
+    def withdraw(self, worker: int, step: int) -> None:
+        """Take back all arrivals of a worker that are not released yet, if there are any.
+
+        Args:
+            worker: A live one, which waits for no push of its own any more.
+            step: Of the newest push that it has given up, here at least.
+        """
 
     def advance(self, now: float) -> Advance:
         """Settle everything that can be settled now."""

@@ -242,6 +242,7 @@ class DrawnRounds:
         self._drawn: Draw | None = None  # of the round that goes on
         self._open: set[int] = set()  # its workers, but for those that the round goes on without
         self._gave_up: set[int] = set()  # workers that took their push back, and sent no other
+        self._void: dict[int, int] = {}  # worker -> the newest step that it has given up
         # Number of the newest draw that was made or announced.
         self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
         self._announced: list[Draw] = []  # by shard 0, the newest last
@@ -322,7 +323,7 @@ class DrawnRounds:
         if not workers:
             workers = draw(self._policy.seed, number, self._live, self._policy.fraction)
         self._newest += 1
-        made = Draw(self._newest, number, workers, after=self._newest_steps(workers))
+        made = Draw(self._newest, number, workers, after=self._past(workers))
         self._announced = [*self._announced[1 - _KEPT :], made]
         return made
 
@@ -382,11 +383,16 @@ class DrawnRounds:
         """Return whether an arrival of the worker waits to be released."""
         return worker in self._submitted
 
-    def withdraw(self, worker: int) -> None:
-        """Take back all arrivals of a worker; the newest round waits for another one."""
+    def withdraw(self, worker: int, step: int) -> None:
+        """Take back all arrivals of a worker.
+
+        On shard 0 its round goes on without it: the other shards may have taken what it gave up.
+        There the newest round waits for another push of the worker, if shard 0's does.
+        """
         self._submitted.pop(worker, None)
         self._gave_up.add(worker)
-        if self._drawn is not None and self._drawn.number < self._newest:
+        self._void[worker] = max(step, self._void.get(worker, 0))
+        if not self._policy.follows or (self._drawn and self._drawn.number < self._newest):
             self._open.discard(worker)
 
     def advance(self, now: float) -> Advance:
@@ -427,7 +433,7 @@ class DrawnRounds:
         self._open = self._to_wait_for(drawn)
 
     def _late(self) -> list[int]:
-        """Return workers of the round whose oldest arrival shard 0 has released before it."""
+        """Return workers of the round whose oldest arrival shard 0 does not wait for any more."""
         if self._drawn is None:
             return []
         after = zip(self._drawn.workers, self._drawn.after, strict=False)
@@ -442,17 +448,18 @@ class DrawnRounds:
     def _finish_round(self) -> tuple[ArrivalToken, ...]:
         """Release the oldest arrival of each worker of the round."""
         workers = tuple(sorted(self._open))
-        after = self._newest_steps(workers)
+        after = self._past(workers)
         taken = self._release(workers)
         self._open = set()
         self._num_rounds += 1
         if not self._policy.follows:
-            steps = self._newest_steps(workers)
+            steps = tuple(each.step for each in taken)
             self._announced[-1:] = [Draw(self._newest, self._num_rounds - 1, workers, steps, after)]
         return taken
 
-    def _newest_steps(self, workers: Sequence[int]) -> tuple[int, ...]:
-        return tuple(self._steps.get(worker, 0) for worker in workers)
+    def _past(self, workers: Sequence[int]) -> tuple[int, ...]:
+        """Return the newest step of each that was released or given up."""
+        return tuple(max(self._steps.get(each, 0), self._void.get(each, 0)) for each in workers)
 
     def _release(self, workers: Sequence[int]) -> tuple[ArrivalToken, ...]:
         """Release the oldest arrival of each of these workers, which are in ascending order."""
@@ -490,6 +497,7 @@ class DrawnRounds:
             "drawn": _as_plain([self._drawn] if self._drawn else []),
             "open": sorted(self._open),
             "gave_up": sorted(self._gave_up),
+            "void": dict(self._void),
             "newest": self._newest,
             "announced": _as_plain(self._announced),
             "awaited": _as_plain(self._awaited),
@@ -511,6 +519,7 @@ class DrawnRounds:
         }
         self._drawn = next(iter(_of_plain(state["drawn"])), None)
         self._open, self._gave_up = set(state["open"]), set(state["gave_up"])
+        self._void = dict(state["void"])
         self._announced = _of_plain(state["announced"])
         self._awaited = _of_plain(state["awaited"])
 

@@ -243,8 +243,9 @@ class GroupRounds:
         """Return whether an arrival of the worker waits to be released."""
         return worker in self._submitted
 
-    def withdraw(self, worker: int) -> None:
+    def withdraw(self, worker: int, step: int) -> None:
         """Take back all arrivals of a worker; its round waits for another one."""
+        del step
         if self._drop_arrivals(worker):
             self._mark_dirty(worker)
 

@@ -271,7 +271,7 @@ class PsCore:
             self.counters.reject("generation", event.worker)
             generation, epoch = self.config.generation, self.membership.epoch
             refusal = refusals.stale_generation(event, self.version, generation, epoch)
-            return [refusal, *self._give_up(event.worker, now)]
+            return [refusal, *self._give_up(event.worker, event.step, now)]
         if event.base_checksum is not None:
             self.model.verify(event.worker, usable, event.base_checksum)
         member.open_request(event.step, usable, now)
@@ -309,7 +309,8 @@ class PsCore:
         """Count a push that was refused before it came here."""
         self.membership.seen(event.worker, now)
         self.counters.reject(event.reason, event.worker)
-        gave_up = self._give_up(event.worker, now)
+        step = self._members[event.worker].last_step + 1 if event.worker in self._members else 0
+        gave_up = self._give_up(event.worker, step, now)
         return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
@@ -595,7 +596,7 @@ class PsCore:
                 continue
             if self._epoch_fits(push):
                 if member.submitted:  # the worker has given it up: it has one request at a time
-                    self._scheduler.withdraw(worker)
+                    self._scheduler.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
@@ -615,10 +616,10 @@ class PsCore:
             return
         self.counters.reject("left", worker)
         self._members.cancel_push(worker)
-        self._scheduler.withdraw(worker)
+        self._scheduler.withdraw(worker, waiting.step)
         self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
 
-    def _give_up(self, worker: int, now: float) -> list[events.Action]:
+    def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
         """Take note that a push was refused, of which other shards may have accepted their part.
 
         There it waits for the others' pushes, which the state server must not hold back.
@@ -626,7 +627,7 @@ class PsCore:
         self._pacing.pushed(worker)
         if self._scheduler.has_submitted(worker):
             return []
-        self._scheduler.withdraw(worker)
+        self._scheduler.withdraw(worker, step)
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:

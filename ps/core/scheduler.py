@@ -86,9 +86,9 @@ class RoundScheduler:
         """Let a push of a live worker wait for its round."""
         self._rule.submit(ArrivalToken(worker, step), now)
 
-    def withdraw(self, worker: int) -> None:
-        """Take back what a worker has submitted."""
-        self._rule.withdraw(worker)
+    def withdraw(self, worker: int, step: int) -> None:
+        """Take back what a worker has submitted; `step` and those before come from it no more."""
+        self._rule.withdraw(worker, step)
 
     def has_submitted(self, worker: int) -> bool:
         """Return whether a push of the worker waits for its round."""

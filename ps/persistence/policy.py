@@ -15,7 +15,7 @@ from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.run.settings import LIMIT_REASONS, Run, limit_of
+from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
@@ -100,8 +100,7 @@ class JournalPolicy:
         if not self.about["on"]:
             return
         decoder.keeps_coded = True
-        limits = {reason: limit_of(self._run, reason) for reason in LIMIT_REASONS}
-        settings = ReplaySettings(config, lease_seconds, limits).to_plain()
+        settings = ReplaySettings(config, lease_seconds).to_plain()
         model_bytes = core.model.theta.nbytes
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 

@@ -34,7 +34,6 @@ class ReplaySettings:
 
     config: CoreConfig
     lease_seconds: float
-    limits: dict[str, float | str | None]  # stop reason -> its limit, as `limit_of` has it
 
     def to_plain(self) -> State:
         """Return plain data without arrays."""
@@ -63,7 +62,6 @@ class Replayed:
     place: JournalPosition  # after the last record
     num_records: int
     generation: int  # the highest one that this shard ever had
-    limits: dict[str, float | str | None]  # of the last generation
     damage: str | None = None  # why it ends there, if a record follows
 
 
@@ -238,8 +236,7 @@ def _attempt(
     state = core.state_dict() if core is not None else start[0]
     lives = [head.settings.config.generation for head in files.heads.values()]
     generation = max([state["generation"], *lives])
-    limits = settings.limits if settings is not None else {}
-    return Replayed(state, files.place, count, generation, limits, damage)
+    return Replayed(state, files.place, count, generation, damage)
 
 
 def _handle(

@@ -198,8 +198,11 @@ class SavedShard:
 
     @property
     def finished(self) -> str | None:
-        """Why the run had ended, if nothing is left to do; else None."""
-        if self._found is None:
+        """Why the run had ended, if nothing is left to do; else None.
+
+        An end that only the journal knows is left to do: workers may not have learned of it.
+        """
+        if self._found is None or (self._replayed is not None and self._replayed.num_records):
             return None
         reason = self._found["core"]["lifecycle"]["stop_reason"]
         return reason if is_finished(self._run, reason, self._found["limit"]) else None
@@ -271,11 +274,9 @@ class SavedShard:
                 "that it holds are lost, and this shard goes on from the checkpoint"
             )
             return None
-        found, ended = self._found, self._found["core"]["lifecycle"]["stop_reason"]
+        found = self._found
         replayed = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
         found["core"], self._replayed = replayed.core, replayed
-        if replayed.core["lifecycle"]["stop_reason"] != ended:
-            found["limit"] = replayed.limits.get(replayed.core["lifecycle"]["stop_reason"])
         logging.info("the journal restored %d events", replayed.num_records)
         if replayed.damage:
             logging.warning("the journal was cut: %s", replayed.damage)

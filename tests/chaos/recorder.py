@@ -353,7 +353,7 @@ class Recorder:
             parts=_parts(core),
             before=None if before is None else _parts(before.core),
             disk_failed=before is not None and before.failure is not None,
-            settings=ReplaySettings(core.config, 0.0, {}).to_plain(),
+            settings=ReplaySettings(core.config, 0.0).to_plain(),
             theta=model.theta.tobytes() if small else b"",
         )
         self._attach(shard, core)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -91,17 +90,13 @@ def _dying_at(stage: str) -> Iterator[None]:
             path.write_bytes(b"\x5a" * 100)
         raise SimulatedKill
 
-    def manifest(path, content):
-        path.write_bytes(json.dumps(content).encode()[:-40])
-        raise SimulatedKill
-
     def die(*arguments):
         raise SimulatedKill
 
     where = {
         "empty": (checkpoint, "_write_arrays", arrays),
         "arrays": (checkpoint, "_write_arrays", arrays),
-        "manifest": (checkpoint, "_write_manifest", manifest),
+        "manifest": (checkpoint, "manifest_bytes", die),
         "unnamed": (checkpoint.os, "rename", die),
         "unpruned": (Checkpoints, "_prune", die),
     }.get(stage)

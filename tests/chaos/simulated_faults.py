@@ -129,9 +129,8 @@ class Striker:
         kill = shard.kill
 
         def noted() -> None:
-            if shard.alive and not self.struck:
+            if shard.alive:  # perhaps not for the first time: disks bring several deaths
                 self._come_back(shard)
-            let_be(shard, "kill")
             kill()
 
         shard.kill = noted  # type: ignore[method-assign]

@@ -120,6 +120,20 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
                 Plan(Fault.CUT, Victim.SHARD_0, 0.6903665388798127, 1480423361),
             ],
         ),
+        # Shard 0 waited for another push of a worker; only the other shard had taken its last one.
+        (
+            Case("bsp", 2, nb_workers=2, choices=DRAWN, seed=461015596),
+            [
+                Plan(Fault.CUT, Victim.OTHER_SHARD, 0.20440650554786255, 2054122375),
+                Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.5428716778212269, 1340998153),
+                Plan(Fault.HALF_OPEN, Victim.SHARD_0, 0.5477385533429674, 1794307347),
+            ],
+        ),
+        # Only the journal knew of the end: shard 0 did not come back to announce it.
+        (
+            Case("bsp", 2, nb_workers=2, iter_max=1, seed=511924985),
+            [Plan(Fault.KILL_AFTER_PUSH, Victim.SHARD_0, 0.7492912116077457, 1097704918)],
+        ),
     ],
 )
 def test_nobody_waits_for_ever(case, plans):

@@ -33,7 +33,7 @@ class JournaledRun(MiniRun):
     def save(self):
         """Every shard writes a snapshot."""
         for shard, (core, journal) in enumerate(zip(self.shards, self.journals, strict=True)):
-            number = journal.begin(ReplaySettings(core.config, 10.0, {}).to_plain())
+            number = journal.begin(ReplaySettings(core.config, 10.0).to_plain())
             state = {
                 "core": core.state_dict(),
                 "soft": core.state_dict(soft=True),

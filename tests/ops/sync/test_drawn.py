@@ -159,6 +159,7 @@ def test_rounds_are_complete_and_go_on_whatever_dies_and_joins(workers, fraction
     rng = random.Random(seed)
     rule = DrawnSync(workers, fraction, seed).start()
     ids, computing, rounds = range(1, workers + 1), set(), 0
+    steps = collections.Counter()
     for worker in ids:
         rule.join(worker)
     for _ in range(200):
@@ -183,11 +184,12 @@ def test_rounds_are_complete_and_go_on_whatever_dies_and_joins(workers, fraction
             rule.join(rng.choice(list(ids)))
         elif computing:
             worker = rng.choice(sorted(computing))
-            if event < 0.25:
-                rule.withdraw(worker)
-                continue
             computing.remove(worker)
-            rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
+            steps[worker] += 1
+            if event < 0.25:
+                rule.withdraw(worker, steps[worker])
+                continue
+            rule.submit(ArrivalToken(worker, steps[worker]), 0.0)
 
 
 @given(st.integers(2, 7), st.floats(0.1, 1), st.integers(0, 2**32))
@@ -255,7 +257,7 @@ def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
     submit(leader, free[0])
     submit(leader, free[1])
     follower.submit(ArrivalToken(free[0], 1), 0.0)
-    follower.withdraw(free[1])
+    follower.withdraw(free[1], 1)
     assert follower.advance(0.0).released == []  # it may still push
     follower.follow(leader.draws())
     (arrivals,) = follower.advance(0.0).released

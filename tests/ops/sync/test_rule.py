@@ -261,10 +261,10 @@ def test_the_rule_is_what_looking_at_every_worker_gives(workers, bound, size, se
 def test_a_withdrawn_push_is_waited_for_again():
     rule = joined(GroupSync(((1, 2),)), [1, 2])
     rule.submit(ArrivalToken(1, 1), 0.0)
-    rule.withdraw(1)
+    rule.withdraw(1, 1)
     assert rule.may_proceed(1)
     assert submit(rule, 2)[0] == []
     assert submit(rule, 1)[0] == [(1, 2)]
     before = rule.state_dict(soft=True)
-    rule.withdraw(1)
+    rule.withdraw(1, 1)
     assert rule.state_dict(soft=True) == before  # nothing is there to be withdrawn

@@ -91,7 +91,7 @@ def chain(tmp_path_factory):
         for _ in range(10):
             run.turn()
         counts.append(len(states) - 1 - sum(counts))
-        run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0, {}).to_plain())
+        run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0).to_plain())
     run.journals[0].close()
     path_of(run.folder / "0", 4).unlink()
     return run, states, counts
@@ -153,7 +153,7 @@ def test_a_life_after_damage_goes_on_from_there(chain, tmp_path, damage):
     for generation in (1, 2):
         config = dataclasses.replace(config, generation=generation)
         life = Journal(tmp_path, run.coders[0], 112, come.place)
-        life.begin(ReplaySettings(config, 10.0, {}).to_plain())
+        life.begin(ReplaySettings(config, 10.0).to_plain())
         life.close()
         again, _ = run.come_back(folder=tmp_path)
         assert again.generation == generation and again.num_records == come.num_records
@@ -168,7 +168,7 @@ def test_a_kill_between_the_journals_cut_and_its_snapshot_loses_nothing(tmp_path
     rng = random.Random(7)
     for _ in range(3):
         live(run, 15, rng)
-        run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0, {}).to_plain())
+        run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0).to_plain())
     assert_back(run)  # nothing has been told since
     live(run, 5, rng)
     assert_back(run)
@@ -185,7 +185,7 @@ def test_a_kill_during_recovery_changes_nothing(tmp_path):
         assert come.damage is None and come.generation == generation - 1
         life = Journal(tmp_path / "0", run.coders[0], 112, come.place)
         config = dataclasses.replace(core.config, generation=generation)
-        life.begin(ReplaySettings(config, 10.0, {}).to_plain())
+        life.begin(ReplaySettings(config, 10.0).to_plain())
         life.close()  # here it is killed, before its first snapshot
         again, _ = run.come_back()
         assert_same(lasting(again.core), state)

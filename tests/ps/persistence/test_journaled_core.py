@@ -54,7 +54,7 @@ class Written(MiniRun):
         left = [space]
         self.journal = Journal(folder, coder, 112, create=lambda path: FullDisk(path, left))
         self.journaled = JournaledCore(core)
-        self.journaled.write_to(self.journal, ReplaySettings(core.config, 10.0, {}).to_plain())
+        self.journaled.write_to(self.journal, ReplaySettings(core.config, 10.0).to_plain())
 
     def feed(self, shard, event):
         core, self.shards = self.shards[0], [self.journaled]
