@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types proto bench peers format product chaos soak fuzz clean
+.PHONY: help setup demo test engines lint types proto bench peers format product chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -42,12 +42,16 @@ demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 # 2 GB and takes three times as long. Then the tests that start nodes, which need the cores
 # themselves: two at a time, for they wait a lot. The second runs even if the first fails, so that
 # one call shows every failure.
-test: $(STAMP) ## All tests but those of make product
+test: $(STAMP) ## All tests but those of make engines and make product
 	@failed=0; trap 'exit 130' INT; \
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
-	  -m "not processes and not product" || failed=1; \
-	$(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 -m "processes and not product" || failed=1; \
+	  -m "not processes and not product and not engines" || failed=1; \
+	$(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 \
+	  -m "processes and not product and not engines" || failed=1; \
 	exit $$failed
+
+engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
+	$(BIN)/python -m pytest -q -m "engines and not product"
 
 product: $(STAMP) ## Every legal combination of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -m product

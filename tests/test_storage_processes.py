@@ -15,7 +15,7 @@ from thinwire.ops.persistence.fsspec_objects import open_objects
 from thinwire.ops.persistence.object_store import ObjectMissingError
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.processes]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.processes, pytest.mark.engines]
 
 ADDRESS = f"s3://{BUCKET}/run"
 REPORTS = f"s3://{BUCKET}/reports"

@@ -19,7 +19,7 @@ from tests.thinwire.launcher.test_ssh import wait_for_none
 from thinwire.launcher import ray
 from thinwire.ops.types import ConfigurationError
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.engines]
 
 
 def test_without_ray_it_says_so(monkeypatch):

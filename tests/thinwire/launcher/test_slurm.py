@@ -15,6 +15,7 @@ from tests.thinwire.launcher.slurmds import HOSTS, MISSING, Slurm
 
 pytestmark = [
     pytest.mark.processes,
+    pytest.mark.engines,
     pytest.mark.timeout(240),
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
