@@ -162,7 +162,7 @@ class JournaledShard:
         self.now, self._steps = 0.0, 0
         if folder is not None:
             journal = Journal(folder, self.coder, theta.nbytes)
-            self.journaled.write_to(journal, ReplaySettings(config, 10.0, {}).to_plain())
+            self.journaled.write_to(journal, ReplaySettings(config, 10.0).to_plain())
             self.journaled.begin()
             self.decoder.keeps_coded = True
         for worker in range(1, _WORKERS + 1):

@@ -19,8 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
 
-#: What a test that starts nodes has in its file: the mark, or the fixture that brings it.
-_STARTS_NODES = re.compile(r"mark\.processes|\bnodes\b")
+#: Mark -> the fixture that brings it.
+_BROUGHT_BY = {"processes": "nodes", "engines": "s3"}
 
 settings.register_profile("repository", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("repository")
@@ -28,18 +28,20 @@ settings.load_profile("repository")
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file that has none of the tests that were asked for, which takes 10 s."""
-    wants_nodes = config.option.markexpr.startswith("processes")
-    if not (wants_nodes and collection_path.suffix == ".py"):
+    mark = config.option.markexpr.partition(" ")[0]
+    if mark not in _BROUGHT_BY or collection_path.suffix != ".py":
         return None
-    return None if _STARTS_NODES.search(collection_path.read_text()) else True
+    has_mark = re.compile(rf"mark\.{mark}|\b{_BROUGHT_BY[mark]}\b")
+    return None if has_mark.search(collection_path.read_text()) else True
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts nodes, so that no test of them is forgotten."""
+    """Mark what starts nodes or a storage, so that no test of them is forgotten."""
     for item in items:
-        if "nodes" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.processes)
+        for mark, fixture in _BROUGHT_BY.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(mark)
 
 
 def pytest_collection_finish() -> None:

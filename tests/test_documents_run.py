@@ -51,6 +51,7 @@ NOT_RUN = {
     "tests/proto/grpc/test_health.py has one",
     "python examples/": "tests/thinwire/test_examples.py",
     "main.py run": "tests/thinwire/launcher/test_run_processes.py and tests/scripts run scripts",
+    "manifests": "is for an image of the reader's; tests/thinwire/tools/test_manifests.py",
     "thinwire.tools.status": "needs a run that goes on; tests/thinwire/tools/test_status.py",
     "thinwire.tools.stop": "needs a run that goes on; tests/thinwire/tools/test_stop.py",
     "thinwire.tools.doctor": "names other hosts; tests/thinwire/tools/test_doctor.py",

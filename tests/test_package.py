@@ -113,7 +113,7 @@ def test_the_base_forces_no_build_of_tensorflow(tree):
         name = next(name for name in wheel.namelist() if name.endswith("/METADATA"))
         about = HeaderParser().parsestr(wheel.read(name).decode())
     assert (about["Version"], about["Requires-Python"]) == (__version__, ">=3.11")
-    assert set(about.get_all("Provides-Extra")) == {"cpu", "dp", "gpu", "ray", "tls", "dev"}
+    assert set(about.get_all("Provides-Extra")) == {"cpu", "dp", "gpu", "ray", "s3", "tls", "dev"}
     needed = about.get_all("Requires-Dist")
     base = [each for each in needed if "extra ==" not in each]
     assert any(each.startswith("keras") for each in base)

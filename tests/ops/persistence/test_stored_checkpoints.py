@@ -25,7 +25,7 @@ def s3():
         yield
 
 
-@pytest.fixture(params=["folder", "memory", "s3"])
+@pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.engines)])
 def store(request, tmp_path):
     name = secrets.token_hex(4)
     if request.param == "folder":
