@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 #: Ray's own: small, and silent to the world.
-NODE = {"num_cpus": 3, "object_store_memory": 80_000_000}
+#: On one machine every node needs a port of its own for its agent.
+NODE = {"num_cpus": 3, "object_store_memory": 80_000_000, "dashboard_agent_listen_port": 0}
 
 
 def command_line(pid: int) -> list[str]:
