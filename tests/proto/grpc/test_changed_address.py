@@ -52,6 +52,8 @@ def names():
 def listening(address, port, seen):
     def handle(stream):
         seen.append(address)
+        for _ in stream.incoming():  # until the client ends it: it may not have been let in yet
+            pass
 
     return serve(address, port, handle)
 
