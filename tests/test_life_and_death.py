@@ -58,6 +58,7 @@ def test_a_killed_worker_leaves_and_the_others_finish(nodes, mode, flags):
     assert nodes.processes["worker-2"].returncode == -signal.SIGKILL
 
 
+@pytest.mark.product
 def test_a_worker_comes_back_and_goes_on(nodes):
     nodes.cluster(2, "--method=bsp", "--iter_max=1000000")
     nodes.watch(all_at_work)
@@ -73,6 +74,7 @@ def test_a_worker_comes_back_and_goes_on(nodes):
     assert nodes.summary()["stop_reason"] == "max_seconds"
 
 
+@pytest.mark.product
 def test_the_supervisor_may_die_and_return(nodes):
     nodes.cluster(2, "--method=adacomp", "--iter_max=1200", supervisor=True)
     nodes.watch(lambda status: status.version >= 100)

@@ -225,6 +225,7 @@ def test_the_stand_in_has_the_scripts_tensors_and_a_lasting_gradient(tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.product
 def test_a_script_is_measured_without_side_effects(tmp_path):
     path, files = tmp_path / "train.py", tmp_path / "files"
     path.write_text(SCRIPT)
