@@ -106,6 +106,14 @@ class CheckpointStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def take_over(self, owner: str) -> None:
+        """Let nobody write from now on who did before, whatever was written meanwhile.
+
+        Args:
+            owner: Who writes from now on, for the messages of the one before.
+        """
+
+    @abc.abstractmethod
     def save(self, step: int, state: State) -> object:
         """Write a state so that it is kept, whole, when this returns.
 
@@ -165,6 +173,10 @@ class Checkpoints(CheckpointStore):
         """See CheckpointStore."""
         del generation, owner
         return True
+
+    def take_over(self, owner: str) -> None:
+        """See CheckpointStore."""
+        del owner
 
     def discard(self, owner: str) -> None:
         """See CheckpointStore."""

@@ -38,9 +38,7 @@ class PublishedFiles:
         Raises:
             ConfigurationError: The storage failed.
         """
-        self._claims.load_latest()
-        while not self._claims.claim(self._claims.generation_before + 1, self._owner):
-            self._claims.load_latest()
+        self._claims.take_over(self._owner)
 
     def discard(self) -> None:
         """Claim the address, and remove all that was published there.

@@ -126,13 +126,20 @@ class StoredCheckpoints(CheckpointStore):
         """See CheckpointStore; raises ConfigurationError where the storage fails."""
         return self._claim(generation, owner, begins_anew=False)
 
+    def take_over(self, owner: str) -> None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._take_over(owner, begins_anew=False)
+
     def discard(self, owner: str) -> None:
         """See CheckpointStore; raises ConfigurationError where the storage fails.
 
         Numbers and generations go on, so that a process which still writes is fenced, too.
         """
+        self._take_over(owner, begins_anew=True)
+
+    def _take_over(self, owner: str, begins_anew: bool) -> None:
         self._read_log()
-        while not self._claim(self.generation_before + 1, owner, begins_anew=True):
+        while not self._claim(self.generation_before + 1, owner, begins_anew):
             self._read_log()
 
     def _claim(self, generation: int, owner: str, begins_anew: bool) -> bool:

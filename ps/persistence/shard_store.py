@@ -364,10 +364,7 @@ class SavedShard:
         """Return where models of earlier phases are kept, with nobody else writing there."""
         name = f"{self._name}-ended"
         found = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
-        if self._is_elsewhere:
-            found.load_all()
-            while not found.claim(found.generation_before + 1, self._owner):
-                found.load_all()
+        found.take_over(self._owner)
         return found
 
     def _checkpoints_of(self, name: str, folder: pathlib.Path, keep: int) -> CheckpointStore:
