@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-import time
+import threading
 import urllib.request
 
 from thinwire.ops.persistence.object_store import ObjectStore, StorageError
@@ -49,25 +49,68 @@ def s3_server():
         server.stop()
 
 
-@contextlib.contextmanager
-def slow_writes(seconds):
-    """Let the server take so long before and after each object that it writes."""
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+class HeldWrites:
+    """Requests that write to the server; one of them may be held until its sender is dead.
 
-    handle = DomainDispatcherApplication.__call__
+    Attributes:
+        is_held: Set while one is held.
+    """
 
-    def slowly(self, environ, start_response):
-        is_write = environ["REQUEST_METHOD"] == "PUT"
-        time.sleep(seconds if is_write else 0.0)
-        result = handle(self, environ, start_response)
-        time.sleep(seconds if is_write else 0.0)
+    def __init__(self):
+        self.is_held, self._go = threading.Event(), threading.Event()
+        self._left, self._before, self._lock = 0, False, threading.Lock()
+
+    @contextlib.contextmanager
+    def hold(self, number, before):
+        """Hold the request of this number from now on, then let it go.
+
+        Args:
+            number: From 1.
+            before: Hold it before it takes effect, which it then never does; else its reply.
+        """
+        self.is_held.clear()
+        self._go.clear()
+        with self._lock:
+            self._left, self._before = number, before
+        try:
+            yield
+        finally:
+            self._go.set()
+
+    def handle(self, handle, is_write):
+        """Have a request handled; one that is held in time."""
+        with self._lock:
+            self._left -= is_write
+            holds = is_write and self._left == 0
+        if holds and self._before:
+            self._wait()
+            raise ConnectionAbortedError("its sender is dead")
+        result = handle()
+        if holds:
+            self._wait()
         return result
 
-    DomainDispatcherApplication.__call__ = slowly
+    def _wait(self):
+        self.is_held.set()
+        self._go.wait(600)
+
+
+@contextlib.contextmanager
+def held_writes():
+    """Let a test hold requests that write to the server."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication
+
+    call, writes = DomainDispatcherApplication.__call__, HeldWrites()
+
+    def held(self, environ, start_response):
+        is_write = environ["REQUEST_METHOD"] in ("PUT", "POST", "DELETE")
+        return writes.handle(lambda: call(self, environ, start_response), is_write)
+
+    DomainDispatcherApplication.__call__ = held
     try:
-        yield
+        yield writes
     finally:
-        DomainDispatcherApplication.__call__ = handle
+        DomainDispatcherApplication.__call__ = call
 
 
 @contextlib.contextmanager
