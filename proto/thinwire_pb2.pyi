@@ -261,7 +261,7 @@ class EmulatedLink(_message.Message):
     def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase")
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase", "generation")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -276,6 +276,7 @@ class Hello(_message.Message):
     PROOF_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     id: int
@@ -290,10 +291,11 @@ class Hello(_message.Message):
     proof: bytes
     epoch: int
     phase: int
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ...) -> None: ...
+    generation: int
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before")
+    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before", "addresses")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -305,6 +307,7 @@ class Welcome(_message.Message):
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     last_applied_step: int
@@ -316,7 +319,8 @@ class Welcome(_message.Message):
     document: str
     datagrams: DatagramSession
     samples_before: int
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., samples_before: _Optional[int] = ...) -> None: ...
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., samples_before: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DatagramSession(_message.Message):
     __slots__ = ("session", "key", "ports")

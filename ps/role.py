@@ -41,6 +41,7 @@ from thinwire.ops.sync.base import Draw, SyncPolicy
 from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -396,7 +397,7 @@ class ShardProcess:
     def _join_leader(self) -> LeaderClient:
         leader = LeaderClient(
             self.run.addresses[0],
-            hello_to_leader(self._identity()),
+            self._hello_to_leader(),
             self.layout,
             self.server.queue.put,
             lambda: self.board.shard_document(leader_client.figures_are_final(self.server)),
@@ -409,6 +410,9 @@ class ShardProcess:
         self.server.journaled.on_failure = lambda: leader.request_end(STOP_REASON)
         leader.follow(self.run.reconnect_timeout_seconds)
         return leader
+
+    def _hello_to_leader(self) -> pb.Hello:
+        return hello_to_leader(self._identity(), self.run.addresses[self.own.id_ps])
 
     def _identity(self) -> Identity:
         return identity(
@@ -514,7 +518,7 @@ class ShardProcess:
         self.saved.flush()
         self._open()
         if self.leader is not None:
-            self.leader.begin_phase(hello_to_leader(self._identity()))
+            self.leader.begin_phase(self._hello_to_leader())
         self.phases.close(stage)
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
 

@@ -244,14 +244,15 @@ class CentralModel:
         self._shards = open_streams(self._diallers, patience, queue.SimpleQueue())
 
     def _dialler(self, number: int, limit: int) -> Dialler:
-        address, credentials = self._run.addresses[number], self._run.credentials
+        leader, address = self._run.addresses[0], self._run.addresses[number]
+        credentials, transient = self._run.credentials, (pb.REASON_STARTING,)
 
         def make() -> ClientSession:
             hello = hello_of(self._run, number, self._run_id)
             hello.phase = self._phase
             return ClientSession(address, hello, limit, credentials=credentials)
 
-        return Dialler(f"the PS at {address}", make, self._closing, (pb.REASON_STARTING,))
+        return Dialler(f"the PS at {address}", make, self._closing, transient, leader)
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:

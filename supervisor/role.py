@@ -185,13 +185,14 @@ class _Watcher:
         self.shards[0].session.send_control(pb.ToServer(evaluator=offer))
 
     def _dialler(self, number: int, limit: int) -> Dialler:
-        address, arrivals = self.run.addresses[number], rhythm()
+        leader, address = self.run.addresses[0], self.run.addresses[number]
+        arrivals, transient = rhythm(), (pb.REASON_STARTING,)
 
         def make() -> ClientSession:
             hello, credentials = self._hello(number), self.run.credentials
             return ClientSession(address, hello, limit, credentials=credentials, arrivals=arrivals)
 
-        return Dialler(f"the PS at {address}", make, self.interrupted, (pb.REASON_STARTING,))
+        return Dialler(f"the PS at {address}", make, self.interrupted, transient, leader)
 
     def _hello(self, shard: int) -> pb.Hello:
         return pb.Hello(

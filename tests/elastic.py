@@ -39,6 +39,7 @@ class InProcessCluster:
             iter_max=iter_max,
             addresses=(),
             reconnect_timeout_seconds=20.0,
+            schedule=Schedule(0.1),
             kernels="numpy",
             device="cpu",
             data=DataChoice("toy", None, "unit", "iid", None),

@@ -41,13 +41,13 @@ def wait_for(condition, seconds=30.0, what="the condition"):
 
 
 class ElasticShard:
-    """One shard with its writer thread; may die and come back at the same port."""
+    """One shard with its writer thread; may die and come back, at another port, too."""
 
     def __init__(self, cluster, number):
         self.cluster, self.number, self.port, self.generation = cluster, number, 0, 0
         self.applied = []  # (version before, worker, incarnation, step)
         self.saved = None  # newest snapshot
-        self.leader = None
+        self.leader, self.announced = None, ""
         self.start()
 
     def start(self):
@@ -101,7 +101,7 @@ class ElasticShard:
         if self.number:
             self.leader = LeaderClient(
                 self.cluster.leader_wires[self.number].address,
-                hello_to_leader(mine),
+                hello_to_leader(mine, self.announced),
                 self.cluster.layouts[self.number],
                 self.server.queue.put,
                 lambda: "{}",
@@ -147,10 +147,12 @@ class ElasticShard:
             self.leader._session.close(0.0)
         self.server.server._server.stop(None)
 
-    def come_back(self):
-        """Start anew from the newest snapshot, with another generation."""
+    def come_back(self, elsewhere=False):
+        """Start anew from the newest snapshot, with another generation, maybe at another port."""
         self.generation += 1
+        self.port = 0 if elsewhere else self.port
         self.start()
+        self.announced = f"127.0.0.1:{self.port}" if elsewhere else ""
         self.open()
 
 

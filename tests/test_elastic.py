@@ -11,6 +11,7 @@ import pytest
 from tests.elastic import InProcessCluster
 from tests.elastic_nodes import wait_for
 from tests.harness import method
+from thinwire.proto import moved
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.product
@@ -144,6 +145,21 @@ def test_any_shard_may_restart(mode, number):
         run.shards[number].come_back()
         for worker in run.workers:
             rounds(worker, 5)
+        run.stop()
+
+
+@EACH_MODE
+def test_a_shard_that_is_back_at_another_address_is_found_through_shard_0(mode, monkeypatch):
+    monkeypatch.setattr(moved, "_announced", {})
+    with cluster(mode) as run:
+        run.start(PAUSE_SECONDS)
+        run.wait_for_updates(10)
+        run.shards[1].snapshot()
+        run.shards[1].kill()
+        run.shards[1].come_back(elsewhere=True)
+        for worker in run.workers:
+            rounds(worker, 5)
+        assert set(moved._announced.values()) == {run.shards[1].announced}
         run.stop()
 
 

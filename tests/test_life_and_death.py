@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from tests.nodes import free_port
 from thinwire.ops.run.directory import rounds_of
 from thinwire.supervisor.metrics_log import read_rounds
 
@@ -105,6 +106,21 @@ def test_a_killed_ps_goes_on_from_its_last_snapshot(nodes, method):
     assert 0 < summary["membership"]["lost_updates"] < 900
     applied = sum(worker["pushes"] for worker in summary["workers"])
     assert applied == (900 if method == "adacomp" else 1800)  # a push per worker and round
+
+
+@pytest.mark.product
+def test_a_shard_that_is_back_at_another_address_is_found_by_all(nodes, tmp_path):
+    at = ("--checkpoint_interval_seconds=0.5", f"--checkpoint_dir={tmp_path / 'kept'}")
+    nodes.cluster(2, "--method=bsp", "--iter_max=600", *at, nb_ps=2, supervisor=True)
+    nodes.watch(lambda status: status.version >= 50 and all_at_work(status))
+    nodes.kill("ps-1")
+    nodes.run_dir = tmp_path / "another machine"
+    hosts = f"--ps_hosts=127.0.0.1:{nodes.port},127.0.0.1:{free_port()}"
+    nodes.start("ps-1", "--type_node=PS", "--id_ps=1", hosts)
+    nodes.run_dir = tmp_path / "run"
+    names = ("worker-1", "worker-2", "ps", "ps-1", "supervisor")
+    assert [nodes.wait(name) for name in names] == [0] * 5, nodes.output("supervisor")
+    assert nodes.summary()["updates"] == 600
 
 
 @pytest.mark.product  # of `thinwire run` every time

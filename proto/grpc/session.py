@@ -17,8 +17,8 @@ from absl import logging
 from thinwire.ops.failure_detector import Backoff, RetryDeadline, RtoEstimator
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import ConfigurationError, Link, ShardLayout
+from thinwire.proto import messages, versions
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto import versions
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.framing import (
     BytesLike,
@@ -30,6 +30,7 @@ from thinwire.proto.framing import (
 )
 from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable
 from thinwire.proto.grpc.common import ChunkPace
+from thinwire.proto.moved import note_announced
 from thinwire.proto.security.credentials import UntrustedPeer, claims_of
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
@@ -55,6 +56,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _PAUSE_PER_LEASE = 1 / 4
 #: A Hello rejected for these reasons may be accepted a little later.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
+#: Who only requests the address of another shard from shard 0 takes no part in the run by that.
+_LOCATES_AS = {pb.ROLE_WORKER: pb.ROLE_SCRIPT, pb.ROLE_SUPERVISOR: pb.ROLE_EVALUATOR}
 
 
 class RequestRejected(Exception):
@@ -140,7 +143,7 @@ class ClientSession:
         arrivals: RtoEstimator | None = None,
         make_offer: MakeOffer | None = None,
     ) -> None:
-        self.address, self._make_offer = address, make_offer
+        self.address, self._make_offer, self._credentials = address, make_offer, credentials
         self.arrivals = arrivals or rhythm()
         self._hello = hello
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
@@ -212,6 +215,37 @@ class ClientSession:
             self.close()
             is_accepted = has_offered and reason == pb.REASON_STARTING
             raise (OfferAccepted if is_accepted else RequestRejected)(message.refusal)
+
+    def locate(self, leader: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Request from shard 0 where this session's shard is now; the next session looks there.
+
+        Args:
+            leader: ``host:port`` of shard 0.
+            given_up: Whether nobody wants to know any more.
+        """
+        mine = self._hello
+        hello = pb.Hello(
+            protocol_version=messages.PROTOCOL_VERSION,
+            role=_LOCATES_AS.get(mine.role, mine.role),
+            id=mine.id,
+            run_id=mine.run_id,
+            num_shards=mine.num_shards,
+        )
+        session = ClientSession(leader, hello, 0, credentials=self._credentials)
+        try:
+            found = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
+            session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
+        except (Unreachable, StreamLost, RequestRejected):  # it may be away as well
+            return
+        finally:
+            session.close(0.0)
+        if mine.shard <= len(found) and found[mine.shard - 1]:
+            note_announced(self.address, found[mine.shard - 1])
+
+    @property
+    def shard(self) -> int:
+        """The number of the shard that is expected at the address."""
+        return self._hello.shard
 
     def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
         """Return the next message of a shard that has not welcomed this client yet.
@@ -347,6 +381,7 @@ class Dialler:
         closing: Set when the client is to stop.
         transient: Reasons after which to send a rejected Hello again; a refusal that names a time
             for that always allows it.
+        leader: Address of shard 0, which knows where others have come back; empty: not known.
     """
 
     def __init__(
@@ -355,8 +390,9 @@ class Dialler:
         make: Callable[[], ClientSession],
         closing: threading.Event,
         transient: tuple[int, ...] = _TRANSIENT,
+        leader: str = "",
     ) -> None:
-        self._name, self._make = name, make
+        self._name, self._make, self._leader = name, make, leader
         self._closing, self._transient = closing, transient
         self._attempts = RetryDeadline(_FIRST_ATTEMPT_SECONDS, _FIRST_ATTEMPT_SECONDS)
         self._longest_pause_seconds = _LONGEST_PAUSE_SECONDS
@@ -418,10 +454,12 @@ class Dialler:
         timeout = min(self._attempts.timeout_seconds, max(0.5, most_seconds))
         try:
             welcome = session.open(timeout, self._closing.is_set)
-        except (Unreachable, StreamLost, RequestRejected):
+        except (Unreachable, StreamLost, RequestRejected) as error:
             session.close(0.0)
             if time.monotonic() - began >= timeout:
                 self._attempts.fail()
+            if isinstance(error, Unreachable) and self._leader and session.shard:
+                session.locate(self._leader, self._closing.is_set)
             raise
         self._attempts.succeed(time.monotonic() - began)
         if welcome.lease_seconds > 0:

@@ -174,7 +174,7 @@ def client_proof(
 
 def claims_of(hello: pb.Hello) -> tuple[str, ...]:
     """Return the claims of a Hello that its proof covers."""
-    numbers = (hello.shard, hello.num_shards, hello.incarnation)
+    numbers = (hello.shard, hello.num_shards, hello.incarnation, hello.generation)
     return (part_of(hello), hello.run_id, hello.peer_address, *map(str, numbers))
 
 

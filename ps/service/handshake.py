@@ -53,10 +53,14 @@ def identity(
     )
 
 
-def hello_to_leader(mine: Identity) -> pb.Hello:
+def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     """Return a following shard's Hello to shard 0, which shows that it is of the same run.
 
     Without a model it only looks for that of shard 0.
+
+    Args:
+        mine: The shard's.
+        address: ``host:port`` where others reach it; empty: where they know it.
     """
     if mine.model is None:
         return pb.Hello(
@@ -76,6 +80,8 @@ def hello_to_leader(mine: Identity) -> pb.Hello:
         shard=0,
         num_shards=mine.num_shards,
         phase=mine.phase,
+        peer_address=address,
+        generation=mine.generation,
     )
 
 
@@ -179,7 +185,8 @@ _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_0
 
 def guard_of(run: Run) -> ConnectionGuard:
     """Return the guard of a run's shard; all its clients may be of one address."""
-    own = 2 * run.nb_workers + run.nb_ps + _SPARE_STREAMS  # a worker's script has a stream too
+    # A worker's script has a stream, too, and one more to look for another shard's address.
+    own = 3 * run.nb_workers + run.nb_ps + _SPARE_STREAMS
     limits = Limits(streams=own + _STREAMS_OF_OTHERS, streams_per_address=own)
     return ConnectionGuard(run.credentials, limits)
 

@@ -21,6 +21,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frames
 from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
+from thinwire.proto.moved import ShardDirectory
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.udp import stream_dscp
 from thinwire.ps.core import events
@@ -93,6 +94,7 @@ class ShardServer:
         self.ended_models = EndedModels()
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to accept a Hello
+        self.directory = ShardDirectory(1)  # of all shards, where this is shard 0
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
@@ -185,6 +187,8 @@ class ShardServer:
     def open_for(self, identity: Identity, document: str) -> None:
         """Begin to accept Hellos."""
         self.document = document
+        if self.identity is None and not identity.shard and not self.directory.addresses:
+            self.directory = ShardDirectory(identity.num_shards)
         self.identity = identity
         if self.server is not None:
             self.server.set_serving(True)
@@ -362,6 +366,7 @@ class ShardServer:
             lease_seconds=self.lease_seconds,
             document=self.document,
             samples_before=self.core.model.samples_before,
+            addresses=self.directory.addresses,
         )
         if action is not None:
             welcome.incarnation = action.incarnation

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import queue
 
     from thinwire.ops.types import ShardLayout
+    from thinwire.proto.moved import ShardDirectory
     from thinwire.proto.security.connection_guard import ConnectionGuard
     from thinwire.ps.datagrams.port import DatagramPort
     from thinwire.ps.service.connections import Connections, Observers
@@ -52,6 +53,7 @@ _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
 #: characters of a fit's history.
 _MOST_COUNTED = 1 << 31
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
+_MOST_ADDRESS = 300  # characters: more than any host's name has
 #: What a supervisor may end a run for.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -132,6 +134,10 @@ class StreamOwner(Protocol):
     @property
     def observers(self) -> Observers:
         """Supervisors and following shards."""
+
+    @property
+    def directory(self) -> ShardDirectory:
+        """Where the other shards listen."""
 
     @property
     def phases(self) -> PhaseGate | None:
@@ -262,6 +268,7 @@ class StreamReader:
             self._begin_script(hello)
         else:
             checked_link(hello.link)
+            self._announce(hello)
             is_evaluator = hello.role == pb.ROLE_EVALUATOR
             incarnation = hello.incarnation if is_evaluator else 0
             self.connection = Connection(self.stream, hello, incarnation)
@@ -277,6 +284,14 @@ class StreamReader:
         if not offers.admit(hello):
             raise _EndOfStream
         self._offers = offers
+
+    def _announce(self, hello: pb.Hello) -> None:
+        """Note where a following shard listens that takes part in the run."""
+        if hello.role == pb.ROLE_SHARD and hello.model and len(hello.peer_address) <= _MOST_ADDRESS:
+            directory = self.server.directory
+            other = directory.announce(hello.id, hello.generation, hello.peer_address)
+            if other is not None:
+                self._reject_stream("hello", (pb.REASON_ID_TAKEN, other))
 
     def _join_worker(self, hello: pb.Hello, shard: int) -> None:
         link = checked_link(hello.link)

@@ -78,6 +78,7 @@ class Exchange:
                 transport.dscp,
                 run.credentials,
                 None if offering is None else functools.partial(offering.make, shard, layouts),
+                run.addresses[0],
             )
             for shard, address in enumerate(run.addresses)
         ]

@@ -84,6 +84,7 @@ class ShardClient:
         dscp: Class of service that the stream's packets request; None: the system's default.
         credentials: Of this worker.
         make_offer: Makes this worker's offer to the shard if that has no model; None: no offer.
+        leader: Address of shard 0, which knows where others have come back; empty: not known.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class ShardClient:
         dscp: int | None = None,
         credentials: Credentials = NO_CREDENTIALS,
         make_offer: MakeOffer | None = None,
+        leader: str = "",
     ) -> None:
         self._make_offer = make_offer
         self.address, self.hello, self._link = address, hello, link
@@ -108,7 +110,7 @@ class ShardClient:
         self._closing = closing
         self.protocol = ShardProtocol(hello.shard, epochs)
         self._arrivals = rhythm()
-        self._dialler = Dialler(f"the PS at {address}", self._new_session, closing)
+        self._dialler = Dialler(f"the PS at {address}", self._new_session, closing, leader=leader)
         self._session: ClientSession | None = None
         self.welcome = pb.Welcome()
         self._bytes_before = self._received_before = 0

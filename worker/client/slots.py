@@ -61,6 +61,7 @@ def _fetch(
         f"the PS at {address}",
         lambda: ClientSession(address, hello, limit, credentials=run.credentials),
         threading.Event(),
+        leader=run.addresses[0],
     )
     session, _ = dialler.dial(run.reconnect_timeout_seconds)
     try:

@@ -216,6 +216,7 @@ def test_a_proof_speaks_of_the_part_the_run_and_the_life():
         "shard": 1,
         "num_shards": 2,
         "peer_address": "x",
+        "generation": 1,
     }.items():
         other = pb.Hello()
         other.CopyFrom(hello)

@@ -186,7 +186,7 @@ def test_what_legal_workers_do_is_far_below_the_limits():
 def test_a_shard_keeps_places_for_other_addresses():
     run = SimpleNamespace(nb_workers=4, nb_ps=2, credentials=NO_CREDENTIALS)
     limits = guard_of(run).limits
-    assert limits.streams_per_address == 26, "each worker and its script, each shard, 16 more"
+    assert limits.streams_per_address == 30, "three of a worker, each shard, 16 more"
     assert limits.streams > limits.streams_per_address
 
 
