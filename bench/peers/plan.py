@@ -20,7 +20,7 @@ _SLOW_MBPS = 10.0
 _SLOW_STEPS = 20
 #: At this one and below so is one that exchanges the whole model once in a round.
 _THIN_MBPS = 1.0
-_THIN_ROUNDS = 1
+_THIN_ROUNDS = 2  # the first may be exchanged in the background of the second
 #: A run that is to reach a score takes so many of the steps that it took without a limit.
 _MARGIN = 1.3
 _DENSE_SLOWER = 10.0  # at 100 Mbit/s; only for the pace of snapshots and the estimate
@@ -45,7 +45,7 @@ class Settings:
         most_seconds: Of a run over a link that is to reach the highest target.
         targets: Scores on the test set, the higher the better.
         round_steps: Peer -> local steps of its rounds, which exchange the whole model. They are
-            timed for one over the thinnest links.
+            timed for two over the thinnest links.
     """
 
     names: Sequence[str]
