@@ -169,6 +169,13 @@ def test_the_clock_of_rounds_begins_with_the_first_step():
     assert _run(peer)["seconds"] == pytest.approx(20.0)
 
 
+def test_a_peer_that_waits_for_an_exchange_counts_by_what_it_kept(monkeypatch):
+    monkeypatch.setattr(running, "_START_SECONDS", 0.0)
+    keeps = "(folder / '00000.npy').write_bytes(b'')\n"
+    found = _run(_contender(SCRIPT + keeps + "time.sleep(1000)"), seconds=2.0)
+    assert found["steps"] == 9
+
+
 def test_ours_says_by_its_exit_code_that_it_diverged():
     stands = "import time; time.sleep(1000)"
     with pytest.raises(running.PeerDiverged):
