@@ -1,7 +1,7 @@
 """The local half of a training step: weights in, flat gradient out, one tf.function.
 
-The model's shared variables are set from one flat buffer without a copy in between and the
-gradients land in another (measured ways: BUILD_NOTES.md).
+The model's shared variables lie in one flat buffer, as far as its borders allow, and the gradients
+land in another (measured ways: BUILD_NOTES.md).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from thinwire.ops.types import State
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+
+#: Where memory must begin that TensorFlow takes over without a copy.
+_BORDER_BYTES = 64
 
 
 class TrainStep:
@@ -44,14 +47,20 @@ class TrainStep:
         self._stepped = [*self.variables, *self.personal]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._flat_step = tf.function(self.compute_flat, reduce_retracing=True)
-        self._assign = tf.function(self._assign_split)
+        self._lies_in: Float32 | None = None  # the buffer that the variables have taken over
+        self._copied: list[int] = list(range(len(self.variables)))  # numbers of the others
 
     def set_weights(self, flat: Float32) -> None:
-        """Overwrite the shared variables; `flat` must lie on a 64-byte border.
+        """Let the shared variables have weights; `flat` must lie on a 64-byte border.
 
-        The buffer is shared with TensorFlow only for the duration of this call.
+        Variables on a CPU whose part of `flat` begins on such a border lie in `flat` itself from
+        then on, and follow whatever is written to it; the others are copied. Give the same buffer
+        each time, and write to it only between two steps.
         """
-        self._assign(as_tensor(flat))
+        if self._lies_in is not flat:
+            self._take_over(flat)
+        if self._copied:
+            self._assign(as_tensor(flat))
 
     def gradients(
         self, images: Any, labels: Any, out: Float32, personal: Float32 | None = None
@@ -119,15 +128,31 @@ class TrainStep:
         shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self._sizes)]]
         return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
 
-    def _assign_split(self, flat: Any) -> None:
-        parts = tf.split(flat, self._sizes)
-        for variable, part, shape in zip(self.variables, parts, self._shapes, strict=True):
-            variable.assign(tf.reshape(part, shape))
+    def _take_over(self, flat: Float32) -> None:
+        """Let the variables lie in a buffer [num_parameters], where they can."""
+        self._lies_in, self._copied = flat, []
+        for number, variable in enumerate(self.variables):
+            part = self._part(flat, number)
+            if part.size and not part.ctypes.data % _BORDER_BYTES:
+                variable.value.assign(tf.reshape(as_tensor(part), self._shapes[number]))
+            held = np.asarray(memoryview(variable.value.read_value()))
+            if not np.may_share_memory(held, part):  # a GPU's are not, nor those off the border
+                self._copied.append(number)
+        self._assign = tf.function(self._assign_copied)
+
+    def _assign_copied(self, flat: Any) -> None:
+        for number in self._copied:
+            values = tf.reshape(self._part(flat, number), self._shapes[number])
+            self.variables[number].value.assign(values)
+
+    def _part(self, flat: Any, number: int) -> Any:
+        """Return a variable's part of a vector."""
+        return flat[self._offsets[number] : self._offsets[number + 1]]
 
 
 def as_tensor(flat: Float32) -> Any:
     """Return weights [n] as a tensor in the same memory, which must lie on a 64-byte border."""
-    if flat.ctypes.data % 64:
+    if flat.ctypes.data % _BORDER_BYTES:
         raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
     return tf.experimental.dlpack.from_dlpack(flat.__dlpack__())
 

@@ -30,6 +30,22 @@ def step():
     return made
 
 
+def test_weights_follow_their_buffer_where_its_borders_allow_and_are_set_elsewhere(step):
+    buffer = aligned(step.spec.num_parameters)
+    step.set_weights(buffer)
+    buffer[:] = np.arange(buffer.size)
+    kernel, bias, *_ = (variable.numpy().ravel() for variable in step.variables)
+    np.testing.assert_array_equal(kernel, buffer[:24])  # begins with the buffer
+    assert not bias.any()  # begins 96 bytes behind
+    step.set_weights(buffer)
+    held = [variable.numpy().ravel() for variable in step.variables]
+    np.testing.assert_array_equal(np.concatenate(held), buffer)
+    step.set_weights(other := aligned(buffer.size))
+    assert not any(variable.numpy().any() for variable in step.variables)
+    buffer[:] = other[:] = 1.0
+    step.set_weights(other)
+
+
 @pytest.mark.parametrize(("weight_decay", "norm"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.05)])
 def test_it_is_the_same_gradient(step, weight_decay, norm):
     host = np.empty(step.spec.num_parameters, np.float32)
