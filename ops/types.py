@@ -214,6 +214,10 @@ class Update:
         return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
 
+class SpareUpdate(Update):
+    """A dense update that whoever merges it may overwrite: nobody else has its values."""
+
+
 #: Class of service of what bears no mark, the last one; 0 is served first.
 BEST_EFFORT = 7
 

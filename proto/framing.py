@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from thinwire.ops.buffers import buffer
+from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.types import Link
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
@@ -38,6 +39,8 @@ MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 MIN_CHUNK_BYTES = 16 << 10
 
 BytesLike = bytes | bytearray | memoryview
+#: A part of a payload.
+Piece = BytesLike | FrozenArray
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
 Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
 Chunked = pb.Offer | pb.Slots  # their payloads always follow as chunks; both are rare
@@ -76,7 +79,7 @@ def chunk_bytes_for(link: Link) -> int:
 
 def frames(
     message: Envelope,
-    pieces: Sequence[BytesLike],
+    pieces: Sequence[Piece],
     chunk_bytes: int | Callable[[], int] = MAX_CHUNK_BYTES,
 ) -> Iterator[bytes]:
     """Return the frames of a message with its payload.
@@ -87,7 +90,7 @@ def frames(
     Args:
         message: With one of the bodies that have a ``payload``, and that unset, or one whose
             payload always follows as chunks.
-        pieces: The payload, as buffers of bytes in order.
+        pieces: The payload, as buffers of bytes in order, or arrays that may change meanwhile.
         chunk_bytes: Most bulk bytes of one chunk; a function is called before each.
 
     Raises:
@@ -101,21 +104,29 @@ def frames(
             f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload, this message has "
             f"{name}"
         )
-    views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
-    body.payload_bytes = sum(len(view) for view in views)
+    sizes = (each if isinstance(each, FrozenArray) else memoryview(each) for each in pieces)
+    body.payload_bytes = sum(each.nbytes for each in sizes)
     size = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
     if is_bulk and 0 < body.payload_bytes <= max(INLINE_BYTES, min(MOST_INLINE_BYTES, size())):
         header = body.SerializeToString()
         tail = _PAYLOAD_TAG + _varint(body.payload_bytes)
         length = _varint(len(header) + len(tail) + body.payload_bytes)
-        whole = b"".join((_BULK_TAG, length, header, tail, *views))
+        whole = b"".join((_BULK_TAG, length, header, tail, *_views(pieces)))
         if len(whole) <= MAX_MESSAGE_BYTES:
             return iter((whole,))
-    return _header_and_chunks(frame(message), views, size)
+    return _header_and_chunks(frame(message), _views(pieces), size)
+
+
+def _views(pieces: Sequence[Piece]) -> Iterator[memoryview]:
+    for piece in pieces:
+        if isinstance(piece, FrozenArray):
+            yield from piece.pieces()
+        elif len(piece):
+            yield memoryview(piece).cast("B")
 
 
 def _header_and_chunks(
-    header: bytes, views: list[memoryview], size: Callable[[], int]
+    header: bytes, views: Iterator[memoryview], size: Callable[[], int]
 ) -> Iterator[bytes]:
     yield header
     parts: list[memoryview] = []
@@ -226,7 +237,7 @@ class MessageAssembler(Generic[Message]):
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = _aligned_buffer(size)
+        self._buffer = buffer(size).data  # aligned, as TensorFlow's zero-copy import needs
         self._filled = 0
         return None
 
@@ -245,13 +256,6 @@ class MessageAssembler(Generic[Message]):
         result = self._header, self._buffer
         self._header, self._buffer = None, _NO_BYTES
         return result
-
-
-def _aligned_buffer(size: int) -> memoryview:
-    """Return fresh memory on a 64-byte border, as TensorFlow's zero-copy import needs."""
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].data
 
 
 def _varint(value: int) -> bytes:

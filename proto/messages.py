@@ -172,6 +172,13 @@ def blocks_to_message(
     return pieces
 
 
+def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> None:
+    """Append the descriptions of slots whose float32 values all travel, one after the other."""
+    for slot, size in enumerate(sizes):
+        block = WireBlock(slot, size, IndexCoding.DENSE, 0, b"", "float32", 1.0, b"")
+        blocks_to_message([block], repeated_field)
+
+
 def blocks_from_message(
     blocks: Sequence[pb.Block], payload: memoryview, sizes: Sequence[int], ranges: bool = False
 ) -> list[Block]:

@@ -40,7 +40,7 @@ from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.base import Draw, SyncPolicy
 from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.telemetry import run_status
-from thinwire.ops.types import ConfigurationError, State
+from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
@@ -135,13 +135,16 @@ class ShardInitials:
         )
 
 
-def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float) -> PsCore:
+def build_core(
+    initials: ShardInitials, config: CoreConfig, lease_seconds: float, is_last: bool = False
+) -> PsCore:
     """Return a core at version 0, with weights of its own.
 
     Args:
         initials: Of its shard.
         config: Of the core.
         lease_seconds: Of its workers.
+        is_last: Whether it may have the initial weights themselves, as no other core needs them.
     """
     model = initials.model
     method = model.method
@@ -152,7 +155,8 @@ def build_core(initials: ShardInitials, config: CoreConfig, lease_seconds: float
     else:  # permission to proceed is shard 0's alone to give
         membership = FollowerMembership(config.nb_workers, lease_seconds)
         rule = rule.without_bound()
-    theta, averages = model.weights.copy(), initials.averages()
+    theta = model.weights if is_last else model.weights.copy()
+    averages = initials.averages()
     return PsCore(config, method, theta, initials.kernels, membership, rule, averages)
 
 
@@ -282,7 +286,7 @@ class ShardProcess:
         self.keeping.replay(functools.partial(build_core, initials))
         self.bounds = initials.bounds
         config = initials.config(self.saved, own.start_timeout_seconds)
-        self.core = build_core(initials, config, run.lease_seconds)
+        self.core = build_core(initials, config, run.lease_seconds, is_last=True)
         if self.saved.core:
             self.core.load_state_dict(self.saved.core)
 
@@ -324,7 +328,7 @@ class ShardProcess:
         self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
         self.leader = None if self.leads else self._join_leader()
         self._open()
-        self._save(core.version, core.state_dict())  # the new generation must survive a crash
+        self._save(core.version, core.snapshot())  # the new generation must survive a crash
         self.saved.flush()
         return True
 
@@ -514,7 +518,7 @@ class ShardProcess:
         keeping.begin_phase(self.keeping, journaled, server.decoder, self.run.lease_seconds)
         self.keeping = keeping
         self.board.begin_phase(self.spec)
-        self._save(self.core.version, self.core.state_dict())
+        self._save(self.core.version, self.core.snapshot())
         self.saved.flush()
         self._open()
         if self.leader is not None:
@@ -525,6 +529,7 @@ class ShardProcess:
     def _keep_ended(self, phase: int) -> None:
         """Keep what the present model has ended with: another one's phase begins."""
         ended, whole = self.server.ended_models, self.core.whole()
+        whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
         try:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
@@ -619,7 +624,7 @@ class ShardProcess:
     def _leave_behind(self) -> None:
         """Write the last snapshot, and a summary if nobody else does."""
         self.server.journaled.close()
-        self._save(self.core.version, self.core.state_dict())
+        self._save(self.core.version, self.core.snapshot())
         try:
             self.saved.flush()
         finally:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.kernels.numpy_ops import union
-from thinwire.ops.types import Update
+from thinwire.ops.types import SpareUpdate, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
@@ -27,6 +27,8 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
     """
     if len(updates) == 1:
         return updates[0]
+    if all(update.indices is None for update in updates):
+        return _mean_of_dense(updates, size)
     total = np.zeros(size, np.float32)
     for update in updates:
         if update.indices is None:
@@ -36,6 +38,21 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
     total /= np.float32(len(updates))
     touched = _touched(updates)
     return Update(None, total) if touched is None else Update(touched, total[touched])
+
+
+def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
+    """Return the mean of updates of every entry, in the memory of one that may be overwritten."""
+    spare = next((each.values for each in updates if isinstance(each, SpareUpdate)), None)
+    mean = np.empty(size, np.float32) if spare is None else spare
+    total = np.empty(min(size, _CHUNK), np.float32)
+    for start in range(0, size, _CHUNK):
+        piece = slice(start, start + _CHUNK)
+        part = total[: len(mean[piece])]
+        np.add(updates[0].values[piece], np.float32(0), out=part)  # -0 becomes 0, as in a sum
+        for update in updates[1:]:
+            part += update.values[piece]
+        np.divide(part, np.float32(len(updates)), out=mean[piece])
+    return Update(None, mean)
 
 
 def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:

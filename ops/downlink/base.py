@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Protocol
 
+from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import Policy, State
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class DownCodec(Policy, Protocol):
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Record that an update changed the weights.
 
@@ -52,6 +54,7 @@ class DownCodec(Policy, Protocol):
             own: Those of the entries that a worker can add by itself, if the update was its alone.
             relayed: The updates as they were coded, where their plain mean is all that changed the
                 weights; None: it is not, or the down codec does not relay.
+            before_change: Called before an array of the state changes.
         """
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
+from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import ConfigurationError, State, Update
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def full_reply(shard: ShardView) -> ModelReply:
     """Return a reply that holds a copy of the whole shard."""
-    return ModelReply(Operation.FULL, Update(None, shard.theta.copy()), shard.version, "full")
+    return ModelReply(Operation.FULL, Update(None, shard.keep(shard.theta)), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
@@ -69,9 +70,10 @@ class DownDense(_WithoutReplicas):
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Return the state unchanged: replies do not depend on what changed."""
-        del indices, version, own, relayed
+        del indices, version, own, relayed, before_change
         return state
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
@@ -112,12 +114,14 @@ class DownDelta(_WithoutReplicas):
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the version at each changed entry; see `base.DownCodec.record_update`."""
         del relayed
         if indices is None:
             state["dense_version"] = version
             return state
+        before_change(state["last_changed"], indices)
         if own is not None:
             untouched = state["last_changed"][own.indices] <= own.base_version
             state["scratch"][str(own.worker)] = own.as_state(own.indices[untouched])

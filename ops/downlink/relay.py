@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, RelayedRound, ShardView
+from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ class DownRelay(DownDelta):
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the changed entries, and the round if it is to be relayed."""
         from thinwire.ops.downlink.replicas import block_bytes, reply_bytes
 
-        state = super().record_update(indices, version, state, own)
+        state = super().record_update(indices, version, state, own, before_change=before_change)
         state["scratch"].pop("round", None)
         if relayed is None or len(relayed.updates) < 2:
             return state

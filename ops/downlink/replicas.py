@@ -51,8 +51,11 @@ class LastReply:
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
     """Keep a replica of a worker that is about to receive the whole of the shard."""
-    fresh = {"weights": np.empty_like(shard.theta)}
-    replica = state["replicas"].setdefault(str(worker), fresh)
+    replicas = state["replicas"]
+    if str(worker) not in replicas:
+        replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
+    replica = replicas[str(worker)]
+    shard.before_change(replica["weights"], None)
     np.copyto(replica["weights"], shard.theta)
     replica["version"] = shard.version
     _settle(worker, state)
@@ -97,6 +100,7 @@ def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
     """
     replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
+    shard.before_change(replica["weights"], None)
     np.copyto(replica["weights"], snapshot)
     replica["version"] = shard.version
     _settle(worker, state)
@@ -106,11 +110,11 @@ def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
     """Return a reply with the whole shard, and keep a replica of it."""
     keep(worker, shard, state)
-    update = Update(None, shard.theta.copy())
+    update = Update(None, shard.keep(shard.theta))
     return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
 
 
-def send_replica(worker: int, state: State) -> ModelReply:
+def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
     """Return a reply with the worker's whole replica: it continues where it was interrupted.
 
     Later replies bring what the replica lacks. A shard that was restored from a snapshot replies
@@ -118,7 +122,7 @@ def send_replica(worker: int, state: State) -> ModelReply:
     """
     replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
-    update = Update(None, replica["weights"].copy())
+    update = Update(None, shard.keep(replica["weights"]))
     return ModelReply(Operation.FULL, update, replica["version"], "full")
 
 
@@ -147,6 +151,7 @@ def send_largest(
         copy, theta = replica["weights"][start:stop], shard.theta[start:stop]
         indices = _largest_differences(theta, copy, ratio, shard, state)
         if indices.size:
+            shard.before_change(replica["weights"], indices + start)
             coded = _update_replica(copy, theta, indices, value_dtype, shard)
             blocks.append(Block(slot, stop - start, indices, coded))
     if sum(map(block_bytes, blocks)) >= shard.theta.nbytes:

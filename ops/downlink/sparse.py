@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 from thinwire.ops.codecs.base import check_rate, check_value_dtype
 from thinwire.ops.downlink.exact import DownDelta, check_fraction, full_reply
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, ShardView
+from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
 
 if TYPE_CHECKING:
@@ -90,9 +91,10 @@ class DownSparse:
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Return the state unchanged: the replicas show what each worker lacks."""
-        del indices, version, own, relayed
+        del indices, version, own, relayed, before_change
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
@@ -123,7 +125,7 @@ class DownSparse:
         if replica is None:
             return replicas.send_all(worker, shard, state)
         if base is None or not request.step:
-            return replicas.send_replica(worker, state)
+            return replicas.send_replica(worker, shard, state)
         if (repeated := replicas.repeated_reply(request, state)) is not None:
             return repeated
         if base != replica["version"]:
@@ -193,12 +195,15 @@ class DownAuto(DownSparse):
         state: State,
         own: OwnEntries | None = None,
         relayed: RelayedRound | None = None,
+        before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the changed entries for the workers without a replica."""
         del relayed
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
-        state["delta"] = DownDelta().record_update(indices, version, state["delta"], own)
+        state["delta"] = DownDelta().record_update(
+            indices, version, state["delta"], own, before_change=before_change
+        )
         return state
 
     def forget(self, worker: int, state: State) -> State:

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, Literal
 
+from thinwire.ops.frozen import BeforeChange, Keep, copied, unguarded
 from thinwire.ops.types import Block, Update
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class ShardView:
     version: int  # T: updates applied so far
     kernels: Kernels
     offsets: tuple[int, ...]  # where each slice begins in theta, and n at the end
+    keep: Keep = copied  # keeps what an array of the shard holds now, for a reply
+    before_change: BeforeChange = unguarded  # called before replicas change
 
 
 @dataclasses.dataclass(frozen=True)

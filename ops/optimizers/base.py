@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.slots import Slot
@@ -131,8 +132,11 @@ class ServerUpdate(Policy, Protocol):
     def slots(self, state: State) -> list[list[Slot]]:
         """Return copies of what each of a script's own optimizers would hold; none: no script."""
 
-    def save(self, state: State) -> State:
-        """Return copies of the state as plain data."""
+    def save(self, state: State, keep: Keep = copied) -> State:
+        """Return the state as plain data; `keep` makes what stands for a large array."""
+
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
+        """Return the arrays of which `save` keeps something, and which a step changes."""
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Go on from weights `theta` [n] that something else has changed; the slots stay."""
@@ -214,8 +218,11 @@ class FlatOptimizer(Protocol):
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
         """Apply one gradient [n] or sparse update to `theta`, or its opposite."""
 
-    def save(self) -> State:
-        """Return copies of the slots, as plain data."""
+    def save(self, keep: Keep = copied) -> State:
+        """Return the slots as plain data; `keep` makes what stands for a large array."""
+
+    def changing(self) -> Sequence[Any]:
+        """Return the arrays of which `save` keeps something, and which a step changes."""
 
     def set_weights(self, theta: Float32) -> None:
         """Go on from weights that something else has changed; the slots stay."""

@@ -7,10 +7,12 @@ Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.types import State, Update
 
 if TYPE_CHECKING:
@@ -61,12 +63,16 @@ class MomentumSGD:
         """Do nothing: it steps the weights where they lie."""
         del theta
 
-    def save(self) -> State:
-        """Return copies of what Keras's SGD has as variables, in its order."""
+    def changing(self) -> Sequence[Any]:
+        """Return the velocity."""
+        return (self.velocity,)
+
+    def save(self, keep: Keep = copied) -> State:
+        """Return what Keras's SGD has as variables, in its order."""
         return {
             "0": np.int64(self.num_steps),
             "1": self._rate,
-            "2": self.velocity.copy(),
+            "2": keep(self.velocity),
         }
 
     def restore(self, slots: State, theta: Float32) -> None:

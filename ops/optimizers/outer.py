@@ -17,8 +17,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import ServerUpdate
@@ -153,9 +154,14 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         del steps
         return 1.0
 
-    def save(self, state: State) -> State:
-        """Return copies of the slots, as plain data."""
-        return {name: value.copy() for name, value in state.items()}
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
+        """Return the slots."""
+        del number
+        return [value for value in state.values() if value.ndim]
+
+    def save(self, state: State, keep: Keep = copied) -> State:
+        """Return the slots, as plain data; see ServerUpdate."""
+        return {name: keep(value) if value.ndim else value.copy() for name, value in state.items()}
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: it steps the weights where they lie."""

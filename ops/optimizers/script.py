@@ -13,6 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
@@ -99,9 +100,14 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         del update, kind, rate, kernels, state, number
         return None, self.init(theta)
 
-    def save(self, state: State) -> State:
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return nothing."""
-        del state
+        del state, number
+        return ()
+
+    def save(self, state: State, keep: Keep = copied) -> State:
+        """Return nothing."""
+        del state, keep
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
@@ -263,13 +269,19 @@ class ScriptUpdate(GradientsOnly):
             found += velocity_slots(inner.save(), state["tensors"])
         return [found]
 
-    def save(self, state: State) -> State:
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
+        """Return the slots that `save` keeps something of."""
+        del number
+        inner = state["inner"].get("optimizer")
+        return () if inner is None else inner.changing()
+
+    def save(self, state: State, keep: Keep = copied) -> State:
         """Return copies of slots, count and rate."""
         inner = state["inner"].get("optimizer")
         return {
             "steps": state["steps"],
             "set_rate": state["set_rate"],
-            "slots": {} if inner is None else inner.save(),
+            "slots": {} if inner is None else inner.save(keep),
         }
 
     def set_weights(self, theta: Float32, state: State) -> None:
@@ -409,10 +421,15 @@ class ScriptUpdates(GradientsOnly):
         """Return copies of what each of the script's own optimizers would hold, by slice."""
         return [part.update.slots(part.state)[0] for part in state["parts"]]
 
-    def save(self, state: State) -> State:
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
+        """Return the slots of one optimizer that `save` keeps something of."""
+        part: _SteppedEntries = state["parts"][number]
+        return part.update.changing(part.state)
+
+    def save(self, state: State, keep: Keep = copied) -> State:
         """Return copies of the slots, count and rate of each."""
         parts = enumerate(state["parts"])
-        return {str(number): part.update.save(part.state) for number, part in parts}
+        return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Go on from weights `theta` [n] that something else has changed; the slots stay."""

@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
@@ -184,9 +185,15 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         kernels.apply(theta, update.indices, update.values, factor)
         return update.indices, state
 
-    def save(self, state: State) -> State:
-        """Return copies of the slots, as plain data."""
-        saved: State = state["optimizer"].save() if "optimizer" in state else {}
+    def changing(self, state: State, number: int = 0) -> Sequence[Any]:
+        """Return the slots that `save` keeps something of."""
+        del number
+        found: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
+        return found
+
+    def save(self, state: State, keep: Keep = copied) -> State:
+        """Return the slots, as plain data; see ServerUpdate."""
+        saved: State = state["optimizer"].save(keep) if "optimizer" in state else {}
         return saved
 
     def set_weights(self, theta: Float32, state: State) -> None:

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import build_constraint, build_optimizer
@@ -233,8 +234,13 @@ class VariablesOptimizer:
             elif role not in (LEARNING_RATE, ITERATION):
                 variable.assign(given[None, role])
 
-    def save(self) -> State:
+    def changing(self) -> Sequence[Any]:
+        """Return nothing: `save` copies Keras' variables."""
+        return ()
+
+    def save(self, keep: Keep = copied) -> State:
         """Return copies of every slot, the step counter included."""
+        del keep
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:

@@ -26,10 +26,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.persistence.state_format import (
+    ArrayBytes,
     StateEncoder,
-    array_pieces,
-    array_records,
     decode_state,
     manifest_bytes,
     read_arrays,
@@ -295,13 +295,16 @@ def copy_state(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _write_arrays(path: pathlib.Path, arrays: list[NDArray[Any]]) -> list[dict[str, Any]]:
+def _write_arrays(
+    path: pathlib.Path, arrays: list[NDArray[Any] | FrozenArray]
+) -> list[dict[str, Any]]:
     """Write the arrays' bytes, synced to disk, and return their records for the manifest."""
+    written = ArrayBytes(arrays)
     with open(path, "wb") as file:
-        for piece in array_pieces(arrays):
+        for piece in written:
             file.write(piece)
         sync(file)
-    return array_records(arrays)
+    return written.records
 
 
 def _read_content(path: pathlib.Path) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from thinwire.ops.frozen import FrozenArray
 
 _ALIGNMENT_BYTES = 64
 _ARRAY_KINDS = "biufc"  # bool, integers, floats, complex: whatever is raw memory and no object
@@ -23,7 +25,7 @@ class StateEncoder:
     """Turns state into JSON values, putting arrays and bytes aside in ``arrays``."""
 
     def __init__(self) -> None:
-        self.arrays: list[NDArray[Any]] = []
+        self.arrays: list[NDArray[Any] | FrozenArray] = []
 
     def encode(self, value: Any, where: str) -> Any:
         """Return the JSON form of ``value``; containers and arrays become tagged objects."""
@@ -41,7 +43,7 @@ class StateEncoder:
             return {"bytes": self._put_aside(np.frombuffer(value, np.uint8), where)}
         if isinstance(value, np.generic):
             return {"scalar": self._put_aside(np.asarray(value), where)}
-        if isinstance(value, np.ndarray):
+        if isinstance(value, (np.ndarray, FrozenArray)):
             return {"array": self._put_aside(value, where)}
         raise TypeError(
             f"{where} is a {type(value).__name__}; a checkpoint holds dicts, lists, tuples, numpy "
@@ -54,13 +56,14 @@ class StateEncoder:
             raise TypeError(f"{where} has the key {key!r}, expected a string or an int")
         return [key, self.encode(value, f"{where}[{key!r}]")]
 
-    def _put_aside(self, array: NDArray[Any], where: str) -> int:
+    def _put_aside(self, array: NDArray[Any] | FrozenArray, where: str) -> int:
         if array.dtype.kind not in _ARRAY_KINDS:
             raise TypeError(
                 f"{where} is an array of {array.dtype}, expected bools, integers, floats or "
                 "complex numbers"
             )
-        self.arrays.append(np.asarray(array, order="C"))
+        is_frozen = isinstance(array, FrozenArray)
+        self.arrays.append(array if is_frozen else np.asarray(array, order="C"))
         return len(self.arrays) - 1
 
 
@@ -86,28 +89,36 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
     raise ValueError(f"unknown tag {tag!r} in the manifest")
 
 
-def array_records(arrays: list[NDArray[Any]]) -> list[dict[str, Any]]:
-    """Return the manifest's records of arrays: dtype, shape, place and CRC-32 of each."""
-    records: list[dict[str, Any]] = []
-    end = 0
-    for array in arrays:
-        start = end + -end % _ALIGNMENT_BYTES
-        raw = array.reshape(-1).view(np.uint8)
-        end = start + raw.size
-        place = {"offset": start, "crc32": zlib.crc32(raw.data)}
-        records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
-    return records
+class ArrayBytes:
+    """The bytes of arrays one after the other, to be iterated once.
+
+    Attributes:
+        records: The manifest's records of the arrays whose bytes have been taken: dtype, shape,
+            place and CRC-32 of each.
+    """
+
+    def __init__(self, arrays: list[NDArray[Any] | FrozenArray]) -> None:
+        self.records: list[dict[str, Any]] = []
+        self._arrays = arrays
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """Yield the bytes; what is frozen in small pieces."""
+        end = 0
+        for array in self._arrays:
+            gap = -end % _ALIGNMENT_BYTES
+            yield memoryview(bytes(gap))
+            start, end, checksum = end + gap, end + gap + array.nbytes, 0
+            for piece in _pieces(array):
+                checksum = zlib.crc32(piece, checksum)
+                yield piece
+            place = {"offset": start, "crc32": checksum}
+            self.records.append({"dtype": array.dtype.str, "shape": list(array.shape), **place})
 
 
-def array_pieces(arrays: list[NDArray[Any]]) -> Iterator[memoryview]:
-    """Yield the bytes of arrays as `array_records` places them."""
-    end = 0
-    for array in arrays:
-        gap = -end % _ALIGNMENT_BYTES
-        raw = array.reshape(-1).view(np.uint8)
-        yield memoryview(bytes(gap))
-        yield raw.data
-        end += gap + raw.size
+def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
+    if isinstance(array, FrozenArray):
+        return array.pieces()
+    return (array.reshape(-1).view(np.uint8).data,)
 
 
 def read_arrays(
@@ -119,7 +130,7 @@ def read_arrays(
         file: At any place.
         file_bytes: Its size.
         name: Of the file, for messages.
-        records: Of `array_records`.
+        records: Of `ArrayBytes`.
 
     Raises:
         ValueError, KeyError, TypeError: The records or the bytes are not as they were written.

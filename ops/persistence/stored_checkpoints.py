@@ -36,9 +36,8 @@ from thinwire.ops.persistence.object_store import (
     StorageError,
 )
 from thinwire.ops.persistence.state_format import (
+    ArrayBytes,
     StateEncoder,
-    array_pieces,
-    array_records,
     decode_state,
     manifest_bytes,
     read_arrays,
@@ -166,13 +165,14 @@ class StoredCheckpoints(CheckpointStore):
         encoder = StateEncoder()
         tree = encoder.encode(state, "state")
         number = self._number + 1
-        parts = list(self._upload(encoder))
+        written = ArrayBytes(encoder.arrays)
+        parts = list(self._upload(written))
         content = {
             "kind": _SNAPSHOT,
             "generation": self._generation,
             "step": step,
             "parts": parts,
-            "arrays": array_records(encoder.arrays),
+            "arrays": written.records,
             "tree": tree,
         }
         while not self._create(number, content):
@@ -182,10 +182,10 @@ class StoredCheckpoints(CheckpointStore):
         self._entries.append(_Entry(number, content))
         self._collect()
 
-    def _upload(self, encoder: StateEncoder) -> Iterator[dict[str, Any]]:
+    def _upload(self, written: ArrayBytes) -> Iterator[dict[str, Any]]:
         """Write the parts, over none of before; yield what the manifest has of each."""
         self._num_uploads += 1
-        for index, data in enumerate(_joined(array_pieces(encoder.arrays), self._part_bytes)):
+        for index, data in enumerate(_joined(written, self._part_bytes)):
             name = f"parts/{self._token}-{self._num_uploads}-{index}.bin"
             self._store.put(name, data)
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}

@@ -822,7 +822,7 @@ class PsCore:
         """Have the state saved if anything was applied since it was, or in any case."""
         if not self._lifecycle.takes_snapshot(self.version, force):
             return []
-        return [events.SaveSnapshot(self.version, self.state_dict())]
+        return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def _parts(self) -> dict[str, _CorePart]:
         """Return the parts by their names in files, which never change with the attributes'."""
@@ -853,6 +853,13 @@ class PsCore:
         if soft:
             return {name: to_plain(state) for name, state in states.items()}
         return {"generation": self.config.generation, **states}
+
+    def snapshot(self) -> State:
+        """Return the durable state, to be read by another thread once, while this one goes on."""
+        states = {
+            name: part.state_dict(False) for name, part in self._parts().items() if name != "model"
+        }
+        return {"generation": self.config.generation, **states, "model": self.model.snapshot()}
 
     def load_state_dict(self, state: State, soft: bool = False) -> None:
         """Take back what `state_dict` gave; the soft state after the other.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import secrets
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from thinwire.ops.downlink.types import (
     RelayedRound,
     ShardView,
 )
+from thinwire.ops.frozen import Freezer, Keep, copied
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.methods.method import Method
@@ -37,6 +38,8 @@ from thinwire.ps.core.loss_scale import LossScaler
 from thinwire.ps.core.members import CoreConfig
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from thinwire.ops.types import Float32, Int64
 
 #: Part of a policy's state that is only working memory.
@@ -53,6 +56,7 @@ class ShardModel:
         version: T, updates applied so far.
         samples: Examples consumed by them.
         samples_before: Of these, how many before the present phase of a script.
+        freezer: Of the arrays; off until there are threads that read them.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class ShardModel:
         self._scaler = LossScaler(loss_scale)
         self.draw_noise_with(secrets.token_bytes(32))
         self._backups = BackupWeights()
+        self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._seen = theta.view()  # for policies, which only read it
         self._seen.flags.writeable = False
@@ -177,10 +182,14 @@ class ShardModel:
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
-            self._down = self.method.down_codec.record_update(changed, self.version, self._down)
+            self._down = self.method.down_codec.record_update(
+                changed, self.version, self._down, before_change=self.freezer.before_change
+            )
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
+        for array in _arrays(self._weighting):
+            self.freezer.before_change(array)
         kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
         if not kept:
             return kept
@@ -193,6 +202,7 @@ class ShardModel:
         lone = self._lone(arrivals)
         relayed = self._relayed(arrivals, kept, number) if merged is mean else None
         before = own_entries.values_at(lone, self.theta)
+        self._before_step(merged, number)
         touched, self._server = self.method.server.apply(
             self.theta,
             merged,
@@ -207,9 +217,17 @@ class ShardModel:
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
         self._down = self.method.down_codec.record_update(
-            touched, self.version, self._down, own, relayed
+            *(touched, self.version, self._down, own, relayed),
+            before_change=self.freezer.before_change,
         )
         return kept
+
+    def _before_step(self, merged: Update, optimizer: int) -> None:
+        """Let those who still read the weights, or the optimizer's slots, have them as they are."""
+        server = self.method.server
+        self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
+        for array in server.changing(self._server, optimizer):
+            self.freezer.before_change(array)
 
     def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
         """Add what scripts have changed of their weights themselves, before an optimizer steps.
@@ -227,6 +245,7 @@ class ShardModel:
         stepped = [each for each in arrivals if each.samples or each.change is not None]
         changes = [each.change or nothing for each in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
+        self.freezer.before_change(self.theta, merged.indices)
         self.kernels.apply(self.theta, merged.indices, merged.values, -share)
         self.method.server.set_weights(self.theta, self._server)
         return merged.indices
@@ -276,7 +295,12 @@ class ShardModel:
 
     def gather(self, request: ModelRequest) -> ModelReply:
         """Return the reply to a request; the arrays are copies."""
-        view = ShardView(self._seen, self.version, self.kernels, self._offsets)
+        freezer = self.freezer
+        view = ShardView(
+            *(self._seen, self.version, self.kernels, self._offsets),
+            keep=self._kept,
+            before_change=freezer.before_change,
+        )
         reply = self.method.down_codec.gather(request, view, self._down)
         self._counts["copies"] = max(self._counts["copies"], len(self._down.get("replicas", ())))
         return reply
@@ -343,8 +367,12 @@ class ShardModel:
         return self._scaler.slots()
 
     def whole(self) -> Update:
-        """Return a copy of all weights."""
-        return Update(None, self.theta.copy())
+        """Return all weights of now."""
+        return Update(None, self.freezer.freeze(self.theta))
+
+    def _kept(self, array: Float32) -> Any:
+        """Return what stands for a copy of weights."""
+        return self.freezer.freeze(self.theta if array is self._seen else array)
 
     def state_dict(self, soft: bool) -> State:
         """Return weights and policies' states, whose arrays are copies; or the soft state.
@@ -352,20 +380,25 @@ class ShardModel:
         Soft are last replies, and entries that workers add by themselves; these arrays never
         change.
         """
-        if soft:
-            return _of_workers(self._down)
+        return _of_workers(self._down) if soft else self._durable_state(copied)
+
+    def snapshot(self) -> State:
+        """Return what `state_dict` does, to be read by another thread; large arrays are frozen."""
+        return self._durable_state(self.freezer.freeze)
+
+    def _durable_state(self, keep: Keep) -> State:
         return {
             "version": self.version,
             "samples": self.samples,
             "stepped_samples": list(self._stepped_samples),
             "samples_before": self.samples_before,
-            "theta": self.theta.copy(),
-            "optimizer": self.method.server.save(self._server),
+            "theta": keep(self.theta),
+            "optimizer": self.method.server.save(self._server, keep),
             "loss_scale": self._scaler.state_dict(),
             "privacy": copy.deepcopy(self._privacy),
-            "weighting": copy.deepcopy(_durable(self._weighting)),
+            "weighting": _durable(self._weighting, keep),
             "backups": self._backups.save(),
-            "down_codec": copy.deepcopy(_durable(self._down)),
+            "down_codec": _durable(self._down, keep),
             "down_counts": dict(self._counts),
         }
 
@@ -389,13 +422,13 @@ class ShardModel:
         self._backups.restore(state["backups"])
 
 
-def _durable(state: State) -> State:
-    """Leave out working memory, at any depth."""
-    return {
-        key: _durable(value) if isinstance(value, dict) else value
-        for key, value in state.items()
-        if key != _SCRATCH
-    }
+def _durable(state: Any, keep: Keep) -> Any:
+    """Return what is kept of a state, without working memory at any depth."""
+    if isinstance(state, dict):
+        return {key: _durable(value, keep) for key, value in state.items() if key != _SCRATCH}
+    if isinstance(state, (list, tuple)):
+        return type(state)(_durable(value, keep) for value in state)
+    return keep(state) if isinstance(state, np.ndarray) else copy.deepcopy(state)
 
 
 def _of_workers(state: State) -> State:
@@ -420,10 +453,16 @@ def _take_back(state: State, saved: State) -> None:
 
 def _num_bytes(state: Any) -> int:
     """Return the bytes of all arrays in a policy's state."""
+    return sum(array.nbytes for array in _arrays(state))
+
+
+def _arrays(state: Any) -> Iterator[NDArray[Any]]:
+    """Yield all arrays in a policy's state."""
     if isinstance(state, np.ndarray):
-        return state.nbytes
+        yield state
     parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
-    return sum(_num_bytes(part) for part in parts)
+    for part in parts:
+        yield from _arrays(part)
 
 
 class CollectiveShardModel(ShardModel):
@@ -480,6 +519,7 @@ class CollectiveShardModel(ShardModel):
     def take(self, update: Update) -> None:
         """Take whole weights as those of the present version; a sparse update holds none."""
         if update.indices is None:
+            self.freezer.before_change(self.theta)
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 

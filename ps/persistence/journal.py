@@ -307,7 +307,7 @@ class JournaledCore:
         if self.high_water is not None:
             self.high_water.record(self.core.version)
         if self.journal is not None and self._writes and self.journal.is_due:
-            actions.append(events.SaveSnapshot(self.core.version, self.core.state_dict()))
+            actions.append(events.SaveSnapshot(self.core.version, self.core.snapshot()))
         return actions
 
     def _write(self, event: events.Event, now: float) -> None:
@@ -347,7 +347,7 @@ class JournaledCore:
 
         A run that ends takes its last snapshot before every worker has received its last reply.
         """
-        return self.core.state_dict() if self._writes and self.core.stop_reason else state
+        return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
         """Stop writing: the next snapshot is the last one and holds everything."""

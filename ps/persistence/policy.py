@@ -6,6 +6,7 @@ starts: sparse pushes are small beside the model and are journaled, dense ones a
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ class JournalPolicy:
         journaled.high_water = HighWaterLog(self._saved.folder, mark)
         journaled.about, journaled.recovered = self.about, self.recovered
         if not self.about["on"]:
+            decoder.spares_updates = True
             return
         decoder.keeps_coded = True
         settings = ReplaySettings(config, lease_seconds).to_plain()
@@ -140,10 +142,17 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 
 
 def _sample(spec: ModelSpec) -> ModelSpec:
-    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one."""
+    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one.
+
+    Of one that does not fit alone some rows are taken.
+    """
     sampled: list[TensorSpec] = []
     num_entries = 0
     for tensor in spec.tensors:
+        if tensor.size > _MOST_ENTRIES:
+            rest = tensor.shape[1:]
+            rows = max(1, _MOST_ENTRIES // math.prod(rest))
+            tensor = TensorSpec(tensor.path, (min(rows, tensor.shape[0]), *rest), tensor.dtype)
         if not sampled or num_entries + tensor.size <= _MOST_ENTRIES:
             sampled.append(tensor)
             num_entries += tensor.size

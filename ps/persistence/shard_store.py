@@ -93,6 +93,7 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
+            del state  # until the next one it would keep its arrays
             with self._wake:
                 self._busy = False
                 self._wake.notify_all()

@@ -7,10 +7,12 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from absl import logging
 
-from thinwire.ops.types import Link, ShardLayout
+from thinwire.ops.frozen import FrozenArray
+from thinwire.ops.types import Link, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
@@ -18,7 +20,7 @@ from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
-from thinwire.ps.wire.replies import SharedBlocks, reply_frames
+from thinwire.ps.wire.replies import SharedBlocks, WholeShard, reply_frames
 
 
 class Connection:
@@ -69,7 +71,14 @@ class ReplySender:
         """Queue one reply; coding happens in the connection's sending thread."""
         if self._members is None:
             self._members = self._find_members()
-        shared = self._shared.setdefault(id(reply.update), SharedBlocks(reply.update, self._layout))
+        update = reply.update
+        coded: SharedBlocks | WholeShard
+        values: Any = update.values if isinstance(update, Update) else None
+        if isinstance(values, FrozenArray):
+            coded = WholeShard(values.again(), self._layout)
+            reply = dataclasses.replace(reply, update=())  # else it would be kept for a reader more
+        else:
+            coded = self._shared.setdefault(id(update), SharedBlocks(update, self._layout))
         datagrams = self._datagrams
         came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
         make: Callable[[], Iterable[bytes]] = functools.partial(
@@ -77,7 +86,7 @@ class ReplySender:
             reply,
             self._generation,
             self._members,
-            shared,
+            coded,
             connection.chooser,
             connection.chunk_bytes,
             came,

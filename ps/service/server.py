@@ -128,6 +128,7 @@ class ShardServer:
     ) -> None:
         """Be ready for the pushes of the core's model."""
         core, model = self.core, self.core.model
+        model.freezer.is_on = True
         self.layout, self.share, self.bounds = layout, share, bounds
         self.decoder = PushDecoder(
             *(layout, model.kind, model.kernels, core.averages.size, bounds, groups),
@@ -291,6 +292,7 @@ class ShardServer:
                 item()
             else:
                 self._dispatch(self.journaled.handle(item, time.monotonic()))
+            item = events.Tick()  # a push must not stay until the next item comes
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.sharding.flat_updates import flatten
-from thinwire.ops.types import Block, Kind, ShardLayout, Update
+from thinwire.ops.types import Block, Kind, ShardLayout, SpareUpdate, Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -49,6 +49,8 @@ class PushDecoder:
 
     Attributes:
         keeps_coded: Whether events keep the messages that they were made of.
+        spares_updates: Whether dense updates may be overwritten when they are merged: nobody keeps
+            events, or their messages.
         aux_count: How many values come beside each push.
     """
 
@@ -74,7 +76,7 @@ class PushDecoder:
                 not known, and not checked.
             keeps_blocks: Whether events keep the blocks of updates, which may be relayed.
         """
-        self.keeps_coded = False
+        self.keeps_coded = self.spares_updates = False
         self._groups = None if groups is None else [frozenset(slots) for slots in groups]
         self._bounds = bounds or ClaimBounds()
         self.aux_count = aux_count
@@ -142,7 +144,9 @@ class PushDecoder:
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
-            plain = Update(None, np.frombuffer(payload, "<f4"))  # as it lies there: no copy
+            values = np.frombuffer(payload, "<f4")  # as it lies there: no copy
+            is_spare = self.spares_updates and values.flags.writeable
+            plain = (SpareUpdate if is_spare else Update)(None, values)
         return DecodedPush(blocks, aux, len(payload), plain, change)
 
     def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:

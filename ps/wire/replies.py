@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.sharding.flat_updates import blocks_of
 from thinwire.ops.types import Block, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexChooser, WireBlock
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import frames
+from thinwire.proto.framing import Piece, frames
 from thinwire.ps.core import events
 
 
@@ -26,13 +27,27 @@ class SharedBlocks:
         self._lock = threading.Lock()
         self._coded: list[WireBlock] | None = None
 
-    def coded(self, chooser: IndexChooser) -> list[WireBlock]:
-        """Return the blocks, coding them now if nobody has."""
+    def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
+        """Describe the blocks in a message, coding them now if nobody has; return its payload."""
         with self._lock:
             if self._coded is None:
                 blocks = coded_blocks(self._update, self._layout)
                 self._coded = [chooser.encode(block) for block in blocks]
-            return self._coded
+            return [*messages.blocks_to_message(self._coded, message.blocks)]
+
+
+class WholeShard:
+    """All weights of the shard as they were, for one client; not coded, and not copied at first."""
+
+    def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
+        """Stand for `weights`, which nobody else reads."""
+        self._weights, self._layout = weights, layout
+
+    def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
+        """Describe the slices in a message; return its payload."""
+        del chooser
+        messages.dense_to_message([each.size for each in self._layout.slices], message.blocks)
+        return [self._weights]
 
 
 def coded_blocks(
@@ -48,7 +63,7 @@ def reply_frames(
     reply: events.Reply,
     generation: int,
     members: Sequence[pb.Member],
-    shared: SharedBlocks,
+    update: SharedBlocks | WholeShard,
     chooser: IndexChooser,
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
@@ -59,7 +74,7 @@ def reply_frames(
         reply: The core's action.
         generation: Of the shard.
         members: Who sums with whom in the next round, if workers do that among themselves.
-        shared: The reply's update.
+        update: The reply's.
         chooser: Of index codings, for the client's stream.
         chunk_bytes: Largest frame for its link.
         reception: Of the push's datagrams.
@@ -78,8 +93,9 @@ def reply_frames(
     if isinstance(reply.update, RelayedRound):
         body.relayed.extend(len(blocks) for blocks in reply.update.updates)
         body.relay_rate = reply.update.rate
-    coded = [] if reply.operation is Operation.NONE else shared.coded(chooser)
-    pieces = messages.blocks_to_message(coded, body.blocks)
+    pieces: list[Piece] = []
+    if reply.operation is not Operation.NONE:
+        pieces = update.write(body, chooser)
     if reply.aux is not None:
         body.aux_count = len(reply.aux)
         pieces.append(reply.aux.astype("<f4", copy=False).data)

@@ -261,7 +261,7 @@ class SimulatedShard:
             ConfigurationError: The disk refuses.
             SimulatedKill: It was the last thing to happen.
         """
-        self.save(self.core.version, self.core.state_dict())
+        self.save(self.core.version, self.core.snapshot())
         if self.kept is not None and self.kept.saved is not None:
             self.kept.saved.flush()
 

@@ -10,7 +10,7 @@ from thinwire.ops.aggregation.aggregates import Mean, Median, TrimmedMean
 from thinwire.ops.aggregation.merge import mean_update
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.sync.groups import AutoGroups
-from thinwire.ops.types import ConfigurationError, Update
+from thinwire.ops.types import ConfigurationError, SpareUpdate, Update
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 
@@ -136,3 +136,23 @@ def test_nodes_must_agree_on_the_rule():
     assert rows["aggregate"] == "trimmed_mean"
     assert rows["aggregate.trim_fraction"] == "0.3"
     assert dict(method("bsp", 4).fingerprint())["aggregate"] == "mean"
+
+
+def test_a_dense_mean_may_take_the_memory_of_an_update_and_has_the_same_bits():
+    rng = np.random.default_rng(3)
+    rows = [rng.standard_normal(40_000).astype(np.float32) for _ in range(3)]
+    for row in rows:
+        row[:7] = -0.0
+    total = np.zeros(40_000, np.float32)
+    for row in rows:
+        total += row
+    total /= np.float32(3)
+    kept = [Update(None, row.copy()) for row in rows]
+    assert Mean().merge(kept, 40_000).values.tobytes() == total.tobytes()
+    assert all(np.array_equal(each.values, row) for each, row in zip(kept, rows, strict=True))
+    for number in range(3):
+        spare = [Update(None, row.copy()) for row in rows]
+        spare[number] = SpareUpdate(None, rows[number].copy())
+        merged = Mean().merge(spare, 40_000)
+        assert merged.values is spare[number].values
+        assert merged.values.tobytes() == total.tobytes()
