@@ -28,6 +28,7 @@ RATE = 0.01
 BLOCK = 1024
 LEVEL_BITS = 4
 CHUNK_KEPT = 64
+COLUMNS, RANK = 128, 2  # of a matrix
 _REPEATS = 20
 _FLOAT = 4  # bytes
 
@@ -78,6 +79,7 @@ def ops(size: int) -> Iterator[Op]:
         _compensating,
         _of_blocks,
         _of_chunks,
+        _of_matrices,
     ):
         yield from some(given)
 
@@ -274,6 +276,23 @@ def _of_chunks(given: Given) -> Iterator[Op]:
     inputs = x, chunks, largest, boundaries
     yield Op("uniform_levels", bodies._uniform_levels, inputs, (levels,), 5 * size)
     yield Op("is_negative", bodies._is_negative, (x,), (np.signbit(x),), 5 * size)
+
+
+def _of_matrices(given: Given) -> Iterator[Op]:
+    from thinwire.ops.kernels import tensorflow_ops as bodies
+
+    rows = given.size // COLUMNS
+    size = rows * COLUMNS
+    x, left, right = given.x[:size], given.y[: rows * RANK], given.z[: COLUMNS * RANK]
+    left, right, matrix = left.reshape(rows, RANK), right.reshape(-1, RANK), x.reshape(rows, -1)
+    exact = matrix.astype(np.float64)
+    moved = _FLOAT * size
+    yield Op("image", bodies._image, (x, right), (exact @ right,), moved, 1e-5)
+    yield Op("following", bodies._following, (x, left), (exact.T @ left,), moved, 1e-5)
+    down, across = np.ascontiguousarray(left[:, 0]), np.ascontiguousarray(right[:, 0])
+    grown = matrix + down[:, None] * across
+    given_to_it = matrix, down, across
+    yield Op("plus_outer", bodies._plus_outer, given_to_it, (grown,), 2 * moved, 1e-6)
 
 
 def difference(op: Op, found: Sequence[Any]) -> str:

@@ -18,11 +18,12 @@ from thinwire.ops.types import (
     Block,
     ChunkedValues,
     CodedValues,
+    LowRankBlock,
     Packet,
     State,
     where_of,
 )
-from thinwire.ops.wire.low_rank import expanded
+from thinwire.ops.wire.low_rank import expanded, factors
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
@@ -42,7 +43,7 @@ def feed_in_turn(
     packet, state = codec.encode(residuals, state, without_factors(ctx))
     packet = detached(packet, residuals)
     for block in packet.blocks:
-        where, values = decoded(block)
+        where, values = decoded(block, ctx.kernels)
         residuals[block.slot][where] -= values
     return packet, state
 
@@ -92,10 +93,17 @@ def code_values(
     return ChunkedValues(dtype, codes, scales=scales, edges=edges, chunk=chunk)
 
 
-def decoded(block: Block) -> tuple[Int64 | slice, Float32]:
-    """Return where a block's values belong (an index into its tensor), and the values [k]."""
+def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
+    """Return where a block's values belong (an index into its tensor), and the values [k].
+
+    Args:
+        block: Any block.
+        kernels: Of whoever has the tensor, where factors are multiplied out there; None: numpy's.
+    """
     from thinwire.ops.kernels.numpy_ops import dequantise
 
+    if kernels is not None and isinstance(block, LowRankBlock):
+        return slice(None), kernels.entries(*factors(block), block.first, block.size)
     block = expanded(block)
     return where_of(block.indices), dequantise(block.values)
 

@@ -86,11 +86,8 @@ class PowerSgd(StatelessCodec):
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
-        import numpy as np
-
         check_finite(tensors, ctx)
         ctx = dataclasses.replace(ctx, finite=True)
-        tensors = [np.asarray(tensor) for tensor in tensors]  # the power step is the host's
         blocks, rights = [], []
         for slot, (tensor, right) in enumerate(zip(tensors, state["right"], strict=True)):
             block, right = self._approximated(slot, tensor, right, ctx)
@@ -108,7 +105,7 @@ class PowerSgd(StatelessCodec):
         if not right.size:
             return self._whole(slot, tensor, ctx), right
         right = numpy_ops.directed(right, ctx.rng)
-        factors = numpy_ops.power_step(tensor.reshape(-1, len(right)), right)
+        factors = ctx.kernels.power_step(tensor, right)
         if factors is None:
             return self._whole(slot, tensor, ctx), right
         coded = [ctx.kernels.quantise(each.reshape(-1), self.value_dtype) for each in factors]

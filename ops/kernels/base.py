@@ -97,6 +97,8 @@ class Kernels:
         contribution: (values [size], block entries, averages [n], alpha) -> (averages, sums of
             magnitudes).
         to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]).
+        power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], Q), or None.
+        entries: (P [rows, rank], Q [columns, rank], first, size) -> entries of P Q^T [size].
     """
 
     name: str
@@ -125,6 +127,8 @@ class Kernels:
     adapt: Callable[[Float32, Float32, float, float], tuple[Float32, Float32]]
     contribution: Callable[[Float32, int, Float32, float], tuple[Float32, Float32]]
     to_levels: Callable[[Float32, int], tuple[NDArray[np.integer], Float32, Float32]]
+    power_step: Callable[[Float32, Float32], tuple[Float32, Float32] | None]
+    entries: Callable[[Float32, Float32, int, int], Float32]
 
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32

@@ -12,7 +12,7 @@ blocks of a gradient, their contributions and their levels (DGT); products of th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -522,11 +522,11 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
     return product.reshape(-1)[first : first + size]
 
 
-def power_step(matrix: Float32, right: Float32) -> tuple[Float32, Float32] | None:
+def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | None:
     """Approximate M by one step of subspace iteration: P = orthonormal(M Q), then Q = M^T P.
 
     Args:
-        matrix: M [rows, columns] float32, finite.
+        tensor: M, row by row: [rows * columns] float32, finite.
         right: Q [columns, rank] float32, rank at most rows; only what it spans matters.
 
     Returns:
@@ -536,12 +536,25 @@ def power_step(matrix: Float32, right: Float32) -> tuple[Float32, Float32] | Non
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1. Differences:
     Householder's QR instead of Gram-Schmidt; it is at ease with columns that depend on each other.
     """
+    matrix = tensor.reshape(-1, len(right))
+    return subspace_step(lambda: matrix @ right, lambda left: matrix.T @ left)
+
+
+def subspace_step(
+    image_of: Callable[[], Float32], following_of: Callable[[Float32], Float32]
+) -> tuple[Float32, Float32] | None:
+    """Do `power_step`, given the two products wherever the matrix is.
+
+    Args:
+        image_of: Returns M Q [rows, rank] float32.
+        following_of: (P) -> M^T P [columns, rank] float32.
+    """
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        image = matrix @ right
+        image = image_of()
         if not np.isfinite(image).all():
             return None
         left = np.linalg.qr(image)[0].astype(np.float32, copy=False)
-        following = matrix.T @ left
+        following = following_of(left)
         if not (np.abs(following) < _LARGEST_FACTOR).all():
             return None
     return left, following
@@ -593,4 +606,6 @@ KERNELS = Kernels(
     adapt=adapt,
     contribution=contribution,
     to_levels=to_levels,
+    power_step=power_step,
+    entries=entries,
 )

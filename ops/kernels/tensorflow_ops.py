@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 _MAGNITUDE_BITS = 0x7FFFFFFF
+_MATRIX = tf.TensorSpec([None, None], tf.float32)
 
 
 @traced(FLOATS, PLACES, FLOATS, FLOATS)
@@ -148,7 +149,7 @@ def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, sh
     return tf.where(tf.math.is_finite(total), averaged, averages), total
 
 
-@traced(tf.TensorSpec([None, None], tf.float32), NUMBER)
+@traced(_MATRIX, NUMBER)
 def _to_levels(rows: Any, bits: Any) -> Any:
     num_levels = tf.cast(tf.bitwise.left_shift(1, bits), tf.float32)
     lows = tf.reduce_min(rows, 1)
@@ -156,6 +157,21 @@ def _to_levels(rows: Any, bits: Any) -> Any:
     divisors = tf.where(steps > 0, steps, 1.0)[:, None]
     levels = tf.minimum((rows - lows[:, None]) / divisors, num_levels - 1)
     return tf.cast(tf.floor(levels), tf.uint16), lows, steps
+
+
+@traced(FLOATS, _MATRIX)
+def _image(tensor: Any, right: Any) -> Any:
+    return tf.matmul(tf.reshape(tensor, [-1, tf.shape(right)[0]]), right)
+
+
+@traced(FLOATS, _MATRIX)
+def _following(tensor: Any, left: Any) -> Any:
+    return tf.matmul(tf.reshape(tensor, [tf.shape(left)[0], -1]), left, transpose_a=True)
+
+
+@traced(_MATRIX, FLOATS, FLOATS)
+def _plus_outer(total: Any, down: Any, across: Any) -> Any:
+    return total + down[:, None] * across[None]
 
 
 @traced(NUMBER, PLACES, PLACES)
@@ -249,6 +265,27 @@ def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
     return levels.numpy().astype(dtype, copy=False), lows.numpy(), steps.numpy()
 
 
+def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
+    """See `numpy_ops.power_step`; of a matrix on the device only the factors come to the host.
+
+    Products are summed in another order.
+    """
+    if not isinstance(tensor, DeviceArray):
+        return numpy_ops.power_step(tensor, right)
+    return numpy_ops.subspace_step(
+        lambda: _image(tensor.value, right).numpy(),
+        lambda left: _following(tensor.value, left).numpy(),
+    )
+
+
+def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
+    """See `numpy_ops.entries`; the same sums in the same order, on the device."""
+    product = tf.zeros([len(left), len(right)])
+    for down, across in zip(left.T, right.T, strict=True):
+        product = _plus_outer(product, down, across)
+    return DeviceArray(tf.reshape(product, [-1])[first : first + size])
+
+
 def hits(
     window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
 ) -> NDArray[np.int32]:
@@ -324,4 +361,6 @@ KERNELS = dataclasses.replace(
     adapt=adapt,
     contribution=contribution,
     to_levels=to_levels,
+    power_step=power_step,
+    entries=entries,
 )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from typing import TYPE_CHECKING
+
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, Slice
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
 
 
 def pays(rank: int, rows: int, columns: int, size: int) -> bool:
@@ -21,12 +26,17 @@ def expanded(block: Block) -> Block:
     if not isinstance(block, LowRankBlock):
         return block
     from thinwire.ops.kernels import numpy_ops
+
+    entries = numpy_ops.entries(*factors(block), block.first, block.size)
+    return Block(block.slot, block.size, None, CodedValues("float32", entries))
+
+
+def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
+    """Return what a block is the product of: P [rows, rank] and Q [columns, rank]."""
     from thinwire.ops.kernels.numpy_ops import dequantise
 
-    left = dequantise(block.values).reshape(-1, block.rank)
-    right = dequantise(block.right).reshape(-1, block.rank)
-    entries = numpy_ops.entries(left, right, block.first, block.size)
-    return Block(block.slot, block.size, None, CodedValues("float32", entries))
+    left, right = dequantise(block.values), dequantise(block.right)
+    return left.reshape(-1, block.rank), right.reshape(-1, block.rank)
 
 
 def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:

@@ -17,6 +17,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.core import UpdatePacker
 
 SPEC = ModelSpec(
@@ -47,13 +48,15 @@ STAYING = {
     "dgc nesterov": {"warmup_epochs": 0, "dgc_nesterov": True, "dgc_masking": False},
     "random_k": {"error_feedback": True},
 }
-#: What sends everything, and what is factored on the host.
-COPYING = {"dense": {"error_feedback": True, "value_dtype": "int8"}, "powersgd": {}}
+#: What sends everything.
+COPYING = {"dense": {"error_feedback": True, "value_dtype": "int8"}}
 BOTH = STAYING | COPYING
+#: What sends factors, whose sums are of another order than numpy's.
+FACTORED = {"powersgd": {}, "powersgd rounded": {"value_dtype": "bfloat16", "powersgd_rank": 3}}
 
 
 def build(name):
-    choices = CodecChoices(compression_rate=RATE, **BOTH[name])
+    choices = CodecChoices(compression_rate=RATE, **(BOTH | FACTORED)[name])
     return build_codec(name.split()[0], choices, nb_workers=4)
 
 
@@ -128,19 +131,26 @@ def test_clipping_differs_in_the_last_bits_alone(scope):
             np.testing.assert_allclose(block.values.data, other.values.data, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", STAYING)
-def test_only_what_is_sent_is_copied_to_the_host(name, monkeypatch):
-    codec, copied = build(name), []
-    state = codec.init(SPEC, DEVICE)
+@pytest.fixture
+def copied(monkeypatch):
+    """Bytes of every copy of a tensor to the host."""
+    found = []
     base = next(each for each in type(tf.constant(0)).__mro__ if "_numpy" in vars(each))
     fetch = base._numpy
 
     def counting(self):
         array = fetch(self)
-        copied.append(np.asarray(array).nbytes)
+        found.append(np.asarray(array).nbytes)
         return array
 
     monkeypatch.setattr(base, "_numpy", counting)
+    return found
+
+
+@pytest.mark.parametrize("name", STAYING)
+def test_only_what_is_sent_is_copied_to_the_host(name, copied):
+    codec = build(name)
+    state = codec.init(SPEC, DEVICE)
     for number in range(1, STEPS + 1):
         tensors = [DeviceArray(tensor) for tensor in gradients(number)]
         copied.clear()
@@ -149,6 +159,27 @@ def test_only_what_is_sent_is_copied_to_the_host(name, monkeypatch):
         # Position, value, coded value of each, space for those above a threshold.
         assert 0 < sum(copied) <= 1.7 * 12 * max(entries, KEPT) + 100
         assert max(copied) < 4 * SPEC.tensors[0].size
+
+
+@pytest.mark.parametrize("name", FACTORED)
+def test_of_factored_matrices_only_the_factors_are_copied(name, copied):
+    codec = build(name)
+    plain, kept = (codec.init(SPEC, bodies) for bodies in (NUMPY, DEVICE))
+    for number in range(1, STEPS + 1):
+        expected, plain = codec.encode(gradients(number), plain, context(number, NUMPY))
+        tensors = [DeviceArray(tensor) for tensor in gradients(number)]
+        copied.clear()
+        packet, kept = codec.encode(tensors, kept, context(number, DEVICE))
+        rank = packet.blocks[0].rank
+        factors = 4 * rank * (100 + 60)
+        rest = 6 * (1 + 30 + 7)  # float32, and coded once more
+        assert factors <= sum(copied) <= 1.5 * factors + rest + 100
+        for block, other in zip(expected.blocks, packet.blocks, strict=True):
+            sent, wanted = (NUMPY.dequantise(expanded(each).values) for each in (other, block))
+            np.testing.assert_allclose(sent, wanted, atol=0.05)
+    for array, other in zip(plain["residual"], kept["residual"], strict=True):
+        assert isinstance(other, DeviceArray)
+        np.testing.assert_allclose(array, np.asarray(other), atol=0.05)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
