@@ -16,6 +16,7 @@ from thinwire.sharing.arrays import are_arrays, labels_of, num_rows, share_array
 from thinwire.sharing.batches import is_py_dataset, part_of_batches, share_batches
 from thinwire.sharing.datasets import is_dataset, part_of_dataset, share_dataset
 from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
 
 _SCALARS = (str, bytes, int, float, np.generic)
 
@@ -42,6 +43,8 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         return share_dataset(arguments, place)
     if is_py_dataset(x):
         return share_batches(arguments, place)
+    if is_ray_dataset(x):
+        return share_ray_dataset(arguments, place)
     if x is not None and are_arrays((x, arguments.get("y"), arguments.get("sample_weight"))):
         return share_arrays(arguments, place)
     if place.is_shared and (what := _unshareable(x)):
@@ -49,7 +52,7 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             f"fit was given {what}, which only the script can share among its workers. Give "
             'distribute() shard="off" (or --shard=off) and let the script yield each worker its '
             "part, by thinwire.worker_id() and thinwire.num_workers(); or give fit arrays, a "
-            "tf.data.Dataset or a keras.utils.PyDataset."
+            "tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
         )
     return Shared(dict(arguments))
 
@@ -72,7 +75,7 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
 
     Args:
         data: Arrays [N, ...], in any nesting, of which the last are the labels, which some
-            partitions look at; or one tf.data.Dataset or keras.utils.PyDataset.
+            partitions look at; or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset.
         place: This worker's.
 
     Returns:
@@ -86,12 +89,14 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         return part_of_dataset(first, place)
     if is_py_dataset(first):
         return part_of_batches(first, place)
+    if is_ray_dataset(first):
+        return part_of_ray_dataset(first, place)
     arrays = tuple(_with_arrays(each) for each in data)
     if not are_arrays(arrays):
         kinds = ", ".join(type(leaf).__name__ for leaf in keras.tree.flatten(arrays))
         raise ConfigurationError(
             f"shard() was given {kinds}; expected arrays with a first axis of rows, in lists, "
-            "tuples or dicts, or one tf.data.Dataset or keras.utils.PyDataset."
+            "tuples or dicts, or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset."
         )
     total = num_rows(arrays)
     labels = labels_of(arrays[-1], total, place.rule.partition)

@@ -1,5 +1,6 @@
 """The Ray launcher on real clusters of several nodes, one of which is lost; without Ray refused."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -12,11 +13,14 @@ import pytest
 
 from tests.chaos.process_replay import Witness, snapshots
 from tests.nodes import MAIN
+from tests.object_storage import environment_of, s3_server
 from tests.ray_nodes import ray_nodes
 from tests.thinwire.launcher.test_evaluator_processes import Validating
 from tests.thinwire.launcher.test_run_processes import commands
 from tests.thinwire.launcher.test_ssh import wait_for_none
 from thinwire.launcher import ray
+from thinwire.ops.persistence.fsspec_objects import open_objects
+from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.ops.types import ConfigurationError
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.engines]
@@ -72,6 +76,61 @@ def test_a_cluster_in_actors(nodes, two_nodes, number):
         assert nodes.wait("cluster", 120) == (0 if number is None else 130)
         assert nodes.summary()["stop_reason"] == ("interrupted" if number else "iter_max")
     wait_for_none(nodes.run_dir)
+
+
+#: What a notebook's kernel runs, whose functions other processes cannot import.
+CELLS = """
+import numpy as np
+ROWS = 64
+
+def train(epochs):
+    import keras
+    import thinwire
+    x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype("float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.05), "mse")
+    model = thinwire.distribute(model)
+    return model.fit(x, x.sum(1), batch_size=16, epochs=epochs, verbose=0).history["loss"]
+
+import sys, thinwire
+run = thinwire.run(train, (3,), launcher="ray", ray_address=sys.argv[1], insecure=True)
+print(run.summary["updates"], run.value[-1] < run.value[0])
+"""
+
+
+@pytest.mark.product
+def test_a_notebooks_function_in_actors(two_nodes, tmp_path):
+    command = [sys.executable, "-c", CELLS, two_nodes.address]
+    environment = os.environ | {"PYTHONPATH": str(MAIN.parent), "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "12 True"
+
+
+S3_SCRIPT_FLAGS = (
+    "--method=bsp",
+    "--checkpoint_interval_seconds=0.5",
+    "--report_dir=s3://bucket/r",
+)
+
+
+@pytest.mark.product
+def test_checkpoints_and_records_of_actors_lie_elsewhere(nodes):
+    """Ray's own processes have the credentials from where Ray was started."""
+    with s3_server() as environment, environment_of(environment), ray_nodes(2) as cluster:
+        flags = ("--checkpoint_dir=s3://bucket/c", *S3_SCRIPT_FLAGS, "--nb_workers=2")
+        run = ("--type_node=Cluster", *on(cluster), *flags)
+        nodes.start("cluster", *run, "--iter_max=60")
+        assert nodes.wait("cluster", 150) == 0, nodes.output("cluster")
+        assert json.loads(open_objects("s3://bucket/r", "x").get("summary.json"))["updates"] == 60
+        nodes.run_dir = nodes.folder / "elsewhere"
+        nodes.start("more", *run, "--iter_max=90")
+        assert nodes.wait("more", 150) == 0, nodes.output("more")
+        found = StoredCheckpoints(open_objects("s3://bucket/c/ps-0", "x")).load_latest()
+        assert found is not None and found[0] == 90
+        assert json.loads(open_objects("s3://bucket/r", "x").get("summary.json"))["updates"] == 90
 
 
 def wait_for(nodes, condition, seconds=120):
