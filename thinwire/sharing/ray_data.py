@@ -119,7 +119,7 @@ class _Columns:
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
         """Return a batch as Keras takes it."""
         x, y = ([(name, batch[name]) for name in names] for names in (self._x, self._y))
-        found = (x[0][1] if len(x) == 1 else dict(x),)
+        found: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
         if y or self._weight is not None:
             labels = [column for _, column in y]
             found += (labels[0] if len(labels) == 1 else tuple(labels),)
