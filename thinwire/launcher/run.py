@@ -47,6 +47,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.supervisor import metrics_hook
+from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
@@ -56,6 +57,8 @@ RULES = EndRules(
 )
 #: Flags of a node that a script's worker does not have.
 _OF_ROLES = ("--quiet", "--batch_size=")
+#: How long a shard 0 that does not answer is looked for, to end the run for others.
+_END_SECONDS = 10.0
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
@@ -208,6 +211,7 @@ class _ScriptRun:
         """Run everything to its end; return the exit code."""
         with self._shown():
             code = self._cluster.run()
+            self._end_others()
         if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
             code = next(iter(self._failures.values())).code  # of what happened first
         self._report(code)
@@ -266,6 +270,25 @@ class _ScriptRun:
             self._cluster.at_fault.add(worker)
         if is_first and not self._cluster.interrupted.is_set():
             self._workers[worker].show(failure.text)
+
+    def _end_others(self) -> None:
+        """Let shard 0 end the run for the other tasks of a step, if a script has failed here.
+
+        One that failed before its first step is known to nobody else. A shard 0 that has no model
+        yet keeps us waiting for one.
+        """
+        part, failed = launch.part_here(), self._cluster.at_fault
+        if part is None or part.is_first or not failed or self._cluster.interrupted.is_set():
+            return
+        worker = min(failed)
+        control = Control(
+            self._run.addresses[0],
+            worker,
+            self._run.nb_ps,
+            credentials=self._run.credentials,
+            patience_seconds=_END_SECONDS,
+        )
+        control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
         """Log how the run ended, and where its report is."""

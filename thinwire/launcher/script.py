@@ -67,6 +67,7 @@ _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
 #: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
 _INTERRUPTED_SECONDS = 0.5
+_STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _HASH_SEED = "PYTHONHASHSEED"
@@ -235,13 +236,21 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     if failure is not None:
         code = failure.code
         failure.report()
-    if failure is not None and failure.is_lost:
+    if (failure is not None and failure.is_lost) or _is_cancelled(code):
         RECORD.abandon()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
         report_completion()
     return code
+
+
+def _is_cancelled(code: int) -> bool:
+    """Return whether a signal of Slurm has ended this script, as all other nodes of the step.
+
+    Slurm sends it to every process by itself, and this one may be the first to act on it.
+    """
+    return _STEP_VARIABLE in os.environ and (bool(_ENDED) or code == EXIT_INTERRUPTED)
 
 
 def _code_of_signal(error: BaseException) -> int | None:

@@ -53,7 +53,7 @@ class Step:
 
     def start(self, epochs, *flags):
         command = (
-            *("srun", "-N2", "-n2", "--kill-on-bad-exit", f"--chdir={self.folder}"),
+            *("srun", "-N2", "-n2", f"--chdir={self.folder}"),
             *(sys.executable, str(MAIN), "run"),
             *("--nb_ps=2", "--insecure", "--seed=3", *flags, "train.py", str(epochs)),
         )
@@ -103,7 +103,7 @@ def test_a_cancelled_job_resumes(step):
     assert process.returncode == 130, output
     assert "the same command resumes" in output and not step.running()
     before = step.summary()
-    assert before["stop_reason"] in ("interrupted", "script_failed")  # Slurm signals workers too
+    assert before["stop_reason"] == "interrupted"  # though Slurm signals workers, too
     more = before["updates"] + 20
     process = step.start(5000, f"--iter_max={more}")
     output = process.communicate(timeout=120)[0]
@@ -119,11 +119,12 @@ def test_a_cancelled_job_resumes(step):
 
 
 @pytest.mark.product
-def test_a_script_that_fails_ends_all_tasks(step):
-    text = SCRIPT.replace("model.fit", "1 / (thinwire.worker_id() - 2)\nmodel.fit")
+@pytest.mark.parametrize("worker", [1, 2])
+def test_a_script_that_fails_early_ends_all_tasks(step, worker):
+    text = SCRIPT.replace("x = np", f"1 / (thinwire.worker_id() - {worker})\nx = np")
     (step.folder / "train.py").write_text(text)
     process = step.start(5000)
     output = process.communicate(timeout=120)[0]
-    assert process.returncode in (1, 130), output  # srun has the highest of its tasks
+    assert process.returncode in (1, 3, 130), output  # srun has the highest of its tasks
     assert output.count("ZeroDivisionError") == 1
     assert not step.running()
