@@ -3,7 +3,8 @@
 ``--peers_from FILE`` takes the peers' rows from records that ``python -m bench.peers`` has made.
 
 Every part prints its rows as it ends; all of them go to bench/results/ as Markdown and CSV, dated,
-with machine, versions and commit. A part that fails is named, with its error, and the others go
+with machine, versions and commit, and index.md there has every row over time (`bench.history`). A
+part that fails is named, with its error, and the others go
 on; the exit code is then 1. A row that misses its goal is marked, and is no failure.
 """
 
@@ -21,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import history, machine
 from bench.table import Row, render
 
 PARTS = (
@@ -110,6 +111,7 @@ def main() -> int:
     found, failed = _measure(parts, arguments.seconds, records)
     stem = "bench" if arguments.only is None else "bench-" + "-".join(parts)
     paths = machine.write(stem, facts, documents(facts, found, failed))
+    paths.append(history.write())
     sys.stdout.write(f"\nwritten: {', '.join(map(str, paths))}\n")
     if failed:
         sys.stdout.write(f"\nfailed: {', '.join(failed)}\n")
