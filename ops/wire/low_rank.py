@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-
 from typing import TYPE_CHECKING
 
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, Slice
