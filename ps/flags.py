@@ -50,6 +50,11 @@ TOPICS = (
                     "this PS: it takes the place of one that is lost.",
                 ),
                 switch(
+                    "stay",
+                    "Keep the port of a finished run's PS, serving nothing, until a signal: for "
+                    "engines that start again what has ended, and probe whether it listens.",
+                ),
+                switch(
                     "preload_keras",
                     "With --model_from=worker: import Keras while the model is awaited, for "
                     "optimizers that need it.",
@@ -81,6 +86,7 @@ class PsFlags:
     max_model_bytes: int = 8 << 30
     preload_keras: bool = False
     resume_only: bool = False
+    stay: bool = False
 
     @property
     def node(self) -> str:
@@ -123,4 +129,5 @@ def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags
         max_model_bytes=given.max_model_bytes,
         preload_keras=given.preload_keras,
         resume_only=given.resume_only,
+        stay=given.stay,
     )

@@ -42,6 +42,7 @@ from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import serve
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -168,6 +169,24 @@ def main(run: Run) -> int:
         Unreachable, Refused: A following shard cannot join shard 0.
     """
     own = ps_flags.read(run.addresses)
+    code = _serve(run, own)
+    if code == EXIT_DONE and own.stay:
+        _stay(run, own)
+    return code
+
+
+def _stay(run: Run, own: PsFlags) -> None:
+    """Keep the port of a finished shard, where nothing is served, until a signal."""
+    ended = threading.Event()
+    with handle_signals(lambda number, frame: ended.set()):
+        listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
+        logging.info("the run is finished; this process stays until a signal ends it (--stay)")
+        ended.wait()
+        listening.stop(0.5)
+
+
+def _serve(run: Run, own: PsFlags) -> int:
+    """Serve one shard until the run has ended; return the exit code; raises as `main` does."""
     if run.overwrite:
         clear_node(run.run_dir, own.node)
         if run.checkpoint_dir is not None:

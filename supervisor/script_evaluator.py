@@ -24,6 +24,8 @@ from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER
 from thinwire.ops.run.settings import Run
 from thinwire.supervisor import flags as supervisor_flags
 
+#: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
+SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
 _KILL = b"K"  # as the watchdog understands it
 _MOST_OUTPUT_BYTES = 1 << 16
 #: Before each new start of one that was killed; there are no more than these.
@@ -56,13 +58,17 @@ class ScriptEvaluator:
             if any(str(word).startswith("--sync_dst_dir=") for word in found["flags"]):
                 self._more_flags.append(IN_SCRIPT_FOLDER)
         except (KeyError, TypeError):
-            self._script = []
+            given = os.environ.get(SCRIPT_VARIABLE)
+            self._script = [os.path.abspath(given)] if given else []
 
     @property
     def why_not(self) -> str:
         """Why no evaluator can be started; empty: one can."""
         if not self._script:
-            return f"{self._run.run_dir} names no script: `thinwire run` has not run there"
+            return (
+                f"{self._run.run_dir} names no script, for `thinwire run` has not run there; "
+                f"expected its path in {SCRIPT_VARIABLE}"
+            )
         if not pathlib.Path(self._script[0]).is_file():
             return f"the script {self._script[0]} is not there any more"
         return "its evaluator has ended before" if self.has_failed else ""

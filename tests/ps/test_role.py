@@ -97,7 +97,7 @@ def test_epochs_are_counted_in_examples():
 
 def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monkeypatch):
     events, run = [], types.SimpleNamespace(addresses=(), overwrite=False, model_is_offered=True)
-    flags = {"preload_keras": True, "max_model_bytes": 1, "resume_only": True}
+    flags = {"preload_keras": True, "max_model_bytes": 1, "resume_only": True, "stay": False}
     own = types.SimpleNamespace(node="ps-0", id_ps=0, **flags)
     kept = types.SimpleNamespace(offer="{}", core={"theta": 1})
     monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)

@@ -135,7 +135,7 @@ def _service(made: Deployment) -> Document:
 
 def _stateful_set(made: Deployment) -> Document:
     command = [
-        *("thinwire", "ps", "--model_from=worker", "--id_ps=$(SHARD)", "--ip_PS=0.0.0.0"),
+        *("thinwire", "ps", "--model_from=worker", "--id_ps=$(SHARD)", "--ip_PS=0.0.0.0", "--stay"),
         *_flags(made),
     ]
     listens = {"tcpSocket": {"port": made.port}}
@@ -168,7 +168,9 @@ def _supervisor(made: Deployment) -> Document:
     command = ["thinwire", "supervisor", "--model_from=worker", *_flags(made)]
     volume = {"name": "run", "persistentVolumeClaim": {"claimName": f"{made.name}-supervisor"}}
     pod = {"restartPolicy": "OnFailure", "volumes": [volume]}
-    template = _template(made, "supervisor", _container(made, "supervisor", command), pod)
+    container = _container(made, "supervisor", command)
+    container["env"] = [{"name": "THINWIRE_SCRIPT", "value": made.script}, *container["env"]]
+    template = _template(made, "supervisor", container, pod)
     return _job(made, "supervisor", {"backoffLimit": 20, "template": template})
 
 

@@ -1,12 +1,15 @@
 """Kubernetes' objects: what its API accepts, what they hold, and that their commands run."""
 
 import base64
+import contextlib
 import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import time
 
 import kubernetes_validate
 import pytest
@@ -168,14 +171,37 @@ def test_their_commands_run(made, tmp_path):
             (workers, {"JOB_COMPLETION_INDEX": "1"}),
         ):
             started.append(start(document, more, secret["stringData"]["token"], tmp_path))
-        outputs = [process.communicate(timeout=150)[0] for process in started]
+        outputs = [process.communicate(timeout=150)[0] for process in started[1:]]
+        server = started[0]
+        for _ in range(2):  # a finished PS stays, also where it is started again
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                raise AssertionError(server.communicate(timeout=4)[0])
+            await_listener(port)
+            server.terminate()
+            assert server.wait(30) == 0
+            server = start(shards, {"SHARD": "0"}, secret["stringData"]["token"], tmp_path)
+            started.append(server)
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0, 0, 0], outputs
-    assert ["worker 1 of 2" in outputs[2], "worker 2 of 2" in outputs[3]] == [True, True]
+            process.wait()
+    assert [process.returncode for process in started[:4]] == [0, 0, 0, 0], outputs
+    assert ["worker 1 of 2" in outputs[1], "worker 2 of 2" in outputs[2]] == [True, True]
+    records = (tmp_path / "supervisor" / "run" / "metrics.jsonl").read_text()
+    assert '"kind":"eval"' in records, "the Supervisor's pod has an evaluator"
     summary = json.loads((tmp_path / "supervisor" / "run" / "summary.json").read_text())
     assert (summary["method"], summary["nb_workers"], summary["updates"]) == ("asgd", 2, 6)
+
+
+def await_listener(port):
+    """Wait until the port is open, as a probe does."""
+    deadline = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def start(document, more, token, folder):
