@@ -37,7 +37,7 @@ def test_what_is_no_summary_is_not(tmp_path, content):
 class Core:
     version, stop_reason = 7, "max_seconds"
 
-    def state_dict(self):
+    def snapshot(self):
         return {}
 
 
