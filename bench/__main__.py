@@ -35,6 +35,7 @@ PARTS = (
     "loop",
     "links",
     "scaling",
+    "server",
 )
 #: Parts of real runs, whose length can be chosen.
 _TIMED = ("loop", "links", "scaling")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Entries that are worked on at a time, so that what a pass touches stays in cache.
 _FINITE_PIECE = 1 << 18  # the second look at each is in cache
 _REGION = 1 << 19  # of the scratch of `hits`, however large the model
-_PIECE = 1 << 16  # magnitudes of blocks
+_PIECE = 1 << 16  # magnitudes of blocks, and dense updates with their product
 _TILE_ENTRIES = 1 << 15  # a tile of a product of matrices, and its addend
 
 #: Makes the adaptive strength of `adapt` finite where no gradient has been seen.
@@ -121,7 +121,12 @@ def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | 
 
 def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
     """Do ``theta -= rate * values`` in place; all [n] float32, the rate a number or [n]."""
-    theta -= scale(values, rate)
+    rates, product = np.asarray(rate, np.float32), np.empty(min(_PIECE, values.size), np.float32)
+    for start in range(0, values.size, _PIECE):
+        part = slice(start, start + _PIECE)
+        more = values[part]
+        times = rates[part] if rates.ndim else rates
+        theta[part] -= np.multiply(more, times, out=product[: more.size])
 
 
 def scale(values: Float32, rate: float | Float32) -> Float32:

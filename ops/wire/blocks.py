@@ -256,8 +256,7 @@ def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCod
     if coding is IndexCoding.ELIAS_FANO:  # remembered in a checkpoint of an older version
         coding = IndexCoding.RICE
     if coding is IndexCoding.RICE:
-        parameter = index_codings.best_rice(indices)[0]
-        data = index_codings.encode_rice(indices, parameter)
+        parameter, data = index_codings.encode_best_rice(indices)
     elif coding is IndexCoding.BITMAP:
         data = index_codings.encode_bitmap(indices, size)
     elif coding is IndexCoding.DEFLATED_GAPS:

@@ -17,7 +17,7 @@ def test_auto_stays_exact_and_keeps_no_copies_while_little_changes():
         world.push(1)
         np.testing.assert_array_equal(world.base(1), world.theta)
     assert (world.counts["copies"], world.counts["delta"]) == (0, 10)
-    assert world.counts["bytes"] == 4 * SIZE
+    assert world.counts["bytes"] == 4 * SIZE + 4 * 9  # versions, and positions of three updates
 
 
 def test_auto_switches_where_more_than_a_tenth_changes():
@@ -100,4 +100,5 @@ def test_delta_keeps_no_copies():
         world.push(1)
         world.push(2)
     counts = world.counts
-    assert (counts["copies"], counts["bytes"], counts["sparse"]) == (0, 4 * SIZE, 0)
+    assert (counts["copies"], counts["sparse"]) == (0, 0)
+    assert 4 * SIZE <= counts["bytes"] <= 5 * SIZE  # versions, and positions of a quarter

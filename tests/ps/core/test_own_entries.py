@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from tests.harness import SPEC, MiniRun, method
 from tests.ps.lossy_shard import World
 from thinwire.ops.downlink.exact import DownDelta
-from thinwire.ops.downlink.types import Operation
+from thinwire.ops.downlink.own_entries import OwnEntries
+from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
+from thinwire.ops.kernels import load_kernels
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ps.core import events
@@ -212,10 +214,11 @@ def test_nobody_drifts_through_lives_and_restarts(down_codec, dtype, from_zero, 
 
 def test_positions_are_kept_for_as_long_as_the_worker_is():
     world = World(sending("gd", 2))
-    entries = 4 * 36
+    entries, window = 4 * 36, 4 * 6
     world.push(1)
     assert Operation.SET_REST in world.operations
-    assert world.counts["bytes"] == entries + 8 * 6  # positions: of 5 in 30, 1 in 5 and the one
+    # Positions: of 5 in 30, 1 in 5 and the one; the window has all of them, too.
+    assert world.counts["bytes"] == entries + window + 8 * 6
     saved = world.core.model.state_dict(soft=False)["down_codec"]
     assert "scratch" not in saved
     world.save()
@@ -224,3 +227,30 @@ def test_positions_are_kept_for_as_long_as_the_worker_is():
     world.push(1)
     world.forget(1)
     assert world.counts["bytes"] == entries
+
+
+def test_the_window_of_positions_finds_what_a_look_at_all_entries_finds():
+    """Few or many entries, own ones and others', bases within the window and before it."""
+    rng, size, codec, replies = np.random.default_rng(4), 400, DownDelta(), 0
+    theta, bases = rng.normal(size=size).astype(np.float32), {1: 0, 2: 0, 3: 0}
+    state, view = codec.init(size), theta.view()
+    for version in range(1, 300):
+        worker = int(rng.integers(1, 4))
+        at = np.flatnonzero(rng.random(size) < rng.choice([0.0, 0.01, 0.1, 0.3]))
+        mine = at[rng.random(len(at)) < 0.9]
+        own = OwnEntries(worker, version, bases[worker], version, mine)
+        theta[at] += 1
+        state = codec.record_update(at, version, state, own if rng.random() < 0.8 else None)
+        request = ModelRequest(worker, version, bases[worker])
+        shard = ShardView(view, version, load_kernels("numpy"), (0, size))
+        window, state["scratch"]["window"] = state["scratch"]["window"], []
+        expected = codec.gather(request, shard, state)
+        state["scratch"]["window"] = window
+        found = codec.gather(request, shard, state)
+        assert found.operation is expected.operation
+        assert found.update.indices is None or found.update.indices.dtype == np.int64
+        np.testing.assert_array_equal(found.update.indices, expected.update.indices)
+        np.testing.assert_array_equal(found.update.values, expected.update.values)
+        replies += bool(window) and window[0]["version"] <= bases[worker] + 1
+        bases[worker] = version
+    assert 50 < replies < 290  # both ways were taken

@@ -1,0 +1,109 @@
+"""One shard at its limit, in a process of its own: ``python -m bench.shard_end METHOD WORKERS``.
+
+It serves a model of the size of mnist_cnn, or a fraction of it; and, as the limit, raw sockets that
+take and return bytes. For each line on its standard input it prints the processor seconds of this
+process and the updates so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import sys
+import threading
+import time
+
+import numpy as np
+
+from bench.far_end import receive
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.methods.method import Method
+from thinwire.ops.optimizers.schedule import Budget, Schedule
+from thinwire.ops.sharding.split import shard_spec
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.proto.malloc import keep_freed_memory
+from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.members import CoreConfig
+from thinwire.ps.core.membership import Coordinator
+from thinwire.ps.service.handshake import identity
+from thinwire.ps.service.server import ShardServer
+
+#: Of the methods that are measured.
+MOMENTUM = {"asgd": 0.9, "dgs": 0.0}
+RUN_ID = "bench"
+_LEARNING_RATE = 0.001
+
+
+def spec_of(scale: float) -> ModelSpec:
+    """Return variables like those of mnist_cnn, the largest one scaled."""
+    shapes: tuple[tuple[int, ...], ...] = (
+        *((3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,)),
+        *((round(9216 * scale), 128), (128,), (128, 10), (10,)),
+    )
+    return ModelSpec(tuple(TensorSpec(f"w{i}", shape) for i, shape in enumerate(shapes)))
+
+
+def method_of(name: str, workers: int) -> Method:
+    """Return a method, with momentum where it has any."""
+    given = Choices(name, workers, compression_rate=0.01, momentum=MOMENTUM[name], overrides={})
+    return compose(given)
+
+
+def serve_shard(name: str, workers: int, scale: float) -> ShardServer:
+    """Return a shard that listens; `run_until` makes it work."""
+    method, spec, bodies = method_of(name, workers), spec_of(scale), load_kernels("numpy")
+    (layout,) = method.place(spec, 1)
+    config = CoreConfig(
+        Budget(1 << 40), Schedule(_LEARNING_RATE), workers, spec=shard_spec(spec, layout)
+    )
+    theta = np.random.default_rng(1).normal(size=layout.size).astype(np.float32)
+    core = PsCore(config, method, theta, bodies, Coordinator(workers, 1e9), method.sync)
+    server = ShardServer(core, layout, 1.0, lambda version, state: None, 60.0)
+    server.listen("127.0.0.1", 0)
+    server.open_for(identity(RUN_ID, 0, 1, 0, method.fingerprint(), spec, []), "{}")
+    return server
+
+
+def _answer_raw(listener: socket.socket) -> None:
+    """Take as many bytes as the 8 before them name, and send as many back; keep the time."""
+    data = memoryview(bytearray(64 << 20))
+    while True:
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with connection:
+            while order := connection.recv(8, socket.MSG_WAITALL):
+                view = data[: int.from_bytes(order, "little")]
+                receive(connection, view)
+                connection.sendall(view)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    options.add_argument("method", choices=MOMENTUM)
+    options.add_argument("workers", type=int)
+    options.add_argument("--scale", type=float, default=1.0, help="of the model's size")
+    arguments = options.parse_args()
+    keep_freed_memory()
+    listener = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_answer_raw, args=(listener,), daemon=True).start()
+    server = serve_shard(arguments.method, arguments.workers, arguments.scale)
+    over = threading.Event()
+
+    def report() -> None:
+        for _ in sys.stdin:
+            found = {"seconds": time.process_time(), "updates": server.core.version}
+            sys.stdout.write(json.dumps(found) + "\n")
+            sys.stdout.flush()
+        over.set()
+
+    threading.Thread(target=report, daemon=True).start()
+    ports = {"raw": listener.getsockname()[1], "shard": server.server.port}  # type: ignore[union-attr]
+    sys.stdout.write(json.dumps(ports) + "\n")
+    sys.stdout.flush()
+    server.run_until(over.is_set)
+
+
+if __name__ == "__main__":
+    main()
