@@ -92,7 +92,7 @@ class LightDevice:
             self._over.wait(self._step_seconds * varied)
         request = session.poll_pacer()
         if request is None:
-            lent = self._gradients[self._random.integers(len(self._gradients))]
+            lent = self._gradients[int(self._random.integers(len(self._gradients)))]
             np.copyto(self._buffer, lent)  # as a worker does with what TensorFlow gives
             request = session.submit(self._buffer, self._run.batch_size, 1.0, None, started)
         if request is None:

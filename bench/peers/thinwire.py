@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from bench.peers import work
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-_WARMUP_SECONDS = 12.0  # starting, tracing and the first evaluation disturb the beginning
+WARMUP_SECONDS = 12.0  # starting, tracing and the first evaluation disturb the beginning
 _TAIL_SECONDS = 200.0  # to start and to end, on a busy machine
 
 
@@ -50,7 +50,7 @@ def flags(task: work.Work, method: str, extra: Sequence[str] = ()) -> list[str]:
         f"--method={method}",
         "--network=mnist_cnn",
         *training_flags(task),
-        f"--max_seconds={_WARMUP_SECONDS + task.seconds}",
+        f"--max_seconds={WARMUP_SECONDS + task.seconds}",
         "--eval_interval_seconds=100000",
         "--port=0",
         *extra,
@@ -96,7 +96,7 @@ def steady(folder: pathlib.Path) -> dict[str, float]:
     Samples and seconds are of that part; bytes of an exchange are a mean of the whole run, since
     workers report theirs only now and then.
     """
-    entries = [e for e in statuses(folder) if e["seconds"] >= _WARMUP_SECONDS - 6.0]
+    entries = [e for e in statuses(folder) if e["seconds"] >= WARMUP_SECONDS - 6.0]
     first, last = entries[0], entries[-1]
     found = {name: last[name] - first[name] for name in ("samples", "seconds")}
     summary = json.loads((folder / "summary.json").read_text())
@@ -109,7 +109,7 @@ def measure(task: work.Work, method: str, extra: Sequence[str] = ()) -> dict[str
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         command = [*flags(task, method, extra), "--type_node=Cluster"]
-        run(command, _WARMUP_SECONDS + task.seconds + _TAIL_SECONDS, folder)
+        run(command, WARMUP_SECONDS + task.seconds + _TAIL_SECONDS, folder)
         return steady(folder)
 
 

@@ -57,6 +57,7 @@ _NUM_GRADIENTS = 8
 _PUSHES_TO_TIME = 6
 #: Longest time of this machine that the prediction of one composition may take.
 _PATIENCE_SECONDS = 60.0
+_UNLIMITED = ShardSpeed(0.0, 0.0)
 #: How much slower than the fastest a truer composition may be where none is fast enough.
 _ALIKE = 0.1
 
@@ -136,7 +137,14 @@ class ProgressPoint:
 class Predictor:
     """Plays compositions of one run."""
 
-    def __init__(self, pool: GradientPool, dataset: Dataset, bodies: Kernels, pushes: int) -> None:
+    def __init__(
+        self,
+        pool: GradientPool,
+        dataset: Dataset,
+        bodies: Kernels,
+        pushes: int,
+        server: ShardSpeed = _UNLIMITED,
+    ) -> None:
         """Play nothing yet.
 
         Args:
@@ -144,8 +152,10 @@ class Predictor:
             dataset: The training part at least.
             bodies: Of the policies' array work.
             pushes: Of each worker, half of which are not counted: rates must have settled.
+            server: What each shard can do; by default all, and immediately.
         """
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
+        self._server = server
 
     def coding_seconds(self, run: Run) -> float:
         """Return this machine's time for an exchange, without the gradient and the network."""
@@ -179,7 +189,11 @@ class Predictor:
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
-            run, _settings(run, links, devices), self._pool, self._dataset, self._bodies
+            run,
+            _settings(run, links, devices, self._server),
+            self._pool,
+            self._dataset,
+            self._bodies,
         )
         _set_down_links(simulation, links, devices)
         watch = _Watch(simulation, pushes * run.nb_workers)
@@ -238,13 +252,16 @@ def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
 
 
 def _settings(
-    run: Run, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
+    run: Run,
+    links: Sequence[WorkerLink],
+    devices: Sequence[EmulatedDevice],
+    server: ShardSpeed,
 ) -> SimulatorFlags:
     return SimulatorFlags(
         devices=tuple(devices),
         step_times=tuple(StepTime("constant", (link.step_seconds,)) for link in links),
         outages=(),
-        servers=(ShardSpeed(0.0, 0.0),) * run.nb_ps,
+        servers=(server,) * run.nb_ps,
         threads=0,
         clip_norm=0.0,
         measure="off",
