@@ -180,7 +180,7 @@ class Recorder:
             (UpdatePacker, "forget", self._on_drop),
             (JournaledCore, "handle", self._on_handle),
             (PsCore, "handle", self._on_core),
-            (PsCore, "state_dict", self._on_state),
+            (PsCore, "snapshot", self._on_snapshot),
             (MemberTable, "buffer", self._on_buffer),
             (ShardModel, "apply", self._on_apply),
             (ShardModel, "record_reply", self._on_hand),
@@ -391,10 +391,10 @@ class Recorder:
         else:
             self.write(kind, **fields)
 
-    def _on_state(self, inner: Any, core: PsCore, soft: bool = False) -> Any:
-        state = inner(core, soft)
+    def _on_snapshot(self, inner: Any, core: PsCore) -> Any:
+        state = inner(core)
         found = self._found(core)
-        if not soft and found is not None and core is not self._replaying:
+        if found is not None and core is not self._replaying:
             fields = {"version": core.version, "samples": core.samples}
             model = core.model
             kept = {"digest": follows(model), "backups": backups(model)}
