@@ -1,7 +1,4 @@
-"""Our own figures on the peers' work: a Cluster of real processes, measured after its warm-up.
-
-``python -m bench.peers.thinwire --method bsp``. Other flags of main.py may follow.
-"""
+"""Our own figures on the peers' work: a Cluster of real processes, measured after its warm-up."""
 
 from __future__ import annotations
 
@@ -111,18 +108,3 @@ def measure(task: work.Work, method: str, extra: Sequence[str] = ()) -> dict[str
         command = [*flags(task, method, extra), "--type_node=Cluster"]
         run(command, WARMUP_SECONDS + task.seconds + _TAIL_SECONDS, folder)
         return steady(folder)
-
-
-def main() -> None:
-    options = work.parser(__doc__)
-    options.add_argument("--method", default="bsp")
-    arguments, extra = options.parse_known_args()
-    task = work.from_arguments(arguments)
-    found = measure(task, arguments.method, extra)
-    steps = round(found["samples"] / task.batch_size)
-    name = " ".join([f"thinwire {arguments.method}", *extra])
-    work.report(name, task, steps, found["seconds"], round(steps * found["bytes_per_exchange"]))
-
-
-if __name__ == "__main__":
-    main()
