@@ -73,7 +73,7 @@ def test_lengths_follow_what_is_known():
     assert found["100", "dense", 1].snapshot_seconds > found["100", "sparse", 1].snapshot_seconds
 
 
-def test_peers_with_rounds_end_after_whole_ones_and_are_timed_for_one_over_the_thinnest_link():
+def test_peers_with_rounds_end_after_whole_ones_and_are_timed_for_two_over_the_thinnest_link():
     settings = dataclasses.replace(
         SETTINGS, dense=frozenset(), links=("none", "10", "1"), round_steps={"dense": 50}, rounds=1
     )
@@ -82,7 +82,7 @@ def test_peers_with_rounds_end_after_whole_ones_and_are_timed_for_one_over_the_t
     assert found == {
         ("10", "dense"): 301,
         ("10", "sparse"): 260,
-        ("1", "dense"): 51,
+        ("1", "dense"): 101,
         ("1", "sparse"): 260,
     }
 
