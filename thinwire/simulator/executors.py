@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import ParamSpec, TypeVar
@@ -12,14 +13,26 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Runs what is submitted before `submit` returns."""
+    """Runs what is submitted before `submit` returns, and what that submits after it."""
+
+    def __init__(self) -> None:
+        """Have nothing to run."""
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._runs = False
 
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call; its future is done."""
+        """Run a call; its future is done, if no other call has submitted it."""
         future: Future[Result] = Future()
-        future.set_result(fn(*args, **kwargs))
+        self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
+        if not self._runs:
+            self._runs = True
+            try:
+                while self._waiting:
+                    self._waiting.popleft()()
+            finally:
+                self._runs = False
         return future
 
 

@@ -20,13 +20,14 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.simulator.client import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
+from thinwire.simulator.round_ahead import MiniBatch, RoundAhead
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply, was_accepted
 from thinwire.worker.telemetry.round_trace import RoundMeasure
 from thinwire.worker.trainer import DivergenceDetector
 
 if TYPE_CHECKING:
-    from thinwire.simulator.messages import GradientSource, Step
+    from thinwire.simulator.messages import GradientSource
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +45,9 @@ class WorkerSetup:
 
 @dataclasses.dataclass(frozen=True)
 class _Computing:
-    """A mini-batch's gradient, perhaps yet to come, and the shards' versions that it is of."""
+    """A mini-batch, perhaps yet to come, and the shards' versions that its gradient is of."""
 
-    step: Future[Step]
+    mini_batch: Future[MiniBatch]
     versions: list[int]
 
 
@@ -67,6 +68,7 @@ class SimulatedWorker:
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
         self._exchange, self._measure = own.exchange, own.measure
         self.core = own.make_core()
+        self._round_ahead = self._begin_rounds()
         self._local: State = {}
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
@@ -96,6 +98,11 @@ class SimulatedWorker:
         self._step_seconds = self._own.step_seconds()  # measured alone before the start
         self._divergence, self._request, self._ahead = DivergenceDetector(), None, None
         self._exchange.begin_life(self)
+        self._round_ahead = self._begin_rounds()
+
+    def _begin_rounds(self) -> RoundAhead:
+        lives = functools.partial(self._exchange.lives, self._exchange.incarnation)
+        return RoundAhead(self._trainer, self._own.executor, self.core, lives)
 
     def die(self, is_seen: bool = True) -> None:
         """Be killed: what is on its way is lost.
@@ -191,15 +198,13 @@ class SimulatedWorker:
 
         Where the worker dies meanwhile, nothing is left of it.
         """
-        core, shard = self.core, self._own.shard.fork()
+        core = self.core
         weights, statistics = core.weights, core.statistics
         if self._overlaps:  # replies change the model before the step is over
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
-        step = self._own.executor.submit(
-            self._trainer.step, weights, statistics, shard, self._local
-        )
-        return _Computing(step, list(core.versions))
+        mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
+        return _Computing(mini_batch, list(core.versions))
 
     def _go_ahead(self) -> None:
         """Begin the next exchange if the gradient is there, and the answer to the last push."""
@@ -212,14 +217,12 @@ class SimulatedWorker:
 
     def _take_in(self, computing: _Computing) -> None:
         """Hand a gradient to the pacer and the codec, and do what they want."""
-        step = computing.step.result()
+        done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
-        self._local = step.local
+        self._local = done.local
         self._num_steps += 1
         try:
-            request = self.core.begin(
-                step.gradient, step.samples, step.loss, step.statistics, computing.versions
-            )
+            request = self._result_of(done, computing.versions)
         except NonFiniteUpdate:
             self._num_non_finite += 1
             self._divergence.record(applied=False)
@@ -232,6 +235,14 @@ class SimulatedWorker:
             self._push(request)
             if self._overlaps:
                 self._consider()
+
+    def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
+        """Return the exchange that a mini-batch leads to; raises NonFiniteUpdate."""
+        if done.refused is not None:
+            raise done.refused
+        if (step := done.step) is None:
+            return None
+        return self.core.begin(step.gradient, step.samples, step.loss, step.statistics, versions)
 
     def _push(self, request: PushRequest) -> None:
         self._request = request

@@ -353,8 +353,7 @@ class WorkerCore:
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
             self.round.step(values, rate)
-        due = self.method.pacer.push_now(self.round.num_steps + 1)
-        packet = self._encode(*self._to_send(values, rate), figures) if due else None
+        packet = self._encode(*self._to_send(values, rate), figures) if self.ends_round else None
         if statistics is not None:
             self.statistics[:] = statistics
         self.round.record(samples, loss)
@@ -362,6 +361,11 @@ class WorkerCore:
         if self._runs_ahead:
             self._run_ahead()
         return request
+
+    @property
+    def ends_round(self) -> bool:
+        """Whether the next mini-batch is the round's last by the worker's own count."""
+        return self.method.pacer.push_now(self.round.num_steps + 1)
 
     def step_rate(self) -> float:
         """Return the scheduled learning rate of the next step."""
