@@ -263,8 +263,7 @@ def _local(choices: Choices) -> LocalStep:
             raise ConfigurationError(
                 f"--{flag}={getattr(choices, flag)} has no effect with "
                 f"--local_optimizer={name}: the script's compiled optimizer steps. Leave it out, "
-                "and set what there is of it there (--method=fedprox and its --prox_mu are for "
-                "workers of main.py; --prox_mu=0 is --method=fedavg)."
+                "and set what there is of it there."
             )
     made: LocalStep = policy(**{key: value for key, value in values.items() if key in heeded})
     return made

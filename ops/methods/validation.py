@@ -218,6 +218,12 @@ def _check_script_steps(method: Method) -> None:
             f"--dgc_clip_norm clips gradients, and with {here} changes of weights are sent. Leave "
             "it out, and give the script's optimizer a clipnorm."
         )
+    if method.local.prox_mu and not method.takes_local_steps:
+        raise ConfigurationError(
+            f"--prox_mu={method.local.prox_mu:g} pulls local steps to the round's model, and with "
+            f"--pacer={method.choices['pacer']} every step is a round. Leave it out, or take "
+            "--pacer=fixed with --local_steps above 1."
+        )
 
 
 def refuse_script_steps(method: Method, who: str) -> None:

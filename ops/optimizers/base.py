@@ -157,6 +157,10 @@ class LocalStep(Policy, Protocol):
         """Whether the caller steps, and submits weights in the place of gradients."""
 
     @property
+    def prox_mu(self) -> float:
+        """The mu of FedProx, which adds mu (w - b) to gradients of a round from b; 0: nothing."""
+
+    @property
     def outlives_rounds(self) -> bool:
         """Whether the slots are this worker's own from round to round."""
 

@@ -94,8 +94,7 @@ class LocalUpdate:
                 f"of {', '.join(_NUM_SLOTS)}."
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
-            if number is not None and not 0 <= number < float("inf"):
-                raise ConfigurationError(f"--{flag}={number}: expected a finite number from 0 on.")
+            _check_not_negative(flag, number)
         if not 0 < self.rate_factor < float("inf"):  # refuses NaN too
             raise ConfigurationError(
                 f"--local_lr: it is {self.rate_factor} times --learning_rate; expected a finite "
@@ -233,11 +232,17 @@ class ScriptStep:
 
     Attributes:
         optimizer: script; for the fingerprint.
+        prox_mu: As of `LocalUpdate`. The script's process adds it, before its optimizer clips.
     """
 
     brings_weights: ClassVar[bool] = True
     outlives_rounds: ClassVar[bool] = False
     optimizer: str = "script"
+    prox_mu: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work."""
+        _check_not_negative("prox_mu", self.prox_mu)
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return 0: the slots are the script's."""
@@ -296,6 +301,11 @@ LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
     **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,
 }
+
+
+def _check_not_negative(flag: str, number: float | None) -> None:
+    if number is not None and not 0 <= number < float("inf"):
+        raise ConfigurationError(f"--{flag}={number}: expected a finite number from 0 on.")
 
 
 def _slots(flat: VariablesOptimizer) -> list[Any]:

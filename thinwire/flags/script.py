@@ -38,7 +38,7 @@ _RATES = ("learning_rate", "lr_schedule")
 OPTIMIZER = {
     Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
     Kind.DELTA: (
-        *("local_optimizer", "local_momentum", "local_lr", "local_weight_decay", "prox_mu"),
+        *("local_optimizer", "local_momentum", "local_lr", "local_weight_decay"),
         *_RATES,
     ),
 }

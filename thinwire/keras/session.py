@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -33,6 +33,9 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, StepInfo, part_of
 from thinwire.settings import ScriptSettings
 from thinwire.worker.script import RECORD
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
 
 
 class ModelSession(LeavesOnExit):
@@ -272,6 +275,15 @@ class ModelSession(LeavesOnExit):
     def takes_momentum(self) -> bool:
         """Whether the method has taken the compiled SGD's momentum over."""
         return self._optimizers.takes_momentum
+
+    @property
+    def prox_mu(self) -> float:
+        """The mu of FedProx, for steps that are made here; 0: none."""
+        return self._member.own_settings.run.method.local.prox_mu
+
+    def round_base(self) -> Float32:
+        """Return the shared weights that the round of local steps began at; a copy."""
+        return self._member.joined.part.core.base.copy()
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
         """Return what a schedule is read at on this worker; see `ScriptOptimizers.clock_of`."""

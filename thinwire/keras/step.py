@@ -25,6 +25,7 @@ from thinwire.ops.optimizers.described import own_schedule
 if TYPE_CHECKING:
     from thinwire.keras.clock import RunClock
     from thinwire.models.flat_model import FlatVariables
+    from thinwire.ops.types import Float32
 
 
 class _ThreadState(threading.local):
@@ -153,6 +154,13 @@ class StepOwner(Protocol):
     @property
     def takes_momentum(self) -> bool:
         """Whether the method has taken an SGD's momentum over."""
+
+    @property
+    def prox_mu(self) -> float:
+        """The mu of FedProx, for steps that are made here; 0: none."""
+
+    def round_base(self) -> Float32:
+        """Return the shared weights that the round of local steps began at; a copy."""
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
         """Return what its schedule is read at on this worker; None: its own count, or none."""
@@ -297,7 +305,7 @@ class ExchangeStep:
             self._sit_out()
         elif session.takes_weights:
             with self._as_a_worker():
-                self._step_alone(pairs)
+                self._step_alone(self._pulled_to_base(pairs))
             session.call.note(self)
             if not session.call.ends_later:
                 self.exchange_weights()
@@ -318,6 +326,21 @@ class ExchangeStep:
     def _step_alone(self, pairs: Pairs) -> None:
         with steps_allowed():
             self._apply_alone(*zip(*pairs, strict=True))
+
+    def _pulled_to_base(self, pairs: Pairs) -> Pairs:
+        """Add mu (w - b) to the gradients of shared variables, as that of mu / 2 |w - b|^2."""
+        mu, flat = self._session.prox_mu, self._session.flat_variables
+        if not mu:
+            return pairs
+        base = tf.numpy_function(self._session.round_base, [], tf.float32)
+        starts = {id(each): b for each, b in flat.parts(tf.ensure_shape(base, [flat.size]))}
+        pulled = []
+        for gradient, variable in pairs:
+            if gradient is not None and id(variable) in starts:
+                pull = self._scale_alone(mu * (variable.value - starts[id(variable)]))
+                gradient = tf.convert_to_tensor(gradient) + tf.cast(pull, gradient.dtype)
+            pulled.append((gradient, variable))
+        return pulled
 
     def _send_gradients(self, pairs: Pairs) -> None:
         """Send the shared variables' gradients, and step the others here."""
