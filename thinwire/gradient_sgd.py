@@ -9,7 +9,7 @@ import numpy as np
 from absl import logging
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
-from thinwire.ops.methods.validation import refuse_script_steps
+from thinwire.ops.methods.validation import refuse_local_epochs, refuse_script_steps
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, Session, StepInfo
 from thinwire.settings import read_settings
@@ -64,6 +64,7 @@ class GradientSGD(LeavesOnExit):
             _check_compiled(getattr(model, "optimizer", None))
         chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
         refuse_script_steps(chosen.run.method, "a script with GradientSGD")
+        refuse_local_epochs(chosen.run.method, "a script with GradientSGD")
         self._shared = SharedModel.of(model)
         self._variables = FlatVariables(self._shared.variables)
         self._numbers = {id(v): n for n, v in enumerate(self._shared.variables)}

@@ -226,6 +226,19 @@ def _check_script_steps(method: Method) -> None:
         )
 
 
+def refuse_local_epochs(method: Method, who: str) -> None:
+    """Refuse rounds of epochs where there are none; `who` takes the steps.
+
+    Raises:
+        ConfigurationError: The method has such rounds.
+    """
+    if method.pacer.local_epochs:
+        raise ConfigurationError(
+            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of a fit, and "
+            f"{who} has none. Take --local_steps."
+        )
+
+
 def refuse_script_steps(method: Method, who: str) -> None:
     """Refuse a method that needs a script where there is none; `who` computes gradients.
 

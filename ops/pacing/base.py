@@ -32,6 +32,10 @@ class Pacer(Policy, Protocol):
     def longest_round(self) -> int:
         """The most local steps of a round; 0 is no limit."""
 
+    @property
+    def local_epochs(self) -> int:
+        """Passes over a worker's examples that make a round; 0: it does not count them."""
+
     def push_now(self, local_steps: int) -> bool:
         """Return whether `local_steps` since the last exchange are enough."""
 

@@ -50,6 +50,7 @@ class Esync:
 
     summary_name: ClassVar[str] = "esync"  # of the block in summary.json
     queries: ClassVar[bool] = True
+    local_epochs: ClassVar[int] = 0
     eps: str = "auto"
     query: str = "blocking"
     smoothing: str = "ema:0.5"

@@ -14,6 +14,7 @@ class Every:
 
     queries: ClassVar[bool] = False
     waits_for_answer: ClassVar[bool] = False
+    local_epochs: ClassVar[int] = 0
 
     @property
     def kind(self) -> Kind:
@@ -39,7 +40,8 @@ class Fixed:
     Attributes:
         local_steps: H.
         local_epochs: In place of H: passes over the worker's own examples; 0: none.
-        pass_steps: Mini-batches of a pass, where they count; see `of_part`.
+        pass_steps: Mini-batches of a pass, where they count; see `of_part`. 0: not known; whoever
+            trains ends the round.
     """
 
     queries: ClassVar[bool] = False
@@ -77,4 +79,6 @@ class Fixed:
 
     def push_now(self, local_steps: int) -> bool:
         """Return whether `local_steps` since the last exchange are enough."""
-        return local_steps >= (self.local_epochs * self.pass_steps or self.local_steps)
+        if not self.local_epochs:
+            return local_steps >= self.local_steps
+        return 0 < self.local_epochs * self.pass_steps <= local_steps

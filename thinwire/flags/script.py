@@ -24,7 +24,6 @@ NEVER = OWN_MODEL_AND_DATA | {
     "batch_size": "it is that of the script's own fit",
     "slowdown": _COMPUTES,
     "step_seconds": _COMPUTES,
-    "local_epochs": "a worker's part of the data is that of its own fit; take --local_steps",
     **dict.fromkeys(("fraction", "draws"), run_flags.ALL_FIT),
     "top5": _EVALUATES,
     "eval_interval_seconds": _EVALUATES,

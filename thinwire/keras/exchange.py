@@ -170,6 +170,14 @@ class StepExchange:
                 self._try_step(step, held, True, nothing, 0, 0.0, means, step.known_rate, figures)
                 session.assign()
 
+    def end_round(self, session: Session) -> None:
+        """Exchange the local steps that no exchange has taken along, and go on from the answer."""
+        self._member.finish_rounds(session)
+        with self._member.lock:
+            if not session.stopped:
+                session.assign()
+                self._optimizers.start(session)
+
     def _unchanged(
         self, step: ExchangeStep, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, int]:

@@ -62,6 +62,7 @@ class FitLifecycle:
         self._joining, self._exchange, self._central = joining, exchange, central
         self._evaluations, self._stop = evaluations, stop
         self._to_sit_out = 0  # rounds of this epoch
+        self._epochs_of_round = 0  # in this `fit`, the present one included
         self._num_batches = 0  # begun in this `fit`
         self._came_late = False  # to this `fit`: the run had ended before
         self._has_slots = False  # the optimizers have the state that the PS has made
@@ -90,6 +91,7 @@ class FitLifecycle:
         self._stop.begin_fit()
         self._evaluations.begin_fit(self._joining.data.arguments)
         self._num_batches, self._came_late = 0, False
+        self._epochs_of_round = 0
         self._has_slots = self._is_final = False
         member.in_fit, member.has_left = True, False
         try:
@@ -135,12 +137,14 @@ class FitLifecycle:
             epoch: As Keras counts them.
         """
         self._to_sit_out = self._joining.data.short_by
+        self._epochs_of_round += 1
         self._exchange.begin_epoch()
         self._stop.begin_epoch(epoch)
 
     def end_steps(self) -> None:
         """Sit out the last rounds of an epoch, in which only others have rows; once.
 
+        With --local_epochs a round may end here.
         Where the epoch ends before its time, nobody waits for this worker's rounds any more.
         """
         session = self._member.session
@@ -157,6 +161,9 @@ class FitLifecycle:
         for _ in range(number):
             self._exchange.sit_out(session)
         self._exchange.raise_failure()
+        if 0 < session.settings.run.method.pacer.local_epochs <= self._epochs_of_round:
+            self._epochs_of_round = 0
+            self._exchange.end_round(session)
 
     def end_epoch(self) -> None:
         """End an epoch, and this `fit` with it, if another script has ended its own there."""

@@ -17,6 +17,7 @@ from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.succession import Succession
+from thinwire.ops.methods.validation import refuse_local_epochs
 from thinwire.ops.types import ConfigurationError
 
 
@@ -72,6 +73,7 @@ class OwnLoop:
                 "script with `thinwire run`, or use thinwire.GradientSGD in the place of the "
                 "optimizer and leave thinwire.distribute() out."
             )
+        refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         self._succession.check_loop()
         member.in_loop = True
         self._optimizers.prepare()
