@@ -8,7 +8,7 @@ once more on each side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
@@ -51,6 +51,44 @@ class Malformed(Exception):
     """What arrived is not a message, or not one that is allowed here."""
 
 
+class Chunk:
+    """A frame that continues a payload, as parts of memory that are not joined yet.
+
+    Attributes:
+        parts: Its bulk bytes.
+        num_bytes: How many.
+    """
+
+    __slots__ = ("_head", "num_bytes", "parts")
+
+    def __init__(self, parts: list[memoryview], num_bytes: int) -> None:
+        self.parts, self.num_bytes = parts, num_bytes
+        length = _varint(num_bytes)
+        outer = _varint(1 + len(length) + num_bytes)
+        self._head = b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length))
+
+    def __len__(self) -> int:
+        """Return the bytes of the whole frame."""
+        return len(self._head) + self.num_bytes
+
+    def __bytes__(self) -> bytes:
+        """Return the frame; each bulk byte is copied."""
+        return b"".join((self._head, *self.parts))
+
+
+class Arriving(Protocol):
+    """Bulk bytes that continue a payload, and have not been moved to their place yet."""
+
+    def __len__(self) -> int:
+        """Return how many bytes were moved."""
+
+    def read_into(self, space: memoryview) -> int:
+        """Move what there is to its place; return how many bytes."""
+
+
+Frame = bytes | Chunk
+
+
 def frame(message: Envelope) -> bytes:
     """Return the one frame of a message without payload.
 
@@ -81,11 +119,12 @@ def frames(
     message: Envelope,
     pieces: Sequence[Piece],
     chunk_bytes: int | Callable[[], int] = MAX_CHUNK_BYTES,
-) -> Iterator[bytes]:
+) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
     Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
-    memory behind ``pieces`` must not change until then. Each bulk byte is copied once.
+    memory behind ``pieces`` must not change until then, and where they are chunks until these are
+    joined or sent.
 
     Args:
         message: With one of the bodies that have a ``payload``, and that unset, or one whose
@@ -127,7 +166,7 @@ def _views(pieces: Sequence[Piece]) -> Iterator[memoryview]:
 
 def _header_and_chunks(
     header: bytes, views: Iterator[memoryview], size: Callable[[], int]
-) -> Iterator[bytes]:
+) -> Iterator[Frame]:
     yield header
     parts: list[memoryview] = []
     space = whole = min(size(), MAX_CHUNK_BYTES)
@@ -139,16 +178,10 @@ def _header_and_chunks(
             position += len(part)
             space -= len(part)
             if space == 0:
-                yield _chunk(parts, whole)
+                yield Chunk(parts, whole)
                 parts, space = [], (whole := min(size(), MAX_CHUNK_BYTES))
     if parts:
-        yield _chunk(parts, whole - space)
-
-
-def _chunk(parts: list[memoryview], size: int) -> bytes:
-    length = _varint(size)
-    outer = _varint(1 + len(length) + size)
-    return b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length, *parts))
+        yield Chunk(parts, whole - space)
 
 
 def unknown_field_numbers(message: ProtobufMessage) -> list[int]:
@@ -178,8 +211,8 @@ class MessageAssembler(Generic[Message]):
         """Whether chunks of the last header are still to come."""
         return self._header is not None
 
-    def feed(self, data: bytes) -> tuple[Message, memoryview] | None:
-        """Take in one frame.
+    def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
+        """Take in one frame, or what has come of one.
 
         Returns:
             A message and its payload (empty where the message has none), or None while chunks are
@@ -189,6 +222,8 @@ class MessageAssembler(Generic[Message]):
             Malformed: The frame, or its place in the stream, is wrong. The stream is of no use
                 after that.
         """
+        if not isinstance(data, bytes):
+            return self._read(data)
         if len(data) > MAX_MESSAGE_BYTES:
             raise Malformed(f"a frame of {len(data)} bytes; at most {MAX_MESSAGE_BYTES} is allowed")
         bulk = _chunk_data(data)
@@ -250,8 +285,16 @@ class MessageAssembler(Generic[Message]):
                 f"a chunk of {len(bulk)} bytes where {len(self._buffer) - self._filled} are missing"
             )
         self._buffer[self._filled : end] = bulk
+        return self._filled_to(end)
+
+    def _read(self, arriving: Arriving) -> tuple[Message, memoryview] | None:
+        if self._header is None:
+            raise Malformed("a chunk arrived without a header before it")
+        return self._filled_to(self._filled + arriving.read_into(self._buffer[self._filled :]))
+
+    def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:
         self._filled = end
-        if end < len(self._buffer):
+        if self._header is None or end < len(self._buffer):
             return None
         result = self._header, self._buffer
         self._header, self._buffer = None, _NO_BYTES
@@ -279,7 +322,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _chunk_data(data: bytes) -> memoryview | None:
-    """Return the bytes of a Chunk encoded as `_chunk` does; None for anything else."""
+    """Return the bytes of a frame encoded as `Chunk` does; None for anything else."""
     if data[:1] != _CHUNK_TAG:
         return None
     length, position = _read_varint(data, 1)

@@ -147,7 +147,7 @@ OPERATION_SET_REST: Operation
 OPERATION_RELAY: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit", "switch")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +168,7 @@ class ToServer(_message.Message):
     EVALUATOR_FIELD_NUMBER: _ClassVar[int]
     FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIT_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -188,10 +189,11 @@ class ToServer(_message.Message):
     evaluator: Evaluator
     fit_ended: FitEnded
     stop_fit: StopFit
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ...) -> None: ...
+    switch: Switch
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended", "stop_fit", "chief")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended", "stop_fit", "chief", "switch")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +212,7 @@ class ToClient(_message.Message):
     FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIT_FIELD_NUMBER: _ClassVar[int]
     CHIEF_FIELD_NUMBER: _ClassVar[int]
+    SWITCH_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -228,7 +231,8 @@ class ToClient(_message.Message):
     fit_ended: FitEnded
     stop_fit: StopFit
     chief: Chief
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., chief: _Optional[_Union[Chief, _Mapping]] = ...) -> None: ...
+    switch: Switch
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., chief: _Optional[_Union[Chief, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -261,7 +265,7 @@ class EmulatedLink(_message.Message):
     def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase", "generation")
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase", "generation", "bulk")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +281,7 @@ class Hello(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     id: int
@@ -292,10 +297,11 @@ class Hello(_message.Message):
     epoch: int
     phase: int
     generation: int
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ...) -> None: ...
+    bulk: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ..., bulk: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before", "addresses")
+    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before", "addresses", "bulk")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +314,7 @@ class Welcome(_message.Message):
     DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    BULK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     last_applied_step: int
@@ -320,7 +327,22 @@ class Welcome(_message.Message):
     datagrams: DatagramSession
     samples_before: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., samples_before: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    bulk: BulkSession
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., samples_before: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., bulk: _Optional[_Union[BulkSession, _Mapping]] = ...) -> None: ...
+
+class BulkSession(_message.Message):
+    __slots__ = ("port", "number", "key")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    number: bytes
+    key: bytes
+    def __init__(self, port: _Optional[int] = ..., number: _Optional[bytes] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class Switch(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DatagramSession(_message.Message):
     __slots__ = ("session", "key", "ports")

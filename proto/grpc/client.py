@@ -9,11 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
+from absl import logging
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.proto import bulk
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.framing import Arriving
 from thinwire.proto.grpc.common import (
+    CLIENT_SWITCHES,
     METHOD,
+    SERVER_SWITCHES,
     SERVICE,
     ChunkPace,
     Frames,
@@ -27,6 +33,10 @@ from thinwire.proto.security import credentials as trust
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
 _LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
+#: For each step of a bulk connection: where there is no way, silence costs this once a stream.
+_BULK_SECONDS = 2.0
+#: How much later gRPC may learn why a stream has ended than its bulk connection ends.
+_REASON_SECONDS = 2.0
 
 
 class Unreachable(Exception):
@@ -49,12 +59,12 @@ class ClientStream:
     """A client's end of one stream to one shard, from `open` to `close`.
 
     A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
-    a 1 KB round trip of 200, against reading in the caller's thread.
+    a 1 KB round trip of 200, against reading in the caller's thread. After `switch` it only waits
+    for the end, and `receive` reads the bulk connection itself.
 
     Attributes:
         chunks: How large pieces of payloads should be.
         arrived_at: When the frame arrived that `receive` returned last.
-        newest_frame_at: When the newest frame arrived, returned or not.
 
     Args:
         address: ``host:port``; of a shard that has moved, the one before.
@@ -96,7 +106,10 @@ class ClientStream:
         self.chunks = ChunkPace()
         self._outgoing: queue.SimpleQueue[QueuedFrames | None] = queue.SimpleQueue()
         self._incoming: queue.SimpleQueue[tuple[bytes | StreamLost, float]] = queue.SimpleQueue()
-        self.arrived_at = self.newest_frame_at = time.monotonic()
+        self.arrived_at = self._newest_at = time.monotonic()
+        self._dscp = dscp
+        self._bulk: bulk.BulkConnection | None = None
+        self._receives_bulk = False  # the server has switched, too
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
         self._settled = threading.Event()
@@ -114,7 +127,14 @@ class ClientStream:
     @property
     def bytes_received(self) -> int:
         """Bytes received, with framing."""
-        return self._bytes_received
+        return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
+
+    @property
+    def newest_frame_at(self) -> float:
+        """When the newest frame arrived, returned or not."""
+        if self._receives_bulk and self._bulk is not None and self._bulk.readable:
+            self._newest_at = time.monotonic()
+        return self._newest_at
 
     @property
     def send_seconds(self) -> float:
@@ -228,13 +248,53 @@ class ClientStream:
         """
         self._outgoing.put((frames, counted, time.monotonic()))
 
-    def receive(self, timeout_seconds: float) -> bytes:
-        """Return the next frame.
+    def switch(self, offered: pb.BulkSession) -> None:
+        """Move to a bulk connection if it can be had; before anything is sent but a Hello.
+
+        Args:
+            offered: By the shard's Welcome.
+        """
+        host = self.address.rpartition(":")[0].strip("[]")
+        credentials, name = self._credentials, self._server_name
+        try:
+            connection = bulk.connect(host, offered, credentials, name, self._dscp, _BULK_SECONDS)
+        except (OSError, ValueError) as error:
+            logging.info("%s: all goes over gRPC, as port %d: %s", host, offered.port, error)
+            return
+        self._bulk = connection
+        self.chunks.finish()
+        if self.ended:
+            connection.abort()
+        self.send((CLIENT_SWITCHES,), counted=False)
+
+    def receive(self, timeout_seconds: float) -> bytes | Arriving:
+        """Return the next frame, or what has come of one.
 
         Raises:
-            NoProgress: None arrived in time.
+            NoProgress: Nothing arrived in time.
             StreamLost: The stream has ended.
+            Malformed: What has come is no frame.
         """
+        connection = self._bulk
+        if connection is None or not self._receives_bulk:
+            data = self._receive(timeout_seconds)
+            if connection is None or data != SERVER_SWITCHES:
+                return data
+            self._receives_bulk = True
+        try:
+            arrived = connection.receive(timeout_seconds)
+        except TimeoutError:
+            raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
+        if arrived is None:
+            connection.abort()
+            try:
+                return self._receive(_REASON_SECONDS)
+            except NoProgress:
+                raise StreamLost(f"{self.address}: the bulk connection has ended") from None
+        self.arrived_at = self._newest_at = time.monotonic()
+        return arrived
+
+    def _receive(self, timeout_seconds: float) -> bytes:
         try:
             received, arrived_at = self._incoming.get(timeout=max(0.0, timeout_seconds))
         except queue.Empty:
@@ -251,6 +311,8 @@ class ClientStream:
         if self._reader is None:
             return
         self._reader.join(grace_seconds)
+        if self._bulk is not None:
+            self._bulk.abort()
         channel, self._channel = self._channel, None
         if channel is not None:  # gRPC: where a close was interrupted, another one never returns
             channel.close()  # cancels the call if it has not ended by itself
@@ -264,10 +326,12 @@ class ClientStream:
             self._settled.set()
             for data in call:
                 self._bytes_received += wire_bytes(len(data))
-                self.newest_frame_at = time.monotonic()
-                self._incoming.put((data, self.newest_frame_at))
+                self._newest_at = time.monotonic()
+                self._incoming.put((data, self._newest_at))
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+            if self._bulk is not None:
+                self._bulk.abort()
         if self._send_error is not None:
             reason = f"making a message failed: {self._send_error!r}"
         self._incoming.put((StreamLost(f"{self.address}: {reason}"), time.monotonic()))
@@ -275,6 +339,7 @@ class ClientStream:
 
     def _requests(self) -> Iterator[bytes]:
         link = self._link
+        connection: bulk.BulkConnection | None = None
         try:
             while (outgoing := self._outgoing.get()) is not None:
                 frames, counted, sent_at = outgoing
@@ -285,13 +350,23 @@ class ClientStream:
                     frames = list(frames)
                     sizes = link.carry_all([wire_bytes(len(data)) for data in frames], ready_at)
                 for data in frames:
+                    if connection is not None:
+                        size = connection.send(data)
+                        self._bytes_sent += size if counted else 0
+                        continue
                     size = wire_bytes(len(data)) if link is None else next(sizes)
                     if counted:
                         self._bytes_sent += size
                     began = time.monotonic()
-                    yield data
+                    yield bytes(data)
                     self.chunks.record(len(data), time.monotonic() - began)
+                    if data is CLIENT_SWITCHES:
+                        connection = self._bulk
                 self._send_seconds += time.monotonic() - sent_at
+            if connection is not None:
+                connection.finish()
+        except OSError:  # the connection has ended: so does the stream
+            return
         except Exception as error:  # gRPC ends the call; the reader reports the reason
             self._send_error = error
             raise

@@ -14,7 +14,14 @@ from absl import logging
 
 from thinwire.ops.run.credentials import NOT_PROTECTED, Protection
 from thinwire.ops.types import ConfigurationError
-from thinwire.proto.framing import MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES, MIN_CHUNK_BYTES
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import (
+    MAX_CHUNK_BYTES,
+    MAX_MESSAGE_BYTES,
+    MIN_CHUNK_BYTES,
+    Frame,
+    frame,
+)
 
 SERVICE = "thinwire.v1.ParameterServer"
 PEER_SERVICE = "thinwire.v1.Peer"  # of a worker, for its peers
@@ -25,11 +32,16 @@ _FRAME_OVERHEAD_BYTES = 9  # HTTP/2 frame header
 _FRAME_BYTES = 16 << 10
 
 #: Frames, or a function that makes them when their turn has come.
-Frames = Iterable[bytes] | Callable[[], Iterable[bytes]]
+Frames = Iterable[Frame] | Callable[[], Iterable[Frame]]
 
 #: Frames on their way to a stream's sending thread: the frames, whether their bytes are training
 #: bytes, and when they were queued. A tuple because every exchange makes two of them.
 QueuedFrames = tuple[Frames, bool, float]
+
+
+#: The last frames that a client and a server send on a stream before its bulk connection.
+CLIENT_SWITCHES = frame(pb.ToServer(switch=pb.Switch()))
+SERVER_SWITCHES = frame(pb.ToClient(switch=pb.Switch()))
 
 
 def wire_bytes(num_bytes: int) -> int:
@@ -138,6 +150,10 @@ class ChunkPace:
     def __init__(self) -> None:
         self.num_bytes = _FIRST_BYTES
         self._num_easy = 0
+
+    def finish(self) -> None:
+        """Take the largest from now on: every byte is a sign of life on a bulk connection."""
+        self.num_bytes = MAX_CHUNK_BYTES
 
     def record(self, num_bytes: int, seconds: float) -> None:
         """Record how long the network took to accept a message of this many bytes."""

@@ -20,9 +20,14 @@ from absl import logging
 from grpc_health.v1 import health_pb2_grpc
 
 from thinwire.ops.types import ConfigurationError, Link
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.bulk import BulkConnection, BulkListener
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
+from thinwire.proto.framing import Arriving
 from thinwire.proto.grpc.common import (
+    CLIENT_SWITCHES,
     METHOD,
+    SERVER_SWITCHES,
     SERVICE,
     ChunkPace,
     Frames,
@@ -55,7 +60,10 @@ class ServerStream:
         context: grpc.ServicerContext,
         evidence: PeerEvidence,
         on_unread: Callable[[str, str, str], None] = lambda reason, peer, text: None,
+        listener: BulkListener | None = None,
     ) -> None:
+        self._listener = listener
+        self._bulk: BulkConnection | None = None
         self._requests, self._context, self._on_unread = requests, context, on_unread
         self.evidence = evidence
         self.chunks = ChunkPace()
@@ -76,7 +84,7 @@ class ServerStream:
     @property
     def bytes_received(self) -> int:
         """Bytes received, with framing."""
-        return self._bytes_received
+        return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
 
     @property
     def lost(self) -> bool:
@@ -98,12 +106,35 @@ class ServerStream:
         """Bytes of messages that the client has not taken."""
         return self._outgoing.num_bytes
 
-    def incoming(self) -> Iterator[bytes]:
-        """Yield frames until the client closes its half, or the stream ends in any way."""
+    def incoming(self) -> Iterator[bytes | Arriving]:
+        """Yield frames until the client closes its half, or the stream ends in any way.
+
+        Raises:
+            Malformed: What comes over a bulk connection is no frame.
+        """
         with contextlib.suppress(grpc.RpcError):
             for data in self._requests:
                 self._bytes_received += wire_bytes(len(data))
+                if data == CLIENT_SWITCHES and (bulk := self._bulk) is not None:
+                    break
                 yield data
+            else:
+                return
+            self.send((SERVER_SWITCHES,), counted=False)
+            while (arrived := bulk.receive()) is not None:
+                yield arrived
+
+    def offer_bulk(self) -> pb.BulkSession | None:
+        """Return what the client may connect to; None: nothing, as frames take an emulated link."""
+        if self._listener is None or self._sender is not None:
+            return None
+        return self._listener.offer(self)
+
+    def attach(self, connection: BulkConnection) -> None:
+        """Take a connection over, for when the client switches to it."""
+        self._bulk = connection
+        if self.lost:
+            connection.abort()
 
     def send(self, frames: Frames, counted: bool = True) -> None:
         """Queue frames, in order and without a break between them; never blocks.
@@ -152,14 +183,30 @@ class ServerStream:
     def _on_end(self) -> None:
         self._lost.set()
         self._outgoing.end()
+        if self._bulk is not None:
+            self._bulk.abort()
 
     def responses(self) -> Iterator[bytes]:
-        """Yield what is to be sent; for the server's own thread."""
+        """Yield what is to be sent over gRPC, and send the rest; for the server's own thread."""
+        try:
+            yield from self._responses()
+        except OSError as error:
+            logging.info("%s: the bulk connection has ended: %s", self.peer, error)
+        finally:
+            if self._bulk is not None:
+                self._bulk.end(_LAST_WORDS_SECONDS)
+
+    def _responses(self) -> Iterator[bytes]:
+        bulk: BulkConnection | None = None
         while (outgoing := self._outgoing.get()) is not None:
             frames, counted, ready_at = outgoing
             if callable(frames):
                 frames, ready_at = frames(), time.monotonic()
             for data in frames:
+                if bulk is not None:
+                    size = bulk.send(data)
+                    self._bytes_sent += size if counted else 0
+                    continue
                 size = wire_bytes(len(data))
                 if self._sender is not None:
                     size = self._sender.carry(size, ready_at)
@@ -168,8 +215,11 @@ class ServerStream:
                 if counted:
                     self._bytes_sent += size
                 began = time.monotonic()
-                yield data
+                yield bytes(data)
                 self.chunks.record(len(data), time.monotonic() - began)
+                if data is SERVER_SWITCHES:
+                    bulk = self._bulk
+                    self.chunks.finish()
 
 
 class DaemonThreads(futures.Executor):
@@ -193,6 +243,8 @@ class DaemonThreads(futures.Executor):
         return future
 
 
+#: How long a client of a bulk connection has to read what is under way when its stream ends.
+_LAST_WORDS_SECONDS = 2.0
 _SPARE_CALLS = 8  # health checks, and streams beyond the limit, which are rejected with a reason
 #: Idle connections keep a descriptor: the time until one has become HTTP/2, and the time it may
 #: have no stream.
@@ -212,8 +264,10 @@ class GrpcServer:
         health: HealthService,
         sessions: _SessionHandler,
         sweeper: ConnectionSweeper,
+        listener: BulkListener,
     ) -> None:
         self._server, self._health, self._sessions = server, health, sessions
+        self._listener = listener
         self._sweeper, self.port = sweeper, sweeper.port
 
     def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
@@ -227,6 +281,7 @@ class GrpcServer:
     def stop(self, grace_seconds: float = 0.0) -> None:
         """Accept no new streams, give the open ones this long to end, then cut them."""
         self._health.set_serving(False)
+        self._listener.stop()
         self._server.stop(grace_seconds).wait()
         self._sweeper.stop()
 
@@ -249,12 +304,19 @@ class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at r
 class _SessionHandler:
     """Runs the handler of each Session that the guard admits."""
 
-    def __init__(self, handler: Callable[[ServerStream], None], guard: ConnectionGuard) -> None:
-        self.handler, self._guard = handler, guard
+    def __init__(
+        self,
+        handler: Callable[[ServerStream], None],
+        guard: ConnectionGuard,
+        listener: BulkListener,
+    ) -> None:
+        self.handler, self._guard, self._listener = handler, guard, listener
 
     def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         evidence, answer = trust.begin_handshake(context, self._guard.credentials)
-        stream = ServerStream(requests, context, evidence, self._guard.record_refusal)
+        stream = ServerStream(
+            requests, context, evidence, self._guard.record_refusal, self._listener
+        )
         refusal = self._guard.admit(stream)
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
@@ -317,7 +379,8 @@ def serve(
         options=options,
         maximum_concurrent_rpcs=None if most is None else most + _SPARE_CALLS,
     )
-    sessions = _SessionHandler(handler, guard)
+    listener = BulkListener(address, guard.credentials, dscp)
+    sessions = _SessionHandler(handler, guard, listener)
     server.add_generic_rpc_handlers((_CallFinder(service, sessions, guard),))
     health = HealthService(("", service))
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -326,7 +389,7 @@ def serve(
     except RuntimeError as error:
         raise PortInUse(_why_not_bound(address, port)) from error
     server.start()
-    return GrpcServer(server, health, sessions, ConnectionSweeper(bound, guard))
+    return GrpcServer(server, health, sessions, ConnectionSweeper(bound, guard), listener)
 
 
 def _why_not_bound(address: str, port: int) -> str:

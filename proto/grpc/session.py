@@ -56,6 +56,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
 _PAUSE_PER_LEASE = 1 / 4
 #: A Hello rejected for these reasons may be accepted a little later.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
+#: Whose messages are worth a connection of their own.
+_TAKES_BULK = (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR)
 #: Who only requests the address of another shard from shard 0 takes no part in the run by that.
 _LOCATES_AS = {pb.ROLE_WORKER: pb.ROLE_SCRIPT, pb.ROLE_SUPERVISOR: pb.ROLE_EVALUATOR}
 
@@ -149,6 +151,7 @@ class ClientSession:
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
         given = hello.link
         emulated = Link(given.mbps, given.delay_ms, given.loss)
+        hello.bulk = hello.role in _TAKES_BULK and not emulated.active
         self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
         self._assembler = MessageAssembler(pb.ToClient, lambda message: max_payload_bytes)
 
@@ -204,6 +207,8 @@ class ClientSession:
                 self.arrivals.least_seconds = bounds.least_seconds
                 self.arrivals.most_seconds = bounds.most_seconds
                 self.arrivals.begin(self._stream.arrived_at)
+                if message.welcome.HasField("bulk"):
+                    self._stream.switch(message.welcome.bulk)
                 return message.welcome
             if message.WhichOneof("body") != "refusal":
                 continue

@@ -15,7 +15,7 @@ from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.types import Link, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import frame
+from thinwire.proto.framing import Frame, frame
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
@@ -33,6 +33,7 @@ class Connection:
         self.id: int = hello.id
         self.incarnation = incarnation
         self.peer_address: str = hello.peer_address
+        self.takes_bulk: bool = hello.bulk
         self.chooser = IndexChooser()
         link = Link(hello.link.mbps, hello.link.delay_ms, hello.link.loss)
         self.chunk_bytes = chunk_bytes(link, stream.chunks)
@@ -81,7 +82,7 @@ class ReplySender:
             coded = self._shared.setdefault(id(update), SharedBlocks(update, self._layout))
         datagrams = self._datagrams
         came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
-        make: Callable[[], Iterable[bytes]] = functools.partial(
+        make: Callable[[], Iterable[Frame]] = functools.partial(
             reply_frames,
             reply,
             self._generation,

@@ -25,7 +25,7 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
-from thinwire.proto.framing import MIN_CHUNK_BYTES, Malformed, MessageAssembler, frame
+from thinwire.proto.framing import MIN_CHUNK_BYTES, Arriving, Malformed, MessageAssembler, frame
 from thinwire.proto.grpc import GrpcServer, ServerStream, serve
 from thinwire.proto.grpc.session import beat_seconds
 from thinwire.proto.security.connection_guard import MessageRate
@@ -372,7 +372,7 @@ class OfferReader:
         finally:
             self.forget()
 
-    def receive(self, data: bytes) -> bool:
+    def receive(self, data: bytes | Arriving) -> bool:
         """Handle one frame; return whether more are wanted."""
         try:
             self._take(data)
@@ -395,7 +395,7 @@ class OfferReader:
         """Note that the stream has ended."""
         self._stage.forget(self.stream)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: bytes | Arriving) -> None:
         if (beyond := self._rate.exceeded()) is not None:
             self._reject("rate", (pb.REASON_LIMIT, beyond))
         complete = self._assembler.feed(data)

@@ -219,7 +219,7 @@ class ShardServer:
 
         def welcome() -> None:
             halt = self._halt()
-            self.observers.welcome(connection, self._welcome_message(None), halt)
+            self.observers.welcome(connection, self._welcome_message(connection), halt)
             if connection.takes_requests:
                 self.scripts.begin_evaluator(connection)
                 if halt is not None:
@@ -243,7 +243,7 @@ class ShardServer:
 
     def welcome_script(self, connection: Connection) -> None:
         """Admit the script of a worker (writer thread); without incarnation for slots alone."""
-        connection.send(self._welcome_message(None))
+        connection.send(self._welcome_message(connection))
         if not connection.incarnation:
             return
         if (halt := self._halt()) is not None:
@@ -355,10 +355,12 @@ class ShardServer:
         self.connections.add_worker(connection)
         if self.watch is not None:
             self.watch.admitted()
-        connection.send(self._welcome_message(action))
+        connection.send(self._welcome_message(connection, action))
         logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
 
-    def _welcome_message(self, action: events.Welcome | None) -> pb.ToClient:
+    def _welcome_message(
+        self, connection: Connection, action: events.Welcome | None = None
+    ) -> pb.ToClient:
         identity = self.identity
         welcome = pb.Welcome(
             run_id=identity.run_id if identity else "",
@@ -370,6 +372,8 @@ class ShardServer:
             samples_before=self.core.model.samples_before,
             addresses=self.directory.addresses,
         )
+        if connection.takes_bulk and (offered := connection.stream.offer_bulk()) is not None:
+            welcome.bulk.CopyFrom(offered)
         if action is not None:
             welcome.incarnation = action.incarnation
             welcome.last_applied_step = action.last_step

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from thinwire.ops.run.settings import LIMIT_REASONS
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Malformed, MessageAssembler
+from thinwire.proto.framing import Arriving, Malformed, MessageAssembler
 from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import payload_limit
 from thinwire.proto.security.connection_guard import MessageRate
@@ -69,7 +69,7 @@ class OfferingStream(Protocol):
     def admit(self, hello: pb.Hello) -> bool:
         """Go on from a Hello whose sender is known; return whether more frames are wanted."""
 
-    def receive(self, data: bytes) -> bool:
+    def receive(self, data: bytes | Arriving) -> bool:
         """Handle one frame; return whether more are wanted."""
 
     def forget(self) -> None:
@@ -194,11 +194,13 @@ class StreamReader:
             for frame in self.stream.incoming():
                 if not self.receive(frame):
                     return
+        except Malformed as error:
+            self._refuse_malformed(error)
         finally:
             self.forget()
 
-    def receive(self, frame: bytes) -> bool:
-        """Handle one frame; return whether more are wanted."""
+    def receive(self, frame: bytes | Arriving) -> bool:
+        """Handle one frame, or what has come of one; return whether more are wanted."""
         if self._offers is not None:
             return self._offers.receive(frame)
         try:
@@ -207,13 +209,16 @@ class StreamReader:
         except _EndOfStream:
             return False
         except Malformed as error:
-            text = f"malformed message: {error}"
-            self._refuse(pb.REASON_MALFORMED, text)
-            self.server.guard.record_refusal("malformed", self.stream.peer, text)
+            self._refuse_malformed(error)
             return False
 
-    def _take(self, frame: bytes) -> None:
-        if (beyond := self.rate.exceeded()) is not None:
+    def _refuse_malformed(self, error: Malformed) -> None:
+        text = f"malformed message: {error}"
+        self._refuse(pb.REASON_MALFORMED, text)
+        self.server.guard.record_refusal("malformed", self.stream.peer, text)
+
+    def _take(self, frame: bytes | Arriving) -> None:
+        if isinstance(frame, bytes) and (beyond := self.rate.exceeded()) is not None:
             self._reject_stream("rate", (pb.REASON_LIMIT, beyond))
         self._backlog.wait(lambda: self.stream.lost)
         complete = self.assembler.feed(frame)

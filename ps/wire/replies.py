@@ -12,7 +12,7 @@ from thinwire.ops.types import Block, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexChooser, WireBlock
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.proto.framing import Piece, frames
+from thinwire.proto.framing import Frame, Piece, frames
 from thinwire.ps.core import events
 
 
@@ -67,7 +67,7 @@ def reply_frames(
     chooser: IndexChooser,
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
-) -> Iterable[bytes]:
+) -> Iterable[Frame]:
     """Return the frames of one reply (in a sending thread).
 
     Args:

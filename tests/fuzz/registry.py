@@ -8,7 +8,7 @@ from tests.fuzz.target import Target
 
 #: Module -> the names in its TARGETS.
 MODULES: dict[str, tuple[str, ...]] = {
-    "wire_targets": ("framing", "push", "hello", "manifest"),
+    "wire_targets": ("bulk", "framing", "push", "hello", "manifest"),
     "coding_targets": ("block", "positions", "exponents", "codes"),
     "reply_targets": ("reply", "membership", "documents", "peers", "holding"),
     "datagram_targets": ("datagram", "assembler"),

@@ -15,6 +15,7 @@ from thinwire.ops.wire.blocks import IndexCoding
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.bulk import BulkConnection
 from thinwire.proto.framing import Malformed, MessageAssembler
 from thinwire.proto.security.credentials import claims_of
 from thinwire.ps.persistence.journal_format import EventCoder, bodies
@@ -55,6 +56,48 @@ def _framing_seeds() -> list[bytes]:
     header = pb.ToServer(push=pb.Push(payload_bytes=6)).SerializeToString()
     chunk = pb.ToServer(chunk=pb.Chunk(data=b"abc")).SerializeToString()
     return [*seeds, b"\0" + joined([header, chunk, chunk, golden("to_server")[0]])]
+
+
+class _Arrived:
+    """A wire on which a fuzzer's bytes have arrived, in pieces that it has chosen."""
+
+    def __init__(self, data: bytes) -> None:
+        source = Reader(data)
+        self._pieces = [piece for piece in source.pieces() if piece]
+
+    def wait(self, milliseconds: float | None) -> bool:
+        return True
+
+    def receive_into(self, space: memoryview) -> int:
+        if not self._pieces:
+            return 0
+        piece = self._pieces.pop(0)
+        count = min(len(space), len(piece))
+        space[:count] = piece[:count]
+        if count < len(piece):
+            self._pieces.insert(0, piece[count:])
+        return count
+
+
+def bulk(data: bytes) -> None:
+    """Put the bytes of a bulk connection together, until they end or are malformed."""
+    wire: Any = _Arrived(data)
+    connection = BulkConnection(wire)
+    assembler = MessageAssembler(pb.ToServer, lambda header: LARGEST_PAYLOAD_BYTES)
+    with contextlib.suppress(Malformed):
+        while (arrived := connection.receive()) is not None:
+            complete = assembler.feed(arrived)
+            assert assembler.inside_payload == (complete is None)
+    assert connection.num_received <= len(data)
+
+
+def _bulk_seeds() -> list[bytes]:
+    header = pb.ToServer(push=pb.Push(payload_bytes=6)).SerializeToString()
+    stream = b"".join(
+        (word | len(part)).to_bytes(4, "big") + part
+        for word, part in ((0, golden("to_server")[0]), (0, header), (1 << 31, b"abcdef"))
+    )
+    return [joined([stream]), joined([stream[:9], stream[9:]]), joined([stream + b"\xff\xff"])]
 
 
 # -- pushes ------------------------------------------------------------------------------------
@@ -238,6 +281,7 @@ def _manifest_seeds() -> list[bytes]:
 
 
 TARGETS = {
+    "bulk": Target("bytes of a bulk connection to messages", bulk, _bulk_seeds),
     "framing": Target("frames of a stream to messages", framing, _framing_seeds),
     "push": Target(
         "Push messages to events, and into the journal", push, _push_seeds, message=pb.Push, head=2

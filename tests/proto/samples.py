@@ -76,6 +76,7 @@ def _of_scripts() -> dict[str, Message]:
         "to_server_finished": pb.ToServer(finished=pb.Finished(failed=True, message="KeyError")),
         "to_server_slots": pb.ToServer(slots=pb.SlotsRequest()),
         "to_server_slots_weights": pb.ToServer(slots=pb.SlotsRequest(weights=True)),
+        "to_server_switch": pb.ToServer(switch=pb.Switch()),
         "to_server_stop_fit": pb.ToServer(stop_fit=pb.StopFit(fit=3)),
         "to_client_stop_fit": pb.ToClient(stop_fit=pb.StopFit(fit=3)),
         "to_client_chief": pb.ToClient(chief=pb.Chief(worker=2)),
@@ -113,6 +114,7 @@ def _to_server() -> dict[str, Message]:
     )
     return {
         "to_server_hello": pb.ToServer(hello=hello),
+        "to_server_hello_bulk": pb.ToServer(hello=pb.Hello(protocol_version=1, bulk=True)),
         "to_server_hello_peer": pb.ToServer(hello=pb.Hello(id=3, peer_address="10.0.0.3:2300")),
         "to_server_pull": pb.ToServer(pull=pull),
         "to_server_query": pb.ToServer(query=query),
@@ -178,6 +180,7 @@ def _pushes() -> dict[str, Message]:
 
 
 def _to_client() -> dict[str, Message]:
+    bulk = pb.BulkSession(port=51000, number=bytes(range(16)), key=bytes(range(32)))
     welcome = pb.Welcome(
         run_id="run-1",
         incarnation=2**63 + 7,
@@ -193,6 +196,8 @@ def _to_client() -> dict[str, Message]:
     refusal = pb.Refusal(reason=pb.REASON_FULL, message="no room", step=41, epoch=2)
     return {
         "to_client_welcome": pb.ToClient(welcome=welcome),
+        "to_client_welcome_bulk": pb.ToClient(welcome=pb.Welcome(bulk=bulk)),
+        "to_client_switch": pb.ToClient(switch=pb.Switch()),
         "to_client_welcome_datagrams": pb.ToClient(welcome=pb.Welcome(datagrams=session)),
         "to_client_refusal": pb.ToClient(refusal=refusal),
         "to_client_answer": pb.ToClient(answer=pb.Answer(step=41, local_steps=3, ready=True)),

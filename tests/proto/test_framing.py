@@ -69,7 +69,7 @@ def test_small_payload_is_inline_and_exactly_protobufs_bytes(make, size):
 )
 def test_large_payload_follows_in_full_chunks_of_protobufs_bytes(make, size):
     payload = noise(size)
-    header, *chunks = frames(make(), [payload])
+    header, *chunks = [bytes(frame) for frame in frames(make(), [payload])]
     parsed = [type(make()).FromString(chunk) for chunk in chunks]
     assert [message.SerializeToString() for message in parsed] == chunks
     assert b"".join(message.chunk.data for message in parsed) == payload
@@ -106,7 +106,7 @@ def test_any_split_comes_together_again(size, cuts, inline, chunk):
         patch.setattr(framing, "INLINE_BYTES", inline)
         patch.setattr(framing, "MOST_INLINE_BYTES", 2 * inline)
         patch.setattr(framing, "MAX_CHUNK_BYTES", chunk)
-        sent = list(frames(new_push(), pieces))
+        sent = list(map(bytes, frames(new_push(), pieces)))
     assembler = assembler_for(new_push())
     *early, last = [assembler.feed(data) for data in sent]
     assert early == [None] * len(early)
@@ -119,7 +119,7 @@ def test_pieces_may_be_any_buffers():
     values = np.arange(30_000, dtype=np.float32)
     sent = frames(new_push(), [memoryview(values), bytearray(b"abc"), b"d"])
     assembler = assembler_for(new_push())
-    *_, (_, payload) = [assembler.feed(data) for data in sent]
+    *_, (_, payload) = [assembler.feed(bytes(data)) for data in sent]
     assert bytes(payload) == values.tobytes() + b"abcd"
 
 
@@ -165,7 +165,9 @@ def new_slots() -> pb.ToClient:
 @pytest.mark.parametrize("size", [0, 1, 100, CHUNK_DATA_BYTES, 2 * CHUNK_DATA_BYTES + 1])
 def test_offers_and_slots_bring_their_payload_in_chunks_only(make, size):
     payload, assembler = noise(size), assembler_for(make())
-    sent = list(frames(make(), [payload[: size // 3], payload[size // 3 :]]))
+    made = list(frames(make(), [payload[: size // 3], payload[size // 3 :]]))
+    sent = list(map(bytes, made))
+    assert list(map(len, sent)) == list(map(len, made))
     assert len(sent) == 1 + -(-size // CHUNK_DATA_BYTES)
     received = [assembler.feed(data) for data in sent]
     assert received[:-1] == [None] * (len(sent) - 1)

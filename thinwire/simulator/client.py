@@ -268,7 +268,7 @@ class SimulatedClient:
         """Return what the shard gets of a message, and the sizes of the frames that bring it."""
         if message.WhichOneof("body") == "datagrams":
             return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
-        sizes = sizes_on_wire(list(frames(message, pieces, self._chunk_bytes)))
+        sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
         payload, worker = memoryview(b"".join(pieces)), self._owner.number
         if self._encoder.channel is not None:
             return StreamPart(worker, message.push, payload), sizes

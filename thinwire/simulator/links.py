@@ -9,7 +9,7 @@ newer one was opened; a shard reads the newest that it has welcomed and no other
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.types import BEST_EFFORT, Link
@@ -21,6 +21,7 @@ from thinwire.simulator.clock import Clock
 if TYPE_CHECKING:
     import numpy as np
 
+    from thinwire.proto.framing import Frame
     from thinwire.simulator.messages import Delivery
 
 
@@ -185,7 +186,7 @@ def uplink_of(
     return Pipe(link, seed)
 
 
-def sizes_on_wire(frames: Sequence[bytes]) -> list[int]:
+def sizes_on_wire(frames: Iterable[Frame]) -> list[int]:
     """Return what each frame costs on a stream, framing included."""
     return [wire_bytes(len(frame)) for frame in frames]
 

@@ -417,9 +417,7 @@ class SimulatedShard:
         came = None
         if self.datagrams is not None:
             came = self.datagrams.receiver.outcome(action.worker, action.step)
-        frames = list(
-            reply_frames(action, generation, (), shared, port.chooser, port.chunk_bytes, came)
-        )
+        frames = reply_frames(action, generation, (), shared, port.chooser, port.chunk_bytes, came)
         message = reply_in_flight(action, generation, self.layout, came)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 
