@@ -17,9 +17,10 @@ from thinwire.proto import framing
 from thinwire.proto import grpc as proto_grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.malloc import keep_freed_memory
+from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
 
 SMALL_BYTES = 1024
-LARGEST_BYTES = 40_000_000
+LARGEST_BYTES = 400_000_000
 _BARE_OPTIONS = [("grpc.max_receive_message_length", 2 * framing.MAX_MESSAGE_BYTES)]
 
 
@@ -91,6 +92,8 @@ def _serve_stack() -> proto_grpc.Server:
             stream.send(framing.frames(reply, [model_view[:size]]))
 
     def handle(stream: proto_grpc.ServerStream) -> None:
+        welcome = pb.ToClient(welcome=pb.Welcome(bulk=stream.offer_bulk()))
+        stream.send((framing.frame(welcome),))
         assembler = framing.MessageAssembler(pb.ToServer, limit)
         for data in stream.incoming():
             assembled = assembler.feed(data)
@@ -98,7 +101,8 @@ def _serve_stack() -> proto_grpc.Server:
                 pending.put((stream, *assembled))
 
     threading.Thread(target=write, daemon=True).start()
-    return proto_grpc.serve("127.0.0.1", 0, handle)
+    guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # nobody says Hello here
+    return proto_grpc.serve("127.0.0.1", 0, handle, guard=guard)
 
 
 def serve() -> None:

@@ -27,22 +27,25 @@ from thinwire.proto import grpc as proto_grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.malloc import keep_freed_memory
 
-BULK_SIZES = (4_800_000, 40_000_000)
-_BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12}
-_BULK_CALLS = {4_800_000: 5, 40_000_000: 1}  # in a row, as training does
+BULK_SIZES = (4_800_000, 40_000_000, 400_000_000)
+_BULK_ROUNDS = {4_800_000: 15, 40_000_000: 12, 400_000_000: 4}
+_BULK_CALLS = {4_800_000: 5, 40_000_000: 1, 400_000_000: 1}  # in a row, as training does
 _SMALL_ROUNDS = 20
 _SMALL_EXCHANGES = 100
 _TIMEOUT_SECONDS = 30.0
 _BARE_STREAM = " against a bare gRPC stream"
+_OVER_GRPC = " against ours over gRPC"
 _EXCHANGE = "1 KB exchange"
 _EXCHANGE_RAW = "1 KB exchange against raw TCP"
 #: Bulk: share of the limit's speed, at least. Exchange: multiple of the peer's time, at most.
 _GOALS = {
     "push 4.8 MB": 0.6,
     "pull 4.8 MB": 0.6,
-    "push 40 MB": 0.5,
-    "pull 40 MB": 0.5,
-    _EXCHANGE: 1.6,
+    "push 40 MB": 0.7,
+    "pull 40 MB": 0.7,
+    "push 400 MB": 0.7,
+    "pull 400 MB": 0.7,
+    _EXCHANGE: 1.5,
 }
 _BARE_METHOD = "/bench/Bare"
 
@@ -114,12 +117,20 @@ class BareClient:
 
 
 class StackClient:
-    """Messages, convert and channel as a worker uses them."""
+    """Messages, convert and channel as a worker uses them.
 
-    def __init__(self, port: int) -> None:
+    Args:
+        port: Of the server.
+        switches: Whether to move to a bulk connection.
+    """
+
+    def __init__(self, port: int, switches: bool = True) -> None:
         self._stream = proto_grpc.ClientStream(f"127.0.0.1:{port}")
         self._stream.open(_TIMEOUT_SECONDS)
         self._assembler = framing.MessageAssembler(pb.ToClient, limit)
+        welcome = self._receive().welcome
+        if switches:
+            self._stream.switch(welcome.bulk)
         self._data = np.random.default_rng(1).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
         self._step = 0
 
@@ -144,9 +155,11 @@ class StackClient:
         """A push and a reply with 1 KB of payload each."""
         self.push(SMALL_BYTES)
 
-    def _receive(self) -> None:
-        while self._assembler.feed(self._stream.receive(_TIMEOUT_SECONDS)) is None:
+    def _receive(self) -> pb.ToClient:
+        feed, receive = self._assembler.feed, self._stream.receive
+        while (complete := feed(receive(_TIMEOUT_SECONDS))) is None:
             pass
+        return complete[0]
 
     def close(self) -> None:
         """End the stream."""
@@ -154,7 +167,7 @@ class StackClient:
 
 
 @contextlib.contextmanager
-def clients() -> Iterator[tuple[RawClient, BareClient, StackClient]]:
+def clients() -> Iterator[tuple[RawClient, BareClient, StackClient, StackClient]]:
     """Start the server process and connect one client of each sort."""
     command = [sys.executable, "-m", "bench.far_end"]
     with subprocess.Popen(
@@ -169,9 +182,10 @@ def clients() -> Iterator[tuple[RawClient, BareClient, StackClient]]:
             stack.callback(raw.close)
             bare = BareClient(ports["bare"])
             stack.callback(bare.close)
-            real = StackClient(ports["stack"])
+            real, over_grpc = (StackClient(ports["stack"], each) for each in (True, False))
             stack.callback(real.close)
-            yield raw, bare, real
+            stack.callback(over_grpc.close)
+            yield raw, bare, real, over_grpc
 
 
 def _turns(calls: Sequence[Callable[[], None]], rounds: int, repeat: int) -> list[list[float]]:
@@ -194,23 +208,28 @@ def measure() -> dict[str, tuple[list[float], list[float]]]:
     """Return {work: (our seconds, the limit's or peer's seconds)}, of each round."""
     keep_freed_memory()
     result = {}
-    with clients() as (raw, bare, real):
+    with clients() as (raw, bare, real, over_grpc):
         for size in BULK_SIZES:
             calls = [
                 functools.partial(call, size)
-                for call in (real.push, raw.push, bare.push, real.pull, raw.pull)
+                for end in (real, raw, over_grpc)
+                for call in (end.push, end.pull)
             ]
-            push, raw_push, bare_push, pull, raw_pull = _turns(
+            calls.append(functools.partial(bare.push, size))
+            push, pull, raw_push, raw_pull, grpc_push, grpc_pull, bare_push = _turns(
                 calls, _BULK_ROUNDS[size], _BULK_CALLS[size]
             )
             name = f"{size / 1e6:g} MB"
             result[f"push {name}"] = push, raw_push
             result[f"push {name}{_BARE_STREAM}"] = push, bare_push
+            result[f"push {name}{_OVER_GRPC}"] = push, grpc_push
             result[f"pull {name}"] = pull, raw_pull
-        exchanges = (real.exchange, bare.exchange, raw.exchange)
-        ours, peer, limit = _turns(exchanges, _SMALL_ROUNDS, _SMALL_EXCHANGES)
+            result[f"pull {name}{_OVER_GRPC}"] = pull, grpc_pull
+        exchanges = (real.exchange, bare.exchange, raw.exchange, over_grpc.exchange)
+        ours, peer, limit, ours_over_grpc = _turns(exchanges, _SMALL_ROUNDS, _SMALL_EXCHANGES)
         result[_EXCHANGE] = ours, peer
         result[_EXCHANGE_RAW] = ours, limit
+        result[f"{_EXCHANGE}{_OVER_GRPC}"] = ours, ours_over_grpc
     return result
 
 

@@ -13,8 +13,8 @@ frame is a piece of a payload, which is then read from the socket to its place. 
 that, `tls` the same through TLS, `handshake` both ends' proofs, `listener` the shard's port.
 """
 
-from thinwire.proto.bulk.connection import BulkConnection
+from thinwire.proto.bulk.connection import BulkConnection, wire_bytes
 from thinwire.proto.bulk.handshake import connect
 from thinwire.proto.bulk.listener import BulkListener
 
-__all__ = ["BulkConnection", "BulkListener", "connect"]
+__all__ = ["BulkConnection", "BulkListener", "connect", "wire_bytes"]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from thinwire.proto.framing import MAX_MESSAGE_BYTES, Chunk, Malformed
+from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
 _HEADER = struct.Struct(">I")
 _IS_PIECE = 1 << 31
@@ -101,6 +101,11 @@ class ArrivingPiece:
         return self._num_read
 
 
+def wire_bytes(frame: Frame) -> int:
+    """Return what a frame costs on a connection."""
+    return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)
+
+
 class BulkConnection:
     """One end of a connection that carries a stream's frames.
 
@@ -123,8 +128,8 @@ class BulkConnection:
         self._ended = self._closed = False
         self.num_received = 0
 
-    def send(self, frame: bytes | Chunk) -> int:
-        """Send one frame; return its bytes on the wire.
+    def send(self, frame: Frame) -> None:
+        """Send one frame.
 
         Raises:
             OSError: The connection has ended.
@@ -142,7 +147,6 @@ class BulkConnection:
                 raise OSError("the connection is closed")
             for first in range(0, len(parts), _MOST_PARTS):
                 self._wire.send(parts[first : first + _MOST_PARTS])
-        return sum(map(len, parts))
 
     def receive(self, seconds: float = math.inf) -> bytes | ArrivingPiece | None:
         """Return the next frame, or a sign that more of a payload has come; None: the end.

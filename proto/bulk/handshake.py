@@ -17,7 +17,7 @@ from thinwire.proto.bulk.tls import TlsWire, context_of
 
 NUMBER_BYTES = 16
 KEY_BYTES = 32
-_PROOF_BYTES = 32
+PROOF_BYTES = 32
 
 
 def set_class(each: socket.socket, dscp: int | None) -> None:
@@ -62,7 +62,7 @@ def connect(
             wire = TcpWire(each)
         each.settimeout(timeout_seconds)
         wire.send((_proof(b"client", offered.number, offered.key, credentials),))
-        theirs = _receive(wire, _PROOF_BYTES)
+        theirs = _receive(wire, PROOF_BYTES)
         if not hmac.compare_digest(
             theirs, _proof(b"server", offered.number, offered.key, credentials)
         ):
@@ -101,7 +101,7 @@ def accept(
         wire = TcpWire(each)
     each.settimeout(timeout_seconds)
     if not hmac.compare_digest(
-        _receive(wire, _PROOF_BYTES), _proof(b"client", number, key, credentials)
+        _receive(wire, PROOF_BYTES), _proof(b"client", number, key, credentials)
     ):
         raise ConnectionRefusedError("the other end does not prove to be the client")
     each.settimeout(None)

@@ -1,12 +1,14 @@
 """The shard's port for bulk connections; it listens from the first offer on.
 
-A stranger costs no thread: one loop reads the number of an offer from all who have just connected,
-and only who names one that is open gets further.
+Nobody is accepted while no offer is open. A stranger costs no thread: one loop reads the number of
+an offer from all who have just connected, and only who names one that is open gets further.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import secrets
 import selectors
 import socket
@@ -24,7 +26,9 @@ from thinwire.proto.bulk.handshake import KEY_BYTES, NUMBER_BYTES, accept, set_c
 #: Connections that have not named an offer yet; beyond these the oldest are closed.
 _MOST_NAMELESS = 64
 _NAMELESS_SECONDS = 5.0
-_STEP_SECONDS = 5.0
+#: How long an offer stands, and for each step of the handshake after that.
+_OPEN_SECONDS, _STEP_SECONDS = 10.0, 5.0
+_LOOK_SECONDS = 1.0
 
 
 class Offeree(Protocol):
@@ -51,25 +55,24 @@ class BulkListener:
 
     def __init__(self, address: str, credentials: Credentials, dscp: int | None) -> None:
         self._address, self._credentials, self._dscp = address, credentials, dscp
-        self._offers: dict[bytes, tuple[bytes, Offeree]] = {}
+        self._offers: dict[bytes, _Offer] = {}
         self._lock = threading.Lock()
-        self._listening: socket.socket | None = None
+        self._port: int | None = None
         self._wake: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def offer(self, stream: Offeree) -> pb.BulkSession | None:
         """Return what a Welcome offers the stream's client; None where no port can be had."""
+        number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
         with self._lock:
-            if self._stopped or not (self._listening or self._begin()):
+            if self._port is None and not self._stopped:
+                self._begin()
+            if self._stopped or self._port is None or self._wake is None:
                 return None
-            for number in [each for each, (_, other) in self._offers.items() if other.lost]:
-                del self._offers[number]
-            number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
-            self._offers[number] = key, stream
-            assert self._listening is not None
-            port = self._listening.getsockname()[1]
-        return pb.BulkSession(port=port, number=number, key=key)
+            self._offers[number] = _Offer(key, stream, time.monotonic() + _OPEN_SECONDS)
+            self._wake.send(b"!")
+        return pb.BulkSession(port=self._port, number=number, key=key)
 
     def stop(self) -> None:
         """Accept nobody any more."""
@@ -77,13 +80,14 @@ class BulkListener:
             self._stopped = True
             thread, wake, self._wake = self._thread, self._wake, None
         if thread is not None and wake is not None:
-            wake.close()  # wakes the thread
+            wake.close()
             thread.join()
 
-    def _begin(self) -> bool:
+    def _begin(self) -> None:
+        """Listen, at the first offer."""
         try:
-            host, port = self._address.strip("[]"), 0
-            family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            host = self._address.strip("[]")
+            family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             listening = socket.socket(family, kind)
             try:
                 listening.bind(where)
@@ -95,73 +99,118 @@ class BulkListener:
         except OSError as error:
             logging.warning("no bulk connections: no port on %s: %s", self._address, error)
             self._stopped = True
-            return False
-        self._listening = listening
+            return
+        self._port = int(listening.getsockname()[1])
         woken, self._wake = socket.socketpair()
         self._thread = threading.Thread(
             target=self._run, args=(listening, woken), name="bulk listener", daemon=True
         )
         self._thread.start()
-        return True
 
     def _run(self, listening: socket.socket, woken: socket.socket) -> None:
-        nameless: dict[socket.socket, tuple[float, bytes]] = {}  # deadline, what it has sent
-
-        def forget(each: socket.socket) -> None:
-            del nameless[each]
-            selector.unregister(each)
-
-        with selectors.DefaultSelector() as selector, listening, woken:
-            selector.register(listening, selectors.EVENT_READ)
+        with listening, woken, selectors.DefaultSelector() as selector:
+            waiting = _Nameless(selector)
             selector.register(woken, selectors.EVENT_READ)
+            is_open = False
             while not self._stopped:
-                patience = _NAMELESS_SECONDS if nameless else None
-                ready = [key.fileobj for key, _ in selector.select(patience)]
-                for each in ready:
-                    if each is listening:
+                if is_open != bool(self._offers):
+                    is_open = not is_open
+                    change = selector.register if is_open else selector.unregister
+                    change(listening, *((selectors.EVENT_READ,) if is_open else ()))
+                for key, _ in selector.select(_LOOK_SECONDS if is_open or waiting else None):
+                    if key.fileobj is woken:
+                        woken.recv(100)
+                    elif key.fileobj is listening:
                         with contextlib.suppress(OSError):
-                            newcomer, _ = listening.accept()
-                            newcomer.setblocking(False)
-                            nameless[newcomer] = time.monotonic() + _NAMELESS_SECONDS, b""
-                            selector.register(newcomer, selectors.EVENT_READ)
-                    elif isinstance(each, socket.socket) and each in nameless:
-                        deadline, given = nameless[each]
-                        try:
-                            more = each.recv(NUMBER_BYTES - len(given))
-                        except BlockingIOError:
-                            continue
-                        except OSError:
-                            more = b""
-                        given += more
-                        nameless[each] = deadline, given
-                        if more and len(given) < NUMBER_BYTES:
-                            continue
-                        forget(each)
-                        self._go_on(each, given)
-                now = time.monotonic()
-                late = [each for each, (deadline, _) in nameless.items() if deadline < now]
-                late += list(nameless)[: max(0, len(nameless) - _MOST_NAMELESS)]
-                for each in dict.fromkeys(late):
-                    forget(each)
-                    each.close()
-            for each in list(nameless):
-                each.close()
+                            waiting.add(listening.accept()[0])
+                    elif isinstance(key.fileobj, socket.socket):
+                        number = waiting.read(key.fileobj)
+                        if number is not None:
+                            self._go_on(key.fileobj, number)
+                waiting.close_late(time.monotonic())
+                self._forget_late(time.monotonic())
+            waiting.close_late(math.inf)
 
-    def _go_on(self, each: socket.socket, number: bytes) -> None:
+    def _forget_late(self, now: float) -> None:
+        with self._lock:
+            for number, offer in list(self._offers.items()):
+                if offer.deadline < now or offer.stream.lost:
+                    del self._offers[number]
+
+    def _go_on(self, connected: socket.socket, number: bytes) -> None:
         with self._lock:
             offer = self._offers.pop(number, None)
         if offer is None:
-            each.close()
+            connected.close()
             return
         threading.Thread(
-            target=self._admit, args=(each, number, *offer), name="bulk handshake", daemon=True
+            target=self._admit, args=(connected, number, offer), name="bulk handshake", daemon=True
         ).start()
 
-    def _admit(self, each: socket.socket, number: bytes, key: bytes, stream: Offeree) -> None:
+    def _admit(self, connected: socket.socket, number: bytes, offer: _Offer) -> None:
         try:
-            each.settimeout(_STEP_SECONDS)
-            set_class(each, self._dscp)
-            accept(each, number, key, self._credentials, stream.attach)
+            connected.settimeout(_STEP_SECONDS)
+            set_class(connected, self._dscp)
+            accept(connected, number, offer.key, self._credentials, offer.stream.attach)
         except (OSError, ValueError) as error:
-            each.close()
-            logging.info("%s: no bulk connection: %s", stream.peer, error)
+            connected.close()
+            logging.info("%s: no bulk connection: %s", offer.stream.peer, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Offer:
+    key: bytes
+    stream: Offeree
+    deadline: float
+
+
+class _Nameless:
+    """Connections that have not named an offer yet; for the listening thread."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._found: dict[socket.socket, tuple[float, bytes]] = {}  # deadline, what it has sent
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def add(self, connected: socket.socket) -> None:
+        """Take in a newcomer; where there are too many, the oldest one goes."""
+        connected.setblocking(False)
+        self._found[connected] = time.monotonic() + _NAMELESS_SECONDS, b""
+        self._selector.register(connected, selectors.EVENT_READ)
+        if len(self._found) > _MOST_NAMELESS:
+            self._close(next(iter(self._found)))
+
+    def read(self, connected: socket.socket) -> bytes | None:
+        """Return the number that a connection has sent; it is no longer nameless then."""
+        if connected not in self._found:
+            return None
+        deadline, given = self._found[connected]
+        try:
+            more = connected.recv(NUMBER_BYTES - len(given))
+        except BlockingIOError:
+            return None
+        except OSError:
+            more = b""
+        if not more:
+            self._close(connected)
+        elif len(given + more) < NUMBER_BYTES:
+            self._found[connected] = deadline, given + more
+        else:
+            self._forget(connected)
+            return given + more
+        return None
+
+    def close_late(self, now: float) -> None:
+        """Close those whose time is over."""
+        for connected in [each for each, (deadline, _) in self._found.items() if deadline < now]:
+            self._close(connected)
+
+    def _forget(self, connected: socket.socket) -> None:
+        del self._found[connected]
+        self._selector.unregister(connected)
+
+    def _close(self, connected: socket.socket) -> None:
+        self._forget(connected)
+        connected.close()

@@ -351,8 +351,8 @@ class ClientStream:
                     sizes = link.carry_all([wire_bytes(len(data)) for data in frames], ready_at)
                 for data in frames:
                     if connection is not None:
-                        size = connection.send(data)
-                        self._bytes_sent += size if counted else 0
+                        self._bytes_sent += bulk.wire_bytes(data) if counted else 0
+                        connection.send(data)
                         continue
                     size = wire_bytes(len(data)) if link is None else next(sizes)
                     if counted:

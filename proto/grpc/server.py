@@ -22,6 +22,7 @@ from grpc_health.v1 import health_pb2_grpc
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk import BulkConnection, BulkListener
+from thinwire.proto.bulk import wire_bytes as bulk_bytes
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
 from thinwire.proto.framing import Arriving
 from thinwire.proto.grpc.common import (
@@ -204,8 +205,8 @@ class ServerStream:
                 frames, ready_at = frames(), time.monotonic()
             for data in frames:
                 if bulk is not None:
-                    size = bulk.send(data)
-                    self._bytes_sent += size if counted else 0
+                    self._bytes_sent += bulk_bytes(data) if counted else 0
+                    bulk.send(data)
                     continue
                 size = wire_bytes(len(data))
                 if self._sender is not None:

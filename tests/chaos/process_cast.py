@@ -19,7 +19,7 @@ from collections.abc import Callable
 from tests.chaos.history import History
 from tests.chaos.proxy import Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
-from tests.chaos.proxy_messages import Hearing
+from tests.chaos.proxy_messages import BulkMessages, Hearing
 from tests.nodes import Nodes, free_port
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.run.directory import checkpoints_of
@@ -88,6 +88,7 @@ class Cast:
         if protected:
             self._protect()
         self.hearing.on_ports = self._open_for_datagrams
+        self.hearing.on_bulk = self._open_for_bulk
 
     @property
     def shards(self) -> list[str]:
@@ -194,6 +195,11 @@ class Cast:
         seed = random.Random(f"{self.seed} {name} {shard}").getrandbits(32)
         listen, target = (self._host_of(name), port), ("127.0.0.1", port)
         self.wires[name, shard] = Proxy(self.board, listen, target, seed, heard)
+
+    def _open_for_bulk(self, worker: int, shard: int, port: int) -> None:
+        """Pass on what a worker is about to connect to."""
+        heard = self.hearing.between(worker, shard, BulkMessages)
+        self.wires[f"worker-{worker}", shard].open_beside(port, heard)
 
     def _open_for_datagrams(self, worker: int, ports: tuple[int, ...]) -> None:
         """Listen where a worker is about to send datagrams."""

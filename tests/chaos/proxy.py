@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import random
 import socket
 import struct
@@ -95,6 +96,7 @@ class Proxy:
         self._writers: set[asyncio.StreamWriter] = set()
         self._beyond: set[asyncio.StreamWriter] = set()  # of them, to the shard
         self._server: asyncio.Server | None = None
+        self._beside: dict[int, asyncio.Future[asyncio.Server]] = {}  # by port
         self.ways: dict[str, Way] = {}
         self.num_connections = 0
         self.num_garbled = 0
@@ -136,9 +138,24 @@ class Proxy:
         self.ways[way].garbles = probability
         self._board.later(seconds, lambda: setattr(self.ways[way], "garbles", 0.0))
 
+    def open_beside(self, port: int, listener: Callable[[str], Listener]) -> None:
+        """Pass another port of the shard on, with the same mishaps (in the board's thread).
+
+        Args:
+            port: The client dials it where it dials this proxy.
+            listener: Makes the listeners of a connection.
+        """
+        if port in self._beside:
+            return
+        here, there = self._listen[0], self._target[0]
+        listening = socket.create_server((here, port))  # from here on nothing is refused
+        connected = functools.partial(self._connected, (there, port), listener)
+        self._beside[port] = asyncio.ensure_future(asyncio.start_server(connected, sock=listening))
+
     def close(self) -> None:
         """Reset every connection and listen no more."""
         self._board.do(self._hang_up())
+        self._board.do(self._close_beside())
 
     # -- in the thread --------------------------------------------------------------------------
 
@@ -151,7 +168,8 @@ class Proxy:
     async def _serve(self) -> None:
         if self._server is None:
             host, port = self._listen
-            self._server = await asyncio.start_server(self._connected, host, port)
+            connected = functools.partial(self._connected, self._target, self._listener)
+            self._server = await asyncio.start_server(connected, host, port)
 
     async def _hang_up(self) -> None:
         if self._server is not None:
@@ -172,16 +190,28 @@ class Proxy:
         for way in self.ways.values():
             way.delay_seconds = 0.0
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _close_beside(self) -> None:
+        for server in self._beside.values():
+            (await server).close()
+        self._beside.clear()
+
+    async def _connected(
+        self,
+        target: tuple[str, int],
+        listener: Callable[[str], Listener] | None,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self.num_connections += 1
         self._writers.add(writer)
         beyond: asyncio.StreamWriter | None = None
         try:
-            answers, beyond = await asyncio.open_connection(*self._target)
+            answers, beyond = await asyncio.open_connection(*target)
             self._writers.add(beyond)
             self._beyond.add(beyond)
             await asyncio.gather(
-                self._pass_on(reader, beyond, UP), self._pass_on(answers, writer, DOWN)
+                self._pass_on(reader, beyond, UP, listener),
+                self._pass_on(answers, writer, DOWN, listener),
             )
         except OSError:
             pass  # the other side hears of it below
@@ -193,10 +223,14 @@ class Proxy:
                     _reset(each)
 
     async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        name: str,
+        listeners: Callable[[str], Listener] | None,
     ) -> None:
         way = self.ways[name]
-        listener = self._listener(name) if self._listener is not None else None
+        listener = listeners(name) if listeners is not None else None
         gone = False
         while data := await reader.read(_READ_BYTES):
             if listener is not None and not gone:

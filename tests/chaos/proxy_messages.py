@@ -1,4 +1,4 @@
-"""What a proxy overhears: the messages of Thinwire in the bytes of an HTTP/2 connection."""
+"""What a proxy overhears: the messages of Thinwire in the bytes of a connection."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any, Protocol
 
 from tests.chaos.proxy import DOWN, UP
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.bulk.handshake import NUMBER_BYTES, PROOF_BYTES
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _PADDED = 0, 0x8
 _FRAME_BYTES, _PREFIX_BYTES = 9, 5
+_WORD_BYTES, _IS_PIECE = 4, 1 << 31
 _TYPES: dict[str, Any] = {UP: pb.ToServer, DOWN: pb.ToClient}
 
 
@@ -64,6 +66,36 @@ class Messages:
                 yield message
 
 
+class BulkMessages:
+    """Finds the messages of one direction of a bulk connection.
+
+    Args:
+        way: Which.
+    """
+
+    def __init__(self, way: str) -> None:
+        self._type = _TYPES[way]
+        self._bytes = bytearray()
+        self._handshake = {UP: NUMBER_BYTES + PROOF_BYTES, DOWN: PROOF_BYTES}[way]
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """Return the messages that these bytes complete; pieces of payloads are none."""
+        self._bytes += data
+        if len(self._bytes) < self._handshake:
+            return
+        del self._bytes[: self._handshake]
+        self._handshake = 0
+        while len(self._bytes) >= _WORD_BYTES:
+            word = int.from_bytes(self._bytes[:_WORD_BYTES], "big")
+            end = _WORD_BYTES + (word & ~_IS_PIECE)
+            if len(self._bytes) < end:
+                return
+            content = bytes(self._bytes[_WORD_BYTES:end])
+            del self._bytes[:end]
+            if not word & _IS_PIECE:
+                yield self._type.FromString(content)
+
+
 class Ambusher(Protocol):
     """Waits for an instant."""
 
@@ -77,6 +109,7 @@ class Hearing:
     Attributes:
         told: (worker, shard) -> steps that were answered while the run went on.
         on_ports: Is told that a worker is about to hear of a shard's UDP ports.
+        on_bulk: Is told that a worker is about to hear of a shard's port for a bulk connection.
         ambush: Is shown every message.
     """
 
@@ -84,13 +117,16 @@ class Hearing:
         """Start with nothing heard."""
         self.told: dict[tuple[int, int], set[int]] = collections.defaultdict(set)
         self.on_ports: Callable[[int, tuple[int, ...]], None] = lambda worker, ports: None
+        self.on_bulk: Callable[[int, int, int], None] = lambda worker, shard, port: None
         self.ambush: Ambusher | None = None
 
-    def between(self, worker: int, shard: int) -> Callable[[str], Callable[[bytes], bool]]:
-        """Return what makes the listeners of a connection."""
+    def between(
+        self, worker: int, shard: int, kind: type[Messages] | type[BulkMessages] = Messages
+    ) -> Callable[[str], Callable[[bytes], bool]]:
+        """Return what makes the listeners of a connection of some kind."""
 
         def listener(way: str) -> Callable[[bytes], bool]:
-            messages = Messages(way)
+            messages = kind(way)
             return lambda data: all([self._hear(worker, shard, m) for m in messages.feed(data)])
 
         return listener
@@ -100,7 +136,10 @@ class Hearing:
         if body == "reply":
             if message.reply.step and not message.reply.stop:
                 self.told[worker, shard].add(message.reply.step)
-        elif body == "welcome" and message.welcome.datagrams.ports:
-            self.on_ports(worker, tuple(message.welcome.datagrams.ports))
+        elif body == "welcome":
+            if message.welcome.datagrams.ports:
+                self.on_ports(worker, tuple(message.welcome.datagrams.ports))
+            if message.welcome.bulk.port:
+                self.on_bulk(worker, shard, message.welcome.bulk.port)
         ambush = self.ambush
         return ambush is None or ambush(worker, shard, message)

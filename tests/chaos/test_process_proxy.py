@@ -1,5 +1,6 @@
 """The wires of the chaos harness do what they say, and overhear what is said."""
 
+import asyncio
 import socket
 import threading
 
@@ -8,7 +9,7 @@ import pytest
 from tests.chaos.process_cast import wait_until
 from tests.chaos.proxy import DOWN, UP, Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
-from tests.chaos.proxy_messages import Hearing, Messages
+from tests.chaos.proxy_messages import BulkMessages, Hearing, Messages
 from tests.nodes import free_port
 from thinwire.proto import thinwire_pb2 as pb
 
@@ -156,6 +157,38 @@ def test_messages_are_found_whatever_pieces_they_come_in():
         for start in range(0, len(data), size):
             found += messages.feed(data[start : start + size])
         assert found == said
+
+
+def test_messages_of_a_bulk_connection_are_found_whatever_pieces_they_come_in():
+    said = [pb.ToServer(push=pb.Push(step=step, payload_bytes=5)) for step in (1, 2)]
+    piece = (1 << 31 | 5).to_bytes(4, "big") + b"\0\0\0\7\1"
+    data = b"n" * 16 + b"p" * 32
+    for each in said:
+        frame = each.SerializeToString()
+        data += len(frame).to_bytes(4, "big") + frame + piece
+    for size in (1, 7, len(data)):
+        messages, found = BulkMessages(UP), []
+        for start in range(0, len(data), size):
+            found += messages.feed(data[start : start + size])
+        assert found == said
+
+
+def test_another_port_has_the_same_mishaps(board, echo):
+    proxy = Proxy(board, (HOST, free_port()), ("127.0.0.1", free_port()))
+    heard = []
+    hear = lambda way: lambda data: heard.append(data) or True  # noqa: E731
+    for _ in range(2):  # a second Welcome may name it again
+        board.soon(proxy.open_beside, echo, hear)
+    board.do(asyncio.sleep(0))
+    with dial(echo) as wire:
+        wire.sendall(b"hello")
+        assert wire.recv(10) == b"hello" and heard == [b"hello", b"hello"]
+        proxy.cut(0.1)
+        with pytest.raises(ConnectionResetError):
+            wire.recv(10)
+    proxy.close()
+    with pytest.raises(ConnectionRefusedError):
+        dial(echo)
 
 
 def test_hearing_keeps_apart_what_was_applied_and_what_was_not():

@@ -193,29 +193,51 @@ def test_a_stolen_offer_is_of_no_use_without_the_token(token):
         while not offers:
             time.sleep(0.01)
         with pytest.raises(OSError):
-            bulk.connect("127.0.0.1", offers[0], Credentials(token=token), None, None, 2.0)
+            bulk.connect("127.0.0.1", offers[0], Credentials(token=token), None, None, WAIT_SECONDS)
         with pytest.raises(OSError):  # and it is gone
-            bulk.connect("127.0.0.1", offers[0], mine, None, None, 2.0)
+            bulk.connect("127.0.0.1", offers[0], mine, None, None, 0.3)
 
 
 def test_strangers_that_say_nothing_cost_no_thread_and_do_not_stay(monkeypatch):
-    monkeypatch.setattr(listener_module, "_MOST_NAMELESS", 4)
-    with serving(answering) as server, connected(server) as first:
-        talk(first, 1)
-        port = server._listener._listening.getsockname()[1]
-        before = threading.active_count()
-        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(12)]
+    monkeypatch.setattr(listener_module, "_MOST_NAMELESS", 3)
+    offers = []
+
+    def offering(stream):
+        offers.append(stream.offer_bulk())
+        answering(stream)
+
+    with serving(offering) as server, connected(server):
+        while not offers:
+            time.sleep(0.01)
+        port, before = offers[0].port, threading.active_count()
+        strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
         with connected(server) as second:
             talk(second, 1)
             assert uses_bulk(second)
         assert threading.active_count() <= before + 1
         closed = 0
         for each in strangers:
-            each.settimeout(0.2)
+            each.settimeout(0.1)
             with contextlib.suppress(TimeoutError):
                 closed += each.recv(1) == b""
             each.close()
-        assert closed >= 8
+        assert closed >= 5
+
+
+def test_nobody_is_accepted_while_no_offer_is_open():
+    with serving(answering) as server, connected(server) as client:
+        talk(client, 1)
+        port = server._listener._port
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.settimeout(0.3)
+            stranger.sendall(bytes(16))
+            with pytest.raises(TimeoutError):
+                stranger.recv(1)
+            with connected(server) as second:  # an offer opens the door: the stranger is sent away
+                talk(second, 1)
+                assert uses_bulk(second)
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(1) == b""
 
 
 def test_when_grpc_ends_so_does_the_connection():
