@@ -101,7 +101,7 @@ def _serve_stack() -> proto_grpc.Server:
                 pending.put((stream, *assembled))
 
     threading.Thread(target=write, daemon=True).start()
-    guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # nobody says Hello here
+    guard = ConnectionGuard(limits=Limits(hello_seconds=3600.0))  # no client sends a Hello here
     return proto_grpc.serve("127.0.0.1", 0, handle, guard=guard)
 
 

@@ -16,7 +16,7 @@ from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
 _HEADER = struct.Struct(">I")
 _IS_PIECE = 1 << 31
-#: What is read at once where no piece of a payload is expected: little of one is copied.
+#: Read by one call where no piece of a payload is expected: little of one is copied.
 _READ_BYTES = 16 << 10
 _BUFFER_BYTES = 64 << 10
 #: More parts than these, and smaller ones on average, are joined: a call takes 1,024 at most.
@@ -201,7 +201,7 @@ class BulkConnection:
             self._first, self._piece_left = begin, size
             self.num_received += _HEADER.size
             return None
-        self._make_room(_HEADER.size + size)
+        self._reserve(_HEADER.size + size)
         if have < _HEADER.size + size:
             return None
         begin = self._first + _HEADER.size
@@ -210,7 +210,7 @@ class BulkConnection:
         self.num_received += _HEADER.size + size
         return frame
 
-    def _make_room(self, size: int) -> None:
+    def _reserve(self, size: int) -> None:
         """See that as many bytes as this fit behind the first that was not taken."""
         kept = self._last - self._first
         wanted = max(_BUFFER_BYTES, size)
@@ -226,7 +226,7 @@ class BulkConnection:
     def _fill(self) -> None:
         if self._first == self._last:
             self._first = self._last = 0
-        self._make_room(self._last - self._first + 1)
+        self._reserve(self._last - self._first + 1)
         space = self._buffer[self._last : self._last + _READ_BYTES]
         self._last += self._read(space)
 
