@@ -1,7 +1,7 @@
 """The bulk path: a TCP connection beside a client's gRPC stream, which takes over its frames.
 
 gRPC costs more than half of what a dense update costs a shard: three copies of what arrives, one of
-what is sent, and twenty changes of threads. So a Hello tells that its client can do without,
+what is sent, and twenty changes of threads. So a Hello offers to do without,
 and the Welcome offers a port, a number and a key. The client dials, both prove that they have the
 key, and each end sends on its gRPC stream a last message, Switch; everything after it comes over
 the new connection, in the same frames. The stream stays for what gRPC does better: who is let in,
