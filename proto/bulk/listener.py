@@ -55,7 +55,7 @@ class BulkListener:
 
     def __init__(self, address: str, credentials: Credentials, dscp: int | None) -> None:
         self._address, self._credentials, self._dscp = address, credentials, dscp
-        self._offers: dict[bytes, _Offer] = {}
+        self._offers: dict[bytes, _OpenOffer] = {}
         self._lock = threading.Lock()
         self._port: int | None = None
         self._wake: socket.socket | None = None
@@ -70,7 +70,7 @@ class BulkListener:
                 self._begin()
             if self._stopped or self._port is None or self._wake is None:
                 return None
-            self._offers[number] = _Offer(key, stream, time.monotonic() + _OPEN_SECONDS)
+            self._offers[number] = _OpenOffer(key, stream, time.monotonic() + _OPEN_SECONDS)
             self._wake.send(b"!")
         return pb.BulkSession(port=self._port, number=number, key=key)
 
@@ -147,7 +147,7 @@ class BulkListener:
             target=self._admit, args=(connected, number, offer), name="bulk handshake", daemon=True
         ).start()
 
-    def _admit(self, connected: socket.socket, number: bytes, offer: _Offer) -> None:
+    def _admit(self, connected: socket.socket, number: bytes, offer: _OpenOffer) -> None:
         try:
             connected.settimeout(_STEP_SECONDS)
             set_class(connected, self._dscp)
@@ -158,7 +158,7 @@ class BulkListener:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Offer:
+class _OpenOffer:
     key: bytes
     stream: Offeree
     deadline: float
