@@ -62,7 +62,11 @@ def _module(python: Path, name: str, task: work.Work, *options: str) -> tuple[st
     return (str(python), "-m", f"bench.peers.{name}", *work.to_arguments(task), *options)
 
 
-_MODEL_FILES = {work.MNIST_CNN: "thinwire_model.py", work.DECODER: "thinwire_decoder.py"}
+_MODEL_FILES = {
+    work.MNIST_CNN: "thinwire_model.py",
+    work.DECODER: "thinwire_decoder.py",
+    work.WIDE: "thinwire_wide.py",
+}
 
 
 def _ours(*flags: str, link_mbps: float | None = None) -> Callable[..., list[PeerNode]]:
@@ -268,7 +272,7 @@ def _rounds(count: int) -> OwnWay:
     return OwnWay(_local_steps(count), round_steps=count)
 
 
-OURS: Mapping[str, OwnWay] = {
+OURS: dict[str, OwnWay] = {
     "thinwire asgd": OwnWay(("--method=asgd",), True),
     "thinwire bsp": OwnWay(("--method=bsp",), True),
     "thinwire adacomp": OwnWay(("--method=adacomp", _PLAIN)),
@@ -295,6 +299,28 @@ OURS: Mapping[str, OwnWay] = {
         ("--method=sparseloco",), model=work.DECODER, round_steps=_FEW_ROUND_STEPS
     ),
 }
+
+
+def _wide(name: str, known: Mapping[str, Contender]) -> Contender:
+    """Return a contender of mnist_cnn, or of the decoder, that trains the wide perceptron."""
+    return dataclasses.replace(known[name], name=f"{name}, wide", model=work.WIDE)
+
+
+_WIDE_OURS = (
+    "thinwire dgs",
+    "thinwire dgs, overlap",
+    f"thinwire bsp, {_LOCAL_STEPS} local steps",
+    "thinwire bsp, overlap",
+)
+_WIDE_PEERS = (
+    "MXNet dist_sync",
+    "torch DDP",
+    "torch DDP, PowerSGD",
+    "torchft LocalSGD",
+    f"Flower, {_LOCAL_STEPS} local steps",
+)
+for _name in _WIDE_OURS:
+    OURS[f"{_name}, wide"] = dataclasses.replace(OURS[_name], model=work.WIDE)
 
 
 def _torch_peers() -> Sequence[Contender]:
@@ -335,6 +361,8 @@ def _listed() -> Sequence[Contender]:
         ),
         *_torch_peers(),
     ]
+    named = {each.name: each for each in peers}
+    peers += [_wide(name, named) for name in _WIDE_PEERS]
     # In turn, so that a disturbance of the machine hits ours and peers alike.
     mixed: list[Contender] = []
     for pair in itertools.zip_longest(ours.values(), peers):

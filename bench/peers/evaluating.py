@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.peers import decoder_work, work
+from bench.peers import decoder_work, wide_work, work
 
 _BATCH = 1000
 
@@ -24,7 +24,7 @@ def evaluator(model: str, text: str) -> Callable[[Path], float]:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    score, worst = _losses(text) if model == work.DECODER else _accuracies()
+    score, worst = _losses(text) if model == work.DECODER else _accuracies(model)
     last: tuple[NDArray[np.float32], float] | None = None
 
     def found(path: Path) -> float:
@@ -39,17 +39,21 @@ def evaluator(model: str, text: str) -> Callable[[Path], float]:
     return found
 
 
-def _accuracies() -> tuple[Callable[[NDArray[np.float32]], float], float]:
+def _accuracies(work_model: str) -> tuple[Callable[[NDArray[np.float32]], float], float]:
     import keras
 
+    from bench.peers import thinwire_wide
     from thinwire.models.registry import build_network
     from thinwire.supervisor.evaluator import Evaluator
 
-    model = build_network("mnist_cnn", 28, 1, 10, seed=1)
+    if work_model == work.WIDE:
+        model, named = thinwire_wide.build_model(), wide_work.TENSORS
+    else:
+        model, named = build_network("mnist_cnn", 28, 1, 10, seed=1), work.TENSORS
     images, labels = work.load("t10k")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     own = Evaluator(model, loss, images[..., None], labels, _BATCH)
-    return lambda flat: own.evaluate(work.unflatten(flat))["accuracy"], 0.0
+    return lambda flat: own.evaluate(work.unflatten(flat, named))["accuracy"], 0.0
 
 
 def _losses(text: str) -> tuple[Callable[[NDArray[np.float32]], float], float]:

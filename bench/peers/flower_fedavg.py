@@ -56,7 +56,7 @@ class _Client(flwr.client.NumPyClient):
         """Train on from the server's model."""
         del config
         self._own.weights = parameters[0]
-        if self._task.model == work.MNIST_CNN:
+        if self._task.model != work.DECODER:
             self._optimizer = self._own.optimizer()
         for _ in range(self._local_steps):
             self._own.step(self._optimizer)

@@ -6,6 +6,7 @@ of this for each worker, with the interpreter that setup.sh makes.
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import mxnet as mx
@@ -13,12 +14,30 @@ import numpy as np
 from mxnet import autograd, gluon
 from numpy.typing import NDArray
 
-from bench.peers import work
+from bench.peers import wide_work, work
 
 
-def _build_model(flat: NDArray[np.float32]) -> gluon.nn.HybridSequential:
-    """Return Keras' mnist_cnn with these weights."""
+def _build_model(task: work.Work) -> gluon.nn.HybridSequential:
+    """Return the work's model with the weights that all begin with."""
     model = gluon.nn.HybridSequential()
+    if task.model == work.WIDE:
+        *hidden, last = itertools.pairwise(wide_work.WIDTHS)
+        model.add(gluon.nn.Flatten())
+        for inputs, outputs in hidden:
+            model.add(gluon.nn.Dense(outputs, in_units=inputs, activation="relu"))
+        model.add(gluon.nn.Dense(last[1], in_units=last[0]))
+        tensors = wide_work.to_outputs_first(wide_work.initial(task.seed))
+    else:
+        _add_cnn(model)
+        tensors = work.to_channels_first(work.initial(task.seed))
+    model.initialize()
+    for parameter, values in zip(_parameters(model), tensors, strict=True):
+        parameter.set_data(mx.nd.array(values))
+    model.hybridize(static_alloc=True, static_shape=True)
+    return model
+
+
+def _add_cnn(model: gluon.nn.HybridSequential) -> None:
     model.add(
         gluon.nn.Conv2D(32, 3, in_channels=1, activation="relu"),
         gluon.nn.Conv2D(64, 3, in_channels=32, activation="relu"),
@@ -29,20 +48,16 @@ def _build_model(flat: NDArray[np.float32]) -> gluon.nn.HybridSequential:
         gluon.nn.Dropout(0.5),
         gluon.nn.Dense(10, in_units=128),
     )
-    model.initialize()
-    tensors = work.to_channels_first(flat)
-    for parameter, values in zip(_parameters(model), tensors, strict=True):
-        parameter.set_data(mx.nd.array(values))
-    model.hybridize(static_alloc=True, static_shape=True)
-    return model
 
 
 def _parameters(model: gluon.nn.HybridSequential) -> list[gluon.Parameter]:
     return list(model.collect_params().values())
 
 
-def _weights(model: gluon.nn.HybridSequential) -> NDArray[np.float32]:
+def _weights(model: gluon.nn.HybridSequential, task: work.Work) -> NDArray[np.float32]:
     tensors = [parameter.data().asnumpy() for parameter in _parameters(model)]
+    if task.model == work.WIDE:
+        return wide_work.from_outputs_first(tensors)
     return work.from_channels_first(tensors)
 
 
@@ -50,7 +65,7 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
     """Step until the first worker has trained long enough; the harness then ends the others."""
     mx.random.seed(task.seed + rank)
     random = np.random.default_rng(task.seed + rank)
-    model = _build_model(work.initial(task.seed))
+    model = _build_model(task)
     trainer = gluon.Trainer(
         model.collect_params(),
         "sgd",
@@ -74,7 +89,7 @@ def _train(rank: int, task: work.Work, kvstore: str) -> None:
         trainer.step(task.batch_size * together)
         _parameters(model)[0].data().wait_to_read()  # it computes behind Python's back
         steps += 1
-        over = progress.report(steps, lambda: _weights(model))
+        over = progress.report(steps, lambda: _weights(model, task))
 
 
 def main() -> None:

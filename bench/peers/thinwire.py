@@ -26,7 +26,7 @@ def training_flags(task: work.Work) -> list[str]:
         f"--nb_workers={task.workers}",
         "--worker_threads=1",
         f"--learning_rate={task.learning_rate}",
-        *([f"--momentum={task.momentum}"] if task.model == work.MNIST_CNN else []),
+        *([f"--momentum={task.momentum}"] if task.model != work.DECODER else []),
         f"--seed={task.seed}",
         "--iter_max=100000000",
     ]

@@ -41,6 +41,7 @@ def _choice(network: str, file: str, *sizes: int, task: str = "classification") 
 
 _CHOICES = {
     work.MNIST_CNN: _choice("mnist_cnn", "thinwire_model.py", 28, 1, 10),
+    work.WIDE: _choice("mnist_cnn", "thinwire_wide.py", 28, 1, 10),
     work.DECODER: _choice("decoder", "thinwire_decoder.py", 28, 1, 256, task="tokens"),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from bench.peers import decoder_work, work
+from bench.peers import decoder_work, wide_work, work
 from bench.peers.torch_decoder import TorchDecoder
 
 
@@ -29,6 +30,13 @@ def _mnist_cnn() -> nn.Module:
         nn.Dropout(0.5),
         nn.Linear(128, 10),
     )
+
+
+def _wide() -> nn.Module:
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise(wide_work.WIDTHS):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 def _images(task: work.Work) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -69,6 +77,14 @@ class _Parts:
 _PARTS = {
     work.MNIST_CNN: _Parts(
         _mnist_cnn, work.initial, work.to_channels_first, work.from_channels_first, _images, _sgd
+    ),
+    work.WIDE: _Parts(
+        _wide,
+        wide_work.initial,
+        wide_work.to_outputs_first,
+        wide_work.from_outputs_first,
+        _images,
+        _sgd,
     ),
     work.DECODER: _Parts(
         TorchDecoder,

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from thinwire.data.readers import idx
 
-#: What is trained: the CNN of this module, or the decoder of `decoder_work`.
-MNIST_CNN, DECODER = "mnist_cnn", "decoder"
+#: What is trained: the CNN of this module, the decoder of `decoder_work`, the perceptron of
+#: `wide_work`.
+MNIST_CNN, DECODER, WIDE = "mnist_cnn", "decoder", "wide"
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = (Path("/usr/share/datasets/fashion-mnist"), _ROOT / "data" / "fashion_mnist_sample")
 #: Name and shape of each tensor in Keras' order and layout; weights are flat in this order.
@@ -77,7 +78,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     result.add_argument("--seed", type=int, default=1)
     result.add_argument("--snapshot_seconds", type=float, default=2.0)
     result.add_argument("--folder", default=".", help="of progress and snapshots")
-    result.add_argument("--model", choices=(MNIST_CNN, DECODER), default=MNIST_CNN)
+    result.add_argument("--model", choices=(MNIST_CNN, DECODER, WIDE), default=MNIST_CNN)
     result.add_argument("--text", default="", help="folder that the decoder reads")
     return result
 
@@ -125,10 +126,11 @@ def full_set_is_installed() -> bool:
 def initial(seed: int) -> NDArray[np.float32]:
     """Return the weights that everybody begins with, flat in Keras' order."""
     random = np.random.default_rng(seed)
-    return flatten([_glorot(shape, random) for _, shape in TENSORS])
+    return flatten([glorot(shape, random) for _, shape in TENSORS])
 
 
-def _glorot(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+def glorot(shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+    """Return a kernel's initial values, uniform by its fans; zeros of a bias."""
     if len(shape) == 1:
         return np.zeros(shape, np.float32)
     field = math.prod(shape[:-2])

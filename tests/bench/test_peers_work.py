@@ -7,7 +7,7 @@ import sysconfig
 import numpy as np
 import pytest
 
-from bench.peers import decoder_work, evaluating, work
+from bench.peers import decoder_work, evaluating, wide_work, work
 from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.lab import SERVER, Lab, Place, worker
 from bench.peers.thinwire import training_flags
@@ -80,24 +80,32 @@ TORCH_LOGITS = """
 import sys
 import numpy, torch
 from bench.peers import torch_model, work
-task = work.Work(1.0, 0, 2, 16, 1e-3, 0.9, 1, model="decoder", text=sys.argv[1])
+task = work.Work(1.0, 0, 2, 16, 1e-3, 0.9, 1, model=sys.argv[3], text=sys.argv[1])
 own = torch_model.Trainee(task, 0)
-tokens = torch.arange(128).reshape(2, 64)
-numpy.save(sys.argv[2], own.model(tokens).detach().numpy())
+given = torch.from_numpy(numpy.load(sys.argv[2]))
+numpy.save(sys.argv[2], own.model(given).detach().numpy())
+assert (own.weights == torch_model.initial(task)).all()
 print(sum(weights.numel() for weights in own.model.parameters()))
 """
 
 
 @pytest.mark.product
 @pytest.mark.skipif(not TORCH.exists(), reason="no torch: run bench/peers/setup.sh")
-def test_torch_computes_what_keras_does(tmp_path):
-    from bench.peers.thinwire_decoder import build_model
+@pytest.mark.parametrize("model", [work.DECODER, work.WIDE])
+def test_torch_computes_what_keras_does(tmp_path, model):
+    from bench.peers import thinwire_decoder, thinwire_wide
 
+    given = np.arange(128).reshape(2, 64)
+    ours, size = thinwire_decoder.build_model, decoder_work.NUM_PARAMETERS
+    if model == work.WIDE:
+        given = np.random.default_rng(1).normal(size=(2, 28, 28, 1)).astype(np.float32)
+        ours, size = thinwire_wide.build_model, wide_work.NUM_PARAMETERS
     path = tmp_path / "logits.npy"
-    command = [str(TORCH), "-c", TORCH_LOGITS, TEXT, str(path)]
+    np.save(path, given)
+    command = [str(TORCH), "-c", TORCH_LOGITS, TEXT, str(path), model]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert int(found.stdout) == decoder_work.NUM_PARAMETERS
-    logits = build_model().predict_on_batch(np.arange(128).reshape(2, 64))
+    assert int(found.stdout) == size
+    logits = ours().predict_on_batch(given)
     np.testing.assert_allclose(np.load(path), logits, atol=1e-5)
 
 
@@ -109,6 +117,14 @@ def test_an_untrained_decoder_guesses_among_all_bytes(tmp_path):
     flat[7] = np.nan
     np.save(path, flat)
     assert score(path) == -np.inf
+
+
+def test_the_wide_perceptron_has_25_million_weights_and_is_the_same_either_way():
+    assert wide_work.NUM_PARAMETERS == 24_925_082
+    flat = np.arange(wide_work.NUM_PARAMETERS, dtype=np.float32)
+    turned = wide_work.to_outputs_first(flat)
+    assert [each.shape for each in turned[:2]] == [(4096, 784), (4096,)]
+    np.testing.assert_array_equal(wide_work.from_outputs_first(turned), flat)
 
 
 def test_progress_keeps_snapshots_at_its_interval(tmp_path, monkeypatch):
@@ -155,7 +171,7 @@ def test_every_contender_has_workers_in_their_places_and_one_that_leads(name, tm
     assert sum(node.leads for node in nodes) == 1
     places = [node.place for node in nodes]
     assert places.count("worker0") == places.count("worker1") == 1
-    alone = CONTENDERS[name].sort == "among workers" and CONTENDERS[name].model == work.MNIST_CNN
+    alone = name.startswith("torch DDP")
     assert (SERVER in places) != alone  # where torchft and hivemind meet
     assert all("0.03" in " ".join(node.command) for node in nodes if node.place != SERVER)
 
