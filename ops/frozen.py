@@ -27,6 +27,9 @@ BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
 #: Smaller arrays are copied.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
+#: A reader with this many changes put aside, or with half the size of its array, needs no more of
+#: them: the array is put aside as it is.
+_MOST_ASIDES = 256
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
@@ -56,6 +59,7 @@ class FrozenArray:
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
         self._aside: list[tuple[int, Int64 | None, NDArray[Any]]] = []  # first entry, which, values
+        self._aside_bytes = 0
         self.first = 0  # the first entry that has not been read
         readers.append(weakref.ref(self))
 
@@ -66,7 +70,7 @@ class FrozenArray:
     def again(self) -> FrozenArray:
         """Return another one of the same moment, for a further reader; of one that is not read."""
         other = FrozenArray(self._array, self._readers)
-        other._aside = list(self._aside)
+        other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -88,6 +92,12 @@ class FrozenArray:
     def put_aside(self, first: int, indices: Int64 | None, values: NDArray[Any]) -> None:
         """Keep values that are about to change: of these entries, or of all from `first` on."""
         self._aside.append((first, indices, values))
+        self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
+
+    @property
+    def has_much_aside(self) -> bool:
+        """Whether further changes are better put aside as the whole array."""
+        return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
         piece = self._array.reshape(-1)[start:stop].copy()
@@ -128,6 +138,8 @@ class Freezer:
             from thinwire.ops.buffers import buffer
 
             flat = array.reshape(-1)
+            if any(each.has_much_aside for each in readers):
+                indices = None  # one copy serves all
             if indices is None:
                 values = buffer(array.nbytes).view(array.dtype)[first:]
                 values[:] = flat[first:]

@@ -74,6 +74,33 @@ def test_what_nobody_reads_any_more_costs_nothing():
     assert not freezer._found
 
 
+def held_bytes(frozen):
+    bases = {}
+    for _, indices, values in frozen._aside:
+        for part in (indices, values):
+            if part is not None:
+                whole = part if part.base is None else part.base
+                bases[id(whole)] = getattr(whole, "nbytes", part.nbytes)
+    return sum(bases.values())
+
+
+@pytest.mark.parametrize(("rate", "updates"), [(0.1, 12), (0.00001, 300)])
+def test_sparse_changes_while_a_slow_client_reads_cost_less_than_two_arrays(rate, updates):
+    rng = np.random.default_rng(2)
+    freezer, array = freezer_on(), rng.standard_normal(SIZE, np.float32)
+    expected, frozen = array.tobytes(), freezer.freeze(array)
+    reader = frozen.pieces()
+    came, most = [bytes(next(reader))], 0
+    for _ in range(updates):
+        indices = np.unique(rng.integers(SIZE, size=int(SIZE * rate)))
+        freezer.before_change(array, indices)
+        array[indices] += 1
+        most = max(most, held_bytes(frozen))
+    assert most < 2 * array.nbytes
+    assert len(frozen._aside) < 300  # each piece that is read looks at all
+    assert b"".join([*came, *map(bytes, reader)]) == expected
+
+
 @pytest.mark.parametrize(("is_on", "size"), [(False, SIZE), (True, 100)])
 def test_copies_where_nobody_else_reads_and_of_small_arrays(is_on, size):
     freezer, array = Freezer(), np.zeros(size, np.float32)
