@@ -57,9 +57,11 @@ ARMS: Mapping[str, ModelArm] = {
     "diloco": ModelArm(("--method=diloco", "--learning_rate=0.004"), 64, 1 / 50),
     "sparseloco": ModelArm(
         (
-            *("--method=sparseloco", "--learning_rate=0.002", "--local_weight_decay=0.1"),
-            # Few tokens for each weight and few rounds: more values, nothing forgotten.
-            *("--chunk_k=128", "--value_dtype=means2", "--error_decay=1", "--global_lr=2"),
+            *("--method=sparseloco", "--learning_rate=0.004", "--local_weight_decay=0.1"),
+            # Few tokens for each weight and few rounds: more values, nothing forgotten, and local
+            # steps that know half of what their worker has yet to send.
+            *("--chunk_k=140", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.5"),
+            "--global_lr=2",
         ),
         30,
         1 / 1000,

@@ -127,14 +127,18 @@ class ErrorFeedback(CodecWrapper):
         carry: m, the part of what was sent that stays, from 0 to below 1; None: left open for
             `with_momentum`, 0 until then.
         decay: b, from 0 to 1.
+        ahead: The part of the residual that a worker adds to the shards' model where it begins its
+            local steps, from 0 to 1.
 
     Source: Aji and Heafield, EMNLP 2017 (m = 0); Dual-Way Gradient Sparsification, ICPP 2020, whose
     u is what is sent, kept where sent and divided by m elsewhere; SparseLoCo (arXiv 2508.15706),
-    whose error feedback decays.
+    whose error feedback decays; "CSER", NeurIPS 2020, whose workers' models hold all of their error
+    (ahead = 1).
     """
 
     carry: float | None = 0.0
     decay: float = 1.0
+    ahead: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse a momentum that does not decay."""
@@ -142,6 +146,8 @@ class ErrorFeedback(CodecWrapper):
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
             raise ConfigurationError(f"--error_decay={self.decay}: expected 0 to 1.")
+        if not 0 <= self.ahead <= 1:
+            raise ConfigurationError(f"--error_ahead={self.ahead}: expected 0 to 1.")
 
     @property
     def keeps_momentum(self) -> bool:
@@ -180,6 +186,16 @@ class ErrorFeedback(CodecWrapper):
         """Return the codec with this momentum, if it was left open."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
+
+
+def residuals_of(codec: Codec, state: State) -> list[Float32]:
+    """Return what a codec's error feedback keeps of each tensor; nothing if it has none."""
+    for wrapper in wrappers_of(codec):
+        if isinstance(wrapper, ErrorFeedback):
+            residuals: list[Float32] = state["residual"]
+            return residuals
+        state = state["inner"]
+    return []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,7 @@ class CodecChoices:
     chunk_k: int | None = None
     error_feedback: bool | None = None
     error_decay: float | None = None
+    error_ahead: float = 0.0
     dense_below: int = 0
     warmup_epochs: int | None = None
     dgs_momentum: float | None = None
@@ -69,7 +70,7 @@ class CodecEntry:
         if self.base is not Dense:
             names.add("dense_below")
         if self.wrap is None:
-            names |= {"error_feedback", "error_decay"}
+            names |= {"error_feedback", "error_decay", "error_ahead"}
         return frozenset(names)
 
 
@@ -153,7 +154,9 @@ def build_codec(
         codec = DenseBelow(codec, choices.dense_below)
     if choices.error_feedback:
         decay = choices.error_decay
-        codec = ErrorFeedback(codec, decay=1.0 if decay is None else decay)
+        codec = ErrorFeedback(
+            codec, decay=1.0 if decay is None else decay, ahead=choices.error_ahead
+        )
     if row.wrap is not None:
         codec = row.wrap(codec, choices, nb_workers)
     epochs = row.warmup_epochs if choices.warmup_epochs is None else choices.warmup_epochs
@@ -179,6 +182,11 @@ def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
         raise ConfigurationError(
             f"--error_decay={choices.error_decay:g} without --error_feedback: nothing is kept that "
             "could decay. Give --error_feedback too, or leave it out."
+        )
+    if choices.error_ahead and not choices.error_feedback:
+        raise ConfigurationError(
+            f"--error_ahead={choices.error_ahead:g} without --error_feedback: nothing is kept that "
+            "local steps could begin with. Give --error_feedback too, or leave it out."
         )
     is_exact = choices.value_dtype in (None, "float32")
     if choices.error_feedback and row.base is Dense and is_exact:

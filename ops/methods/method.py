@@ -13,7 +13,7 @@ from typing import Any
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.aggregation.base import Aggregate
 from thinwire.ops.codecs.base import Codec
-from thinwire.ops.codecs.error_feedback import with_momentum
+from thinwire.ops.codecs.error_feedback import ErrorFeedback, with_momentum, wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
@@ -185,6 +185,12 @@ class Method:
     def takes_local_steps(self) -> bool:
         """Whether workers step on their own weights, whose changes then are what is coded."""
         return self.pacer.kind is Kind.DELTA
+
+    @property
+    def ahead(self) -> float:
+        """The part of what a worker has not sent that its local steps begin with."""
+        wrappers = wrappers_of(self.codec)
+        return max((each.ahead for each in wrappers if isinstance(each, ErrorFeedback)), default=0)
 
     @property
     def steps_together(self) -> bool:

@@ -56,6 +56,7 @@ def validate(method: Method) -> list[str]:
     _check_server(method)
     check_dense(method)
     _check_local(method)
+    _check_ahead(method)
     _check_script_steps(method)
     _check_privacy(method)
     warnings += [text for is_idle, text in _idle_choices(method) if is_idle]
@@ -199,6 +200,16 @@ def _check_local(method: Method) -> None:
             f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
             f"with --pacer=fixed and --local_steps above 1; this is --pacer="
             f"{method.choices['pacer']}. Leave out, or change the pacer."
+        )
+
+
+def _check_ahead(method: Method) -> None:
+    """Refuse to begin local steps ahead of the model where none are taken."""
+    if method.ahead and not method.takes_local_steps:
+        raise ConfigurationError(
+            f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
+            "or with --pacer=fixed and --local_steps above 1; this is --pacer="
+            f"{method.choices['pacer']}. Leave it out, or change the pacer."
         )
 
 

@@ -477,6 +477,14 @@ CODEC = Topic(
                 high=1.0,
                 unset=f"{of_methods('error_decay')}else 1",
             ),
+            number(
+                "error_ahead",
+                0.0,
+                "Local steps begin at the shards' model and this part of what was not sent.",
+                "factor",
+                low=0.0,
+                high=1.0,
+            ),
             switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
             switch(
                 "dgc_masking", "Zero the velocity of --codec=dgc where it is sent.", default=True

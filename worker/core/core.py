@@ -17,7 +17,7 @@ import numpy as np
 
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
-from thinwire.ops.codecs.error_feedback import wrappers_of
+from thinwire.ops.codecs.error_feedback import residuals_of, wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation, RelayedRound
@@ -144,6 +144,14 @@ class UpdatePacker:
         """Code all that the codec has kept back of changes of weights, as the next packet."""
         nothing = np.zeros(self._spec.num_parameters, np.float32)
         return self.encode(nothing, step, 1.0, epoch, keep=1.0)
+
+    def add_unsent(self, weights: Float32, share: float) -> None:
+        """Add a share of what error feedback has kept back to a model [num_parameters]."""
+        for numbers, state in zip(self._groups, self._codec_states, strict=True):
+            kept = residuals_of(self._method.codec, self._kernels.as_saved(state))
+            for number, residual in zip(numbers, kept, strict=True):
+                part = weights[self._offsets[number] : self._offsets[number + 1]]
+                part += residual * np.float32(share)
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
         """Return the touched rows of tensors that are smaller on the wire without the others."""
@@ -275,10 +283,12 @@ class WorkerCore:
         # After the local steps, or ahead of the base by what was sent; else the base itself.
         has_own = method.takes_local_steps or self._runs_ahead
         self._weights = aligned(spec.num_parameters) if has_own else self.base
+        # Where local steps begin.
+        self._start = aligned(spec.num_parameters) if method.ahead else self.base
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         stepped = self._weights if method.takes_local_steps else self.base
-        self.round = LocalRound(method.local, self.base, stepped, spec)
+        self.round = LocalRound(method.local, self.base, self._start, stepped, spec)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
@@ -548,7 +558,10 @@ class WorkerCore:
             self.round.unpack(means[num_statistics:])
 
     def restart_from_base(self) -> Float32:
-        """Begin the next local steps at the shards' model; return the weights."""
+        """Begin the next local steps at the shards' model, or ahead of it; return the weights."""
+        if self.method.ahead:
+            np.copyto(self._start, self.base)
+            self._packer.add_unsent(self._start, self.method.ahead)
         self.round.restart()
         return self.weights
 
@@ -622,7 +635,7 @@ class WorkerCore:
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return what an exchange sends, and the learning rate that goes with it."""
         if self.method.takes_local_steps:
-            return self.weights - self.base, rate
+            return self.weights - self._start, rate
         began_at = self.weights if self.own is None else self.own.origin
         return self.method.local.as_gradient(began_at, values, rate)
 

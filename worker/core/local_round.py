@@ -26,14 +26,20 @@ class LocalRound:
     Args:
         optimizer: Of the local weights.
         base: [n] float32 the model as received from the shards.
+        start: [n] float32 where the local steps begin: the base, or ahead of it.
         weights: [n] float32 after the local steps; without local steps the base itself.
         spec: The shared model.
     """
 
     def __init__(
-        self, optimizer: LocalStep, base: Float32, weights: Float32, spec: ModelSpec
+        self,
+        optimizer: LocalStep,
+        base: Float32,
+        start: Float32,
+        weights: Float32,
+        spec: ModelSpec,
     ) -> None:
-        self._optimizer, self._base, self._weights = optimizer, base, weights
+        self._optimizer, self._base, self._start, self._weights = optimizer, base, start, weights
         self._moves = weights is not base
         self.slots: State = optimizer.init(len(base), spec) if self._moves else {}
         self.num_steps = self.samples = 0
@@ -78,9 +84,9 @@ class LocalRound:
             self._losses.append(loss)
 
     def restart(self) -> None:
-        """Begin the next round at the shards' model."""
+        """Begin the next round at its start."""
         if self._moves:
-            np.copyto(self._weights, self._base)
+            np.copyto(self._weights, self._start)
             self.slots = self._optimizer.restart(self._weights, self.slots)
         self.num_steps, self.samples, self._losses = 0, 0, []
 

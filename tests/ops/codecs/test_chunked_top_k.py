@@ -153,6 +153,8 @@ def test_the_fraction_of_entries_stands_for_k():
         ({"chunk_k": 0}, "--chunk_k=0: expected 1 to 4096"),
         ({"error_feedback": True, "error_decay": 1.5}, "--error_decay=1.5: expected 0 to 1"),
         ({"error_decay": 0.9}, "--error_decay=0.9 without --error_feedback"),
+        ({"error_feedback": True, "error_ahead": 2}, "--error_ahead=2: expected 0 to 1"),
+        ({"error_ahead": 0.5}, "--error_ahead=0.5 without --error_feedback"),
     ],
 )
 def test_illegal_choices_are_refused(choices, message):

@@ -74,6 +74,39 @@ def test_the_residual_is_kept_from_step_to_step():
     np.testing.assert_allclose(total + kept, given, atol=1e-5)  # nothing lost, nothing twice
 
 
+def ahead_core(ahead, local_steps=2):
+    """A core whose rounds send one entry of each tensor and begin ahead of the model."""
+    chosen = {"chunk": 12, "chunk_k": 1, "error_decay": 0.9, "error_ahead": ahead}
+    return core_of("sparseloco", value_dtype="float32", local_steps=local_steps, **chosen)
+
+
+@pytest.mark.parametrize("ahead", [0.0, 0.5, 1.0])
+def test_local_steps_begin_ahead_by_a_part_of_the_residual(ahead):
+    """w <- b + a e, in the sign of w - b;  e <- 0.9 e + (w after the steps - w before them)."""
+    core, twin = ahead_core(ahead), ahead_core(ahead)
+    model, error = numbers(), np.zeros(SIZE, np.float32)
+    weights = start(core, model)
+    for turn in range(5):
+        began = model + np.float32(ahead) * error
+        np.testing.assert_allclose(weights, began, rtol=1e-6)
+        core.begin(numbers(turn), 8, 1.0)
+        if turn == 3:  # a restart within the round
+            saved = core.save()
+            core = twin
+            assert core.restore(saved, core.step + 3)
+            start(core, model)
+            core.resume_round()
+        outgoing = core.begin(numbers(turn + 10), 8, 1.0)
+        ended = core.weights.copy()
+        error = np.float32(0.9) * error + (ended - began)
+        for block in outgoing.shards[0]:
+            at = SPEC.offsets[block.slot] + block.indices
+            np.testing.assert_allclose(block.values.data, error[at], rtol=1e-5, atol=1e-6)
+            error[at] = 0
+        model = numbers(turn + 20)
+        weights = start(core, model)
+
+
 def test_what_was_refused_returns_to_the_residual():
     core = keeping_core()
     start(core, numbers())
