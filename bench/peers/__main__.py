@@ -122,7 +122,7 @@ class Harness:
         task = work.Work(
             wanted.seconds,
             0,
-            _WORKERS,
+            self.settings.workers,
             SUBJECTS[contender.model].batch_size,
             wanted.learning_rate,
             _MOMENTUM,
@@ -144,7 +144,8 @@ class Harness:
 
     @contextlib.contextmanager
     def _lab(self, rate: float | None) -> Iterator[Lab]:
-        made = this_machine(_WORKERS) if self._obstacle else namespaces(_WORKERS, rate)
+        workers = self.settings.workers
+        made = this_machine(workers) if self._obstacle else namespaces(workers, rate)
         with made as lab:
             yield lab
 
@@ -218,13 +219,16 @@ def settings(
     seconds: float,
     most_seconds: float,
     targets: Sequence[float],
+    workers: int = _WORKERS,
+    snapshot_seconds: float = _CNN.snapshot_seconds,
 ) -> plan.Settings:
     """Return a table's settings."""
     chosen = [CONTENDERS[name] for name in names]
     dense = frozenset(each.name for each in chosen if each.dense)
     round_steps = {e.name: e.round_steps for e in chosen if e.round_steps and e.sort != "ours"}
     return plan.Settings(
-        names, dense, links, rates, rounds, seconds, most_seconds, targets, _WORKERS, round_steps
+        *(names, dense, links, rates, rounds, seconds, most_seconds, targets),
+        *(workers, round_steps, snapshot_seconds),
     )
 
 
@@ -246,6 +250,7 @@ def _options() -> argparse.ArgumentParser:
     add("--seconds", type=float, help="of a run without a limit, from its first step; 0: no run")
     add("--most_seconds", type=float, help="of a run over a link to the top target")
     add("--target", nargs="+", type=float, help="test accuracies; of the decoder losses")
+    add("--workers", type=int, default=_WORKERS, help="of each run")
     add("--rounds", type=int, help="of all contenders over all links")
     add("--only", nargs="+", default=[""], help="contenders whose names hold one of these")
     add("--without", nargs="+", default=[], help="and none of these")
@@ -276,7 +281,10 @@ def main() -> int:
         _log("Fashion-MNIST is not installed: all train on the shipped sample")
     found = machine.facts(peer_versions())
     machine.RESULTS.mkdir(exist_ok=True)
-    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-{subject.stem}.jsonl"
+    stem = subject.stem
+    if arguments.workers != _WORKERS:
+        stem += f"-{arguments.workers}-workers"
+    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-{stem}.jsonl"
     if arguments.resume is None and path.exists():
         options.error(f"{path} exists: --resume it, or move it away")
     seconds = subject.seconds if arguments.seconds is None else arguments.seconds
@@ -288,6 +296,8 @@ def main() -> int:
         seconds,
         arguments.most_seconds or subject.most_seconds,
         subject.scores(arguments.target or subject.targets),
+        arguments.workers,
+        subject.snapshot_seconds,
     )
     harness = Harness(wanted, path, _log, machine.commit(found))
     # Whoever ends this ends its processes and namespaces with it.
@@ -296,7 +306,7 @@ def main() -> int:
         if seconds > 0:
             harness.measure()
     finally:
-        _write(harness, subject, found, path.parent)
+        _write(harness, subject, found, path.parent, stem)
     fine = ("ok", "left_out", "diverged")
     return 0 if all(any(map(record.get, fine)) for record in harness.records) else 1
 
@@ -308,13 +318,15 @@ def _is_rate(link: str) -> bool:
         return False
 
 
-def _write(harness: Harness, subject: PeerTable, found: dict[str, Any], folder: Path) -> None:
+def _write(
+    harness: Harness, subject: PeerTable, found: dict[str, Any], folder: Path, stem: str
+) -> None:
     """Write the table of what is known beside the records, and print it."""
     wanted, records = harness.settings, harness.records
-    text = report.document(subject, records, wanted.links, wanted.targets)
+    text = report.document(subject, records, wanted.links, wanted.targets, wanted.workers)
     body = f"# Peers on the same work\n\n{machine.describe(found)}\n\n{text}"
     sheet = report.sheet(subject, records, wanted.links, wanted.targets)
-    paths = machine.write(subject.stem, found, {"md": body, "csv": sheet}, folder)
+    paths = machine.write(stem, found, {"md": body, "csv": sheet}, folder)
     sys.stdout.write(f"{body}\nwritten: {', '.join(map(str, paths))}\n")
 
 

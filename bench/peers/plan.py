@@ -24,7 +24,7 @@ _THIN_ROUNDS = 2  # the first may be exchanged in the background of the second
 #: A run that is to reach a score takes so many of the steps that it took without a limit.
 _MARGIN = 1.3
 _DENSE_SLOWER = 10.0  # at 100 Mbit/s; only for the pace of snapshots and the estimate
-_SNAPSHOT_SECONDS, _SNAPSHOTS = 2.0, 60
+_SNAPSHOT_SECONDS, _SNAPSHOTS = 0.5, 300
 _THIN_SECONDS = 300.0  # at most
 _THIN_ROUND_SECONDS = 40.0  # as a guess: 3.5 MB at 1 Mbit/s, and the steps
 _AROUND_SECONDS = 45.0  # to start, to end and to evaluate a run
@@ -46,6 +46,8 @@ class Settings:
         targets: Scores on the test set, the higher the better.
         round_steps: Peer -> local steps of its rounds, which exchange the whole model. They are
             timed for two over the thinnest links.
+        workers: Of each run.
+        snapshot_seconds: Between two models that are kept, at least.
     """
 
     names: Sequence[str]
@@ -58,6 +60,7 @@ class Settings:
     targets: Sequence[float]
     workers: int = 2
     round_steps: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    snapshot_seconds: float = _SNAPSHOT_SECONDS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +189,8 @@ def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
     if len(settings.learning_rates) > 1 or NO_LIMIT in settings.links:
         for rate in settings.learning_rates:
             for name in settings.names:
-                run = PlannedRun(name, NO_LIMIT, rate, 1, settings.seconds)
+                kept = settings.snapshot_seconds
+                run = PlannedRun(name, NO_LIMIT, rate, 1, settings.seconds, 0, kept)
                 if not is_done(run):
                     yield run
     for number in range(1, settings.rounds + 1):
@@ -194,7 +198,10 @@ def pending(settings: Settings, records: list[Record]) -> Iterator[PlannedRun]:
             for name in settings.names:
                 tried = known.best_rate(name)
                 rate = settings.learning_rates[0] if tried is None else tried
-                run = _sized(settings, known, PlannedRun(name, link, rate, number))
+                run = PlannedRun(
+                    name, link, rate, number, snapshot_seconds=settings.snapshot_seconds
+                )
+                run = _sized(settings, known, run)
                 if not is_done(run):
                     yield run
 
@@ -222,7 +229,7 @@ def _sized(settings: Settings, known: Known, run: PlannedRun) -> PlannedRun:
         run,
         seconds=settings.most_seconds,
         steps=steps,
-        snapshot_seconds=max(_SNAPSHOT_SECONDS, expected / _SNAPSHOTS),
+        snapshot_seconds=max(settings.snapshot_seconds, expected / _SNAPSHOTS),
     )
 
 

@@ -106,11 +106,15 @@ def failures(records: Iterable[Record]) -> list[str]:
 
 
 def document(
-    subject: PeerTable, records: list[Record], links: Sequence[str], targets: Sequence[float]
+    subject: PeerTable,
+    records: list[Record],
+    links: Sequence[str],
+    targets: Sequence[float],
+    workers: int = 2,
 ) -> str:
     """Return the tables as Markdown."""
     parts = [
-        f"{subject.about} {_NOTES}",
+        f"{subject.about.format(workers=workers)} {_NOTES}",
         markdown(cells(subject, records, links, targets)),
         "Ours against theirs:\n",
         rows_document(list(rows(subject, records, links, targets))),
