@@ -243,7 +243,8 @@ _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
 _LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
 _DECAY = "--local_weight_decay=0.004"  # Keras', as everybody has it; the paper's is 0.1
-_ADAMW_ROUNDS = ("--method=fedavg", f"--local_steps={_LOCAL_STEPS}", "--local_optimizer=adamw")
+_FEDAVG_ROUNDS = ("--method=fedavg", f"--local_steps={_LOCAL_STEPS}")
+_FOUR_BITS = ("--value_dtype=int4", "--error_feedback", "--down_codec=relay")
 _FEW_ROUND_STEPS = 30  # sparseloco's own
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
 
@@ -291,7 +292,7 @@ OURS: dict[str, OwnWay] = {
         round_steps=_LOCAL_STEPS,
     ),
     "thinwire fedavg, 4 bits": OwnWay(
-        (*_ADAMW_ROUNDS, "--value_dtype=int4", "--error_feedback", "--down_codec=relay"),
+        (*_FEDAVG_ROUNDS, "--local_optimizer=adamw", *_FOUR_BITS),
         model=work.DECODER,
         round_steps=_LOCAL_STEPS,
     ),
@@ -321,6 +322,11 @@ _WIDE_PEERS = (
 )
 for _name in _WIDE_OURS:
     OURS[f"{_name}, wide"] = dataclasses.replace(OURS[_name], model=work.WIDE)
+OURS["thinwire fedavg, 4 bits, wide"] = OwnWay(
+    (*_FEDAVG_ROUNDS, "--local_optimizer=momentum", _PLAIN, *_FOUR_BITS),
+    model=work.WIDE,
+    round_steps=_LOCAL_STEPS,
+)
 
 
 def _torch_peers() -> Sequence[Contender]:

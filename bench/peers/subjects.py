@@ -97,8 +97,8 @@ _DECODER = PeerTable(
 )
 _WIDE = PeerTable(
     work.WIDE,
-    "{workers} workers of one thread, a perceptron of 24,925,082 parameters (784, 4096, 4096, 1200, "
-    "10), batch 64, Fashion-MNIST, the same initial weights.",
+    "{workers} workers of one thread, a perceptron of 24,925,082 parameters (784, 4096, 4096, "
+    "1200, 10), batch 64, Fashion-MNIST, the same initial weights.",
     "peers-wide",
     False,
     64,
