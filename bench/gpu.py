@@ -148,33 +148,13 @@ def _of_arrays(given: Given) -> Iterator[Op]:
 def _changing(given: Given) -> Iterator[Op]:
     from thinwire.ops.kernels import tensorflow_ops as bodies
 
-    size, x, y, where, values = given.size, given.x, given.y, given.where, given.values
+    size, x, y = given.size, given.x, given.y
     rate = np.full(1, 0.02, np.float32)
-    changed = y.copy()
-    given.plain.apply_sparse(changed, where, values, 0.02)
-    lines = 2 * 64 * given.kept  # a cache line read for each of the two
-    yield Op(
-        "apply_sparse",
-        bodies._changed_entries,
-        (y, where, values, rate),
-        (changed[where],),
-        lines,
-        1e-6,
-    )
     dense = y.copy()
     given.plain.apply_dense(dense, x, 0.02)
     yield Op("apply_dense", bodies._changed, (y, x, rate), (dense,), 3 * _FLOAT * size, 1e-6)
     scaled = given.plain.scale(x, 0.02)
     yield Op("scale", bodies._product, (rate, x), (scaled,), 2 * _FLOAT * size)
-    touched = np.sort(given.rng.choice(size, given.kept, replace=False))
-    counted = given.plain.hits([touched.astype(np.int32)], where, np.zeros(size, np.uint16))
-    yield Op(
-        "count_hits",
-        bodies._count_hits,
-        (np.int32(size), touched, where),
-        (counted,),
-        2 * _FLOAT * size,
-    )
     sigma = given.rng.integers(0, 5, size)
     yield Op("damp", bodies._damp, (sigma,), (given.plain.damp(sigma),), 12 * size)
 

@@ -16,7 +16,7 @@ NUMBER = tf.TensorSpec([], tf.int32)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: XLA fuses what else were a pass over memory each, and has no operation that only a CPU can do;
 #: it compiles for every length anew. Where no GPU is, TensorFlow's own operations start faster.
-_USES_XLA = True if tf.config.list_physical_devices("GPU") else None
+USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
 def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
@@ -28,7 +28,7 @@ def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
 def fused(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
     """Return `traced` with the passes over memory fused into one where a GPU is."""
     decorator: Callable[[_Function], _Function] = tf.function(
-        input_signature=signature, jit_compile=_USES_XLA
+        input_signature=signature, jit_compile=USES_XLA
     )
     return decorator
 

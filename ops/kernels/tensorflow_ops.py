@@ -37,11 +37,6 @@ _MAGNITUDE_BITS = 0x7FFFFFFF
 _MATRIX = tf.TensorSpec([None, None], tf.float32)
 
 
-@traced(FLOATS, PLACES, FLOATS, FLOATS)
-def _changed_entries(theta: Any, indices: Any, values: Any, rates: Any) -> Any:
-    return tf.gather(theta, indices) - rates * values
-
-
 @traced(FLOATS, FLOATS, FLOATS)
 def _changed(theta: Any, values: Any, rates: Any) -> Any:
     return theta - rates * values
@@ -174,12 +169,6 @@ def _plus_outer(total: Any, down: Any, across: Any) -> Any:
     return total + down[:, None] * across[None]
 
 
-@traced(NUMBER, PLACES, PLACES)
-def _count_hits(size: Any, touched: Any, indices: Any) -> Any:
-    counts = tf.math.unsorted_segment_sum(tf.ones_like(touched, tf.int32), touched, size)
-    return tf.gather(counts, indices)
-
-
 def _rates(rate: float | Float32, size: int) -> Any:
     """Return the rate as [k], or [1] to broadcast."""
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
@@ -212,7 +201,7 @@ def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float3
         product = _product(rates, values)
         tf.raw_ops.ResourceScatterSub(resource=theta.handle, indices=indices, updates=product)
         return
-    theta[indices] = _changed_entries(theta, indices, values, rates).numpy()
+    theta[indices] = _changed(theta[indices], values, rates).numpy()  # the rest is not read
 
 
 def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
@@ -286,17 +275,6 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
     return DeviceArray(tf.reshape(product, [-1])[first : first + size])
 
 
-def hits(
-    window: Sequence[NDArray[Any] | None], indices: Int64 | None, scratch: NDArray[Any]
-) -> NDArray[np.int32]:
-    """See `numpy_ops.hits`; needs no scratch but its length, and costs O(n)."""
-    sparse = [touched for touched in window if touched is not None]
-    places = np.arange(scratch.size) if indices is None else indices
-    touched = np.concatenate([np.empty(0, np.int64), *sparse]).astype(np.int64, copy=False)
-    counts: NDArray[np.int32] = _count_hits(scratch.size, touched, places).numpy()
-    return counts + np.int32(len(window) - len(sparse))
-
-
 def quantise(values: Any, dtype: str) -> CodedValues:
     """See `numpy_ops.quantise`."""
     if dtype == "float32":
@@ -355,7 +333,6 @@ KERNELS = dataclasses.replace(
     apply_sparse=apply_sparse,
     apply_dense=apply_dense,
     scale=scale,
-    hits=hits,
     damp=damp,
     compensate=compensate,
     adapt=adapt,

@@ -1,8 +1,9 @@
 """Selection as `tf.function`s: shapes follow from the lengths alone, so that XLA can compile them.
 
 What is selected comes back in arrays of a fixed length with n behind the last position; the caller
-cuts them. Magnitudes are compared as the bits of the float without its sign: the same order, and
-exact for subnormal numbers, which TensorFlow's threads flush to zero.
+cuts them. Without XLA the bodies of `tensorflow_scan` take their place. Magnitudes are compared as
+the bits of the float without its sign: the same order, and exact for subnormal numbers, which
+TensorFlow's threads flush to zero.
 """
 
 from __future__ import annotations
@@ -13,14 +14,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from thinwire.ops.kernels import numpy_chunks, numpy_select
-from thinwire.ops.kernels.device import FLOAT, FLOATS, NUMBER, DeviceArray, fused, tensor_of
+from thinwire.ops.kernels import numpy_chunks, numpy_select, tensorflow_scan
+from thinwire.ops.kernels.device import (
+    FLOAT,
+    FLOATS,
+    NUMBER,
+    USES_XLA,
+    DeviceArray,
+    fused,
+    tensor_of,
+)
 from thinwire.ops.kernels.numpy_select import accumulate as accumulate_on_host
+from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_MAGNITUDE_BITS = 0x7FFFFFFF
 _HALVINGS = 31  # of a range of positions
 _SAMPLED_KEPT = 200
 _SAFETY = 4.0
@@ -38,10 +47,6 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
     expected = k * num_sampled / size
     rank = min(int(expected + _SAFETY * math.sqrt(expected)) + 1, num_sampled)
     return k, stride, rank, min(size, 2 * k + _SPARE)
-
-
-def _magnitudes(x: Any) -> Any:
-    return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), tf.constant(_MAGNITUDE_BITS))
 
 
 def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
@@ -66,7 +71,7 @@ def _values_at(x: Any, places: Any) -> Any:
 
 def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
     """Sampled threshold, exact top-k among the first that reach it; of all where that fails."""
-    size, magnitudes = tf.size(x), _magnitudes(x)
+    size, magnitudes = tf.size(x), magnitudes_of(x)
     lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
     threshold = tf.maximum(lowest, 1)  # zeros are never selected
     candidates, count = _first_reaching(magnitudes, threshold, capacity)
@@ -103,13 +108,17 @@ def _feedback_top_k(
 @fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
     """Return the first `capacity` entries of at least this magnitude, and how many there are."""
-    places, count = _first_reaching(_magnitudes(x), tf.bitcast(threshold, tf.int32), capacity)
+    places, count = _first_reaching(magnitudes_of(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
 
 
 def _cut(places: Any, values: Any, count: Any) -> tuple[Int64, Float32]:
     number = int(count)
     return places.numpy()[:number].astype(np.int64), values.numpy()[:number]
+
+
+def _whole(places: Any, values: Any) -> tuple[Int64, Float32]:
+    return places.numpy(), values.numpy()
 
 
 def _none() -> tuple[Int64, Float32]:
@@ -121,7 +130,12 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
     x = tensor_of(x)
     size = int(x.shape[0])
     k = min(k, size)
-    return _cut(*_top_k(x, *plan(size, k))) if k > 0 else _none()
+    if k <= 0:
+        return _none()
+    planned = plan(size, k)
+    return (
+        _cut(*_top_k(x, *planned)) if USES_XLA else _whole(*tensorflow_scan.top_k(x, *planned[:3]))
+    )
 
 
 def feedback_top_k(
@@ -131,9 +145,12 @@ def feedback_top_k(
     del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
-        given = residual.value, tensor_of(addend), np.float32(factor)
-        residual.value, *found = _feedback_top_k(*given, *plan(residual.size, k))
-        return *_cut(*found), 0.0
+        given = residual.value, tensor_of(addend), np.float32(factor), *plan(residual.size, k)
+        if USES_XLA:
+            residual.value, *found = _feedback_top_k(*given)
+            return *_cut(*found), 0.0
+        residual.value, *found = tensorflow_scan.feedback_top_k(*given[:-1])
+        return *_whole(*found), 0.0
     accumulate(residual, addend, factor)
     indices, values = top_k(residual, k)
     residual[indices] = 0
@@ -145,7 +162,7 @@ def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
     """Return the k largest of each chunk, of the last one `last`; n behind the last position."""
     size = tf.size(x)
     count = (size + chunk - 1) // chunk
-    rows = tf.reshape(tf.pad(_magnitudes(x), [[0, count * chunk - size]]), [count, chunk])
+    rows = tf.reshape(tf.pad(magnitudes_of(x), [[0, count * chunk - size]]), [count, chunk])
     highest = tf.math.top_k(rows, k)  # ties: lowest position first
     numbers = tf.range(count)[:, None]
     most = tf.where(numbers == count - 1, last, k)
@@ -202,9 +219,13 @@ def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, flo
         return numpy_select.carried_top_k(x, k, threshold)
     if threshold > 0 and x.size > numpy_select.EXACT_BELOW:
         least, most, capacity = _bounds(k, x.size)
-        found = _reaching(x.value, np.float32(threshold), capacity)
-        if least <= int(found[2]) <= most:
-            indices, values = _cut(*found)
+        if USES_XLA:
+            places, values, count = _reaching(x.value, np.float32(threshold), capacity)
+        else:
+            places, values = tensorflow_scan.reaching(x.value, np.float32(threshold))
+            count = tf.size(places)
+        if least <= int(count) <= most:
+            indices, values = _cut(places, values, count)
             return indices, values, numpy_select.magnitude_at(np.abs(values), k)
     indices, values = top_k(x, k)
     return indices, values, numpy_select.lowest_of(values, k)

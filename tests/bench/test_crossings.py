@@ -1,0 +1,20 @@
+"""What crosses to and from a second logical processor, in a process that begins with one."""
+
+import re
+import subprocess
+import sys
+
+from bench.crossings import CODECS
+
+
+def test_what_crosses_is_what_is_sent():
+    command = [sys.executable, "-m", "bench.crossings"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    control, *lines = done.stdout.splitlines()
+    assert control == "/CPU:1; a graph with a transfer to the host counts 1"
+    assert [line.split()[0] for line in lines] == list(CODECS)
+    for line in lines:
+        down, up, gradient = map(int, re.findall(r"(\d+) B", line))
+        assert 0 < down < gradient / 20 and up < gradient / 10
+        assert line.endswith(" 0")
