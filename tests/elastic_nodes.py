@@ -83,6 +83,7 @@ class ElasticShard:
             self.core, layout, layout.size / 28, self._save, cluster.lease_seconds
         )
         self.port = self.server.listen("127.0.0.1", self.port)
+        self.server.server._listener.stop()  # nothing passes the wires by
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()

@@ -22,14 +22,13 @@ class Assignments:
 
     def __init__(self) -> None:
         self._sums: dict[int, Any] = {}  # id of a variable -> [its shape] float32
-        self._flag: Any = None
+        # Made before any step is traced: TensorFlow traces a step again that makes a variable.
+        with tf.init_scope():
+            self._flag = tf.Variable(False, trainable=False)
 
     @property
     def has_any(self) -> Any:
         """Whether there were any, a scalar tensor."""
-        if self._flag is None:
-            with tf.init_scope():
-                self._flag = tf.Variable(False, trainable=False)
         return self._flag.read_value()
 
     def record(self, variable: Any, before: Any) -> None:
@@ -39,7 +38,6 @@ class Assignments:
             variable: Of Keras, with its new value.
             before: Its value before, a tensor.
         """
-        _ = self.has_any
         if id(variable) not in self._sums:
             with tf.init_scope():
                 self._sums[id(variable)] = tf.Variable(tf.zeros(variable.shape), trainable=False)
@@ -65,5 +63,4 @@ class Assignments:
         """Forget what there was."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
-        if self._flag is not None:
-            self._flag.assign(False)
+        self._flag.assign(False)

@@ -40,6 +40,10 @@ def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.non_trainable_variables if v.name in _NAMES]
 
 
+#: Calls of `FlatVariables` before it compiles them: that takes seconds for a thousand variables.
+_CALLS_AS_THEY_ARE = 8
+
+
 class FlatVariables:
     """Variables, possibly none, seen as one flat float32 vector.
 
@@ -54,19 +58,28 @@ class FlatVariables:
         self._variables = list(variables)
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes)
+        self._num_calls = 0
         # One call each: many small variables one by one would cost more than a small model's step.
         # As objects of their own: TensorFlow warns of retracing by the code of a plain function.
         self._joined = tf.function(functools.partial(self._join))
         self._split = tf.function(functools.partial(self._assign_split))
 
+    @property
+    def _is_worth_compiling(self) -> bool:
+        """Whether there were more calls than the few at a worker's start."""
+        self._num_calls += 1
+        return self._num_calls > _CALLS_AS_THEY_ARE
+
     def read(self) -> Float32:
         """Return a copy of the values: [size] float32."""
-        return np.array(self._joined()) if self.size else np.empty(0, np.float32)
+        if not self.size:
+            return np.empty(0, np.float32)
+        return np.array(self._joined() if self._is_worth_compiling else self._join())
 
     def assign(self, flat: Float32) -> None:
         """Overwrite the values from [size] float32, an array or a tensor."""
         if self.size:
-            self._split(flat)
+            (self._split if self._is_worth_compiling else self._assign_split)(flat)
 
     def joined(self) -> Any:
         """Return the values as a tensor, [size] float32; for use inside a tf.function."""
