@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -35,9 +36,20 @@ class RunClock:
         self._read_at = self._new_variable()  # which no graph assigns to
 
     def _new_variable(self) -> keras.Variable:
-        return keras.Variable(
-            self._steps, dtype="int", trainable=False, name="run_clock", aggregation="none"
-        )
+        """Return a variable that TensorFlow does not count as made by the step it is tracing.
+
+        A step that makes variables is traced a second time, and `tf.init_scope` does not hide them.
+        Another thread is in no trace.
+        """
+        with futures.ThreadPoolExecutor(1) as outside:
+            return outside.submit(
+                keras.Variable,
+                self._steps,
+                dtype="int",
+                trainable=False,
+                name="run_clock",
+                aggregation="none",
+            ).result()
 
     @property
     def steps(self) -> int:

@@ -140,3 +140,19 @@ def test_only_local_steps_of_scripts_with_a_folder_are_kept(tmp_path):
     assert kept(method="bsp", run_dir=tmp_path, **ROUNDS) is not None
     assert kept(method="bsp", **ROUNDS) is None
     assert kept(method="dgs", run_dir=tmp_path) is None
+
+
+@pytest.mark.parametrize("method", ["bsp", "dgs"])
+def test_a_step_is_traced_once(method, tmp_path):
+    """One that makes variables is traced twice, which takes minutes with thousands of them."""
+    seen = []
+
+    def counted():
+        model = adamw()
+        call = model.call
+        model.call = lambda *given, **named: seen.append(1) or call(*given, **named)
+        return model
+
+    with scripts(tmp_path, method) as run:
+        run.fit(counted, epochs=1)
+    assert seen == [1]
