@@ -183,8 +183,8 @@ class BulkConnection:
             self._receiving.release()
 
     def _wait(self, deadline: float) -> bool:
-        if deadline == math.inf:
-            return True  # whoever reads then waits
+        if self._closed or deadline == math.inf:
+            return True  # whoever reads then finds the end, or waits
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:

@@ -52,6 +52,7 @@ def test_the_table_compares_means_with_the_goals():
     assert "goals" in bench.table(RUNS[2:])
 
 
+@pytest.mark.product
 def test_runs_are_read_as_they_were_written(tmp_path):
     assert [bench.PlayedRun.of(run.json()) for run in RUNS] == RUNS
     assert dataclasses.asdict(RUNS[0].points[-1])["loss"] == 1.4

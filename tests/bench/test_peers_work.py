@@ -119,6 +119,7 @@ def test_an_untrained_decoder_guesses_among_all_bytes(tmp_path):
     assert score(path) == -np.inf
 
 
+@pytest.mark.product
 def test_the_wide_perceptron_has_25_million_weights_and_is_the_same_either_way():
     assert wide_work.NUM_PARAMETERS == 24_925_082
     flat = np.arange(wide_work.NUM_PARAMETERS, dtype=np.float32)
