@@ -167,7 +167,7 @@ class ManyDevices:
         folder = pathlib.Path(self._folder.name)
         common = [*WORK_FLAGS, *COMPOSITIONS[method], f"--nb_workers={most}"]
         common += [f"--run_dir={folder}/run", f"--dataset={dataset()}", *_QUIET_FLAGS]
-        common += [f"--ps_hosts={','.join(_free_addresses(shards))}", *flags]
+        common += [f"--ps_hosts={','.join(free_addresses(shards))}", *flags]
         self._log = open(folder / "output.txt", "w+")  # noqa: SIM115
         self._servers = [
             self._started("main.py", "--type_node=PS", f"--id_ps={shard}", *common)
@@ -266,7 +266,8 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def _free_addresses(number: int) -> list[str]:
+def free_addresses(number: int) -> list[str]:
+    """Return so many addresses of this machine that nobody listens on."""
     with contextlib.ExitStack() as stack:
         probes = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)

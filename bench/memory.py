@@ -29,6 +29,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from bench import machine
+from bench.many import free_addresses
 from thinwire import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
@@ -332,18 +333,11 @@ def flags_of(case: Case, folder: pathlib.Path, *more: str) -> list[str]:
     """Return the flags of all nodes of a run."""
     return [
         *("--model_from=worker", f"--method={case.method}", f"--nb_workers={case.workers}"),
-        *("--ps_hosts=127.0.0.1:" + str(_free_port()), f"--run_dir={folder / 'run'}"),
+        *(f"--ps_hosts={free_addresses(1)[0]}", f"--run_dir={folder / 'run'}"),
         *("--iter_max=1000000", "--keep_checkpoints=1", "--max_model_bytes=8000000000"),
         *case.extra,
         *more,
     ]
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _read(given: Sequence[str]) -> Run:

@@ -243,7 +243,6 @@ _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
 _LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
 _DECAY = "--local_weight_decay=0.004"  # Keras', as everybody has it; the paper's is 0.1
-_FEDAVG_ROUNDS = ("--method=fedavg", f"--local_steps={_LOCAL_STEPS}")
 _FOUR_BITS = ("--value_dtype=int4", "--error_feedback", "--down_codec=relay")
 _FEW_ROUND_STEPS = 30  # sparseloco's own
 _EPOCH_STEPS = 469  # mini-batches of 64 in half of 60,000 examples
@@ -269,6 +268,11 @@ class OwnWay:
         return Contender(name, "ours", self.dense, _PROJECT, nodes, self.model, self.round_steps)
 
 
+def _averaged(count: int, optimizer: str) -> tuple[str, ...]:
+    local = (f"--local_steps={count}", f"--local_optimizer={optimizer}")
+    return ("--method=fedavg", *local, *_FOUR_BITS)
+
+
 def _rounds(count: int) -> OwnWay:
     return OwnWay(_local_steps(count), round_steps=count)
 
@@ -283,6 +287,9 @@ OURS: dict[str, OwnWay] = {
     "thinwire dgc": OwnWay(("--method=dgc", _PLAIN)),
     f"thinwire bsp, {_LOCAL_STEPS} local steps": _rounds(_LOCAL_STEPS),
     f"thinwire bsp, {_FEW_LOCAL_STEPS} local steps": _rounds(_FEW_LOCAL_STEPS),
+    f"thinwire fedavg, 4 bits, {_FEW_LOCAL_STEPS} local steps": OwnWay(
+        (*_averaged(_FEW_LOCAL_STEPS, "momentum"), _PLAIN), round_steps=_FEW_LOCAL_STEPS
+    ),
     "thinwire asgd, overlap": OwnWay(("--method=asgd", "--overlap"), True),
     "thinwire bsp, overlap": OwnWay(("--method=bsp", "--overlap"), True),
     "thinwire dgs, overlap": OwnWay(("--method=dgs", "--overlap", _PLAIN)),
@@ -292,7 +299,7 @@ OURS: dict[str, OwnWay] = {
         round_steps=_LOCAL_STEPS,
     ),
     "thinwire fedavg, 4 bits": OwnWay(
-        (*_FEDAVG_ROUNDS, "--local_optimizer=adamw", *_FOUR_BITS),
+        _averaged(_LOCAL_STEPS, "adamw"),
         model=work.DECODER,
         round_steps=_LOCAL_STEPS,
     ),
@@ -309,6 +316,7 @@ def _wide(name: str, known: Mapping[str, Contender]) -> Contender:
 
 _WIDE_OURS = (
     "thinwire dgs",
+    "thinwire dgs, bfloat16",
     "thinwire dgs, overlap",
     f"thinwire bsp, {_LOCAL_STEPS} local steps",
     "thinwire bsp, overlap",
@@ -322,8 +330,11 @@ _WIDE_PEERS = (
 )
 for _name in _WIDE_OURS:
     OURS[f"{_name}, wide"] = dataclasses.replace(OURS[_name], model=work.WIDE)
+OURS["thinwire dgs, bfloat16, 0.3 %, wide"] = OwnWay(
+    ("--method=dgs", _PLAIN, *_BFLOAT16, "--compression_rate=0.003"), model=work.WIDE
+)
 OURS["thinwire fedavg, 4 bits, wide"] = OwnWay(
-    (*_FEDAVG_ROUNDS, "--local_optimizer=momentum", _PLAIN, *_FOUR_BITS),
+    (*_averaged(_LOCAL_STEPS, "momentum"), _PLAIN),
     model=work.WIDE,
     round_steps=_LOCAL_STEPS,
 )

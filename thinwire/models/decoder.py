@@ -50,6 +50,12 @@ def build_decoder_30m(image_size: int, image_depth: int, nb_classes: int) -> ker
     return _build("decoder-30m", nb_classes, width=512, num_blocks=9)
 
 
+def build_decoder_100m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
+    """Return the same with 100 million parameters."""
+    del image_size, image_depth
+    return _build("decoder-100m", nb_classes, width=832, num_blocks=12)
+
+
 def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the same with 12,784 parameters, to try things out."""
     del image_size, image_depth

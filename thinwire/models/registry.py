@@ -43,6 +43,7 @@ NETWORKS = {
     "decoder-3m": ("thinwire.models.decoder", "build_decoder_3m"),
     "decoder-10m": ("thinwire.models.decoder", "build_decoder_10m"),
     "decoder-30m": ("thinwire.models.decoder", "build_decoder_30m"),
+    "decoder-100m": ("thinwire.models.decoder", "build_decoder_100m"),
 }
 
 _USER_MODULE = "thinwire_user_model"

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ PARAMETERS = {
     "decoder-3m": (2_685_706, 0),
     "decoder-10m": (9_891_210, 0),
     "decoder-30m": (28_415_498, 0),
+    "decoder-100m": (99_881_610, 0),
 }
 #: Shape of what they put out; of the others (None, 10).
 OUTPUTS = {
@@ -89,9 +90,19 @@ HEIGHTS = {
 }
 
 #: Whose steps take seconds.
-LARGE = ("inception-v3", "mobilenet-v2", "resnet50-v1", "resnet50-v2")
+LARGE = (
+    *("inception-v3", "mobilenet-v2", "resnet50-v1", "resnet50-v2"),
+    *("decoder-30m", "decoder-100m"),
+)
+#: Whose weights take seconds to draw.
+LONG_DRAWN = ("decoder-30m", "decoder-100m")
 
 Network = Callable[[str], Built]
+
+
+def with_slow(slow: Sequence[str]) -> list[Any]:
+    """Return all names, those of slow ones for ``make product``."""
+    return [pytest.param(name, marks=[pytest.mark.product] * (name in slow)) for name in PARAMETERS]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,7 +130,7 @@ def test_every_network_is_tested() -> None:
     assert PARAMETERS.keys() == registry.NETWORKS.keys()
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", with_slow(LONG_DRAWN))
 def test_parameter_counts_and_logits(network: Network, name: str) -> None:
     shared = network(name).shared
     trainable, moving = PARAMETERS[name]
@@ -169,10 +180,7 @@ def examples(name: str, shared: SharedModel, count: int, rng: np.random.Generato
     return images, shared.task.labels.read(np.arange(count), images)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.product] * (name in LARGE)) for name in PARAMETERS],
-)
+@pytest.mark.parametrize("name", with_slow(LARGE))
 def test_one_step(network: Network, eagerly: None, name: str) -> None:
     shared = network(name).shared
     step = TrainStep(shared)
