@@ -11,9 +11,14 @@ the first time took two to four times as long on virtual machines.
 from __future__ import annotations
 
 import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from absl import logging
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +30,9 @@ _ALIGNMENT_BYTES = 64
 _STEPS = 16
 #: More free ones of a size are given back to malloc.
 _MOST_FREE = 8
+
+#: Of an array in a file so much is in this process at a time.
+PIECE_BYTES = 4 << 20
 
 _free: dict[int, list[NDArray[Any]]] = {}
 
@@ -62,3 +70,103 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
     raw = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
     return raw[start : start + num_bytes]
+
+
+class Spill:
+    """Large buffers of which the first few are memory, and all beyond these are files.
+
+    What waits in a file is the page cache's: the kernel writes it out where memory is short, and
+    `put_away` takes it out of this process. A file has no name, and is gone with its last array.
+    Where there is no room for one, memory is taken.
+
+    Args:
+        folder: Of the files.
+        in_memory: Buffers at a time that are memory.
+    """
+
+    def __init__(self, folder: Path, in_memory: int = 2) -> None:
+        self._folder = folder
+        self._left = [None] * in_memory
+
+    def buffer(self, num_bytes: int) -> NDArray[Any]:
+        """Return [num_bytes] uint8, not initialised, on a 64-byte border."""
+        if num_bytes < LEAST_BYTES:
+            return buffer(num_bytes)
+        try:
+            self._left.pop()
+        except IndexError:
+            return self._in_file(num_bytes)
+        return np.asarray(_Counted(buffer(num_bytes), self._left))
+
+    def _in_file(self, num_bytes: int) -> NDArray[Any]:
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as file:
+                os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to it could fail
+                return np.asarray(_InFile(mmap.mmap(file.fileno(), num_bytes)))
+        except OSError as error:
+            logging.log_first_n(
+                logging.WARNING,
+                "no file of %d bytes in %s (%s): what was to wait there stays in memory",
+                *(1, num_bytes, self._folder, error),
+            )
+            return buffer(num_bytes)
+
+
+class _Counted:
+    """Memory of a `Spill`; when no array and no view of it is left, the next buffer is memory."""
+
+    def __init__(self, raw: NDArray[Any], left: list[None]) -> None:
+        self._raw, self._left = raw, left
+        self.__array_interface__ = raw.__array_interface__
+
+    def __del__(self) -> None:
+        self._left.append(None)
+
+
+class _InFile:
+    """The pages of a file."""
+
+    def __init__(self, pages: mmap.mmap) -> None:
+        raw = np.frombuffer(pages, np.uint8)
+        self._pages, self._start = pages, raw.ctypes.data
+        self.__array_interface__ = raw.__array_interface__
+
+    def put_away(self, part: NDArray[Any]) -> None:
+        """Take pages out of this process; their contents stay."""
+        first = (part.ctypes.data - self._start) // mmap.PAGESIZE * mmap.PAGESIZE
+        stop = part.ctypes.data - self._start + part.nbytes
+        if stop > first:
+            self._pages.madvise(mmap.MADV_DONTNEED, first, stop - first)
+
+
+def put_away(values: NDArray[Any] | memoryview) -> None:
+    """Take an array, or a part of one, out of this process' memory if a file has it.
+
+    Its contents stay, and are read from the file when they are used again.
+    """
+    if (owner := _file_of(values)) is not None:
+        owner.put_away(np.asarray(values))
+
+
+def is_in_file(values: NDArray[Any]) -> bool:
+    """Return whether a file has the contents of an array."""
+    return _file_of(values) is not None
+
+
+def pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Return an array whole, or in pieces that are put away again after each one's use."""
+    if not is_in_file(values):
+        yield values
+        return
+    size = PIECE_BYTES // values.itemsize
+    for start in range(0, len(values), size):
+        piece = values[start : start + size]
+        yield piece
+        put_away(piece)
+
+
+def _file_of(values: Any) -> _InFile | None:
+    owner = values
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.obj if isinstance(owner, memoryview) else owner.base
+    return owner if isinstance(owner, _InFile) else None

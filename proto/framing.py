@@ -8,17 +8,20 @@ once more on each side.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from thinwire.ops.buffers import buffer
+from thinwire.ops.buffers import PIECE_BYTES, buffer, put_away
 from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.types import Link
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 #: No frame is larger than this.
 MAX_MESSAGE_BYTES = 1 << 20
@@ -197,11 +200,18 @@ class MessageAssembler(Generic[Message]):
         message_type: What arrives: ToServer on the server, ToClient on the client, and so on.
         limit: Given the header of a message with a payload, returns the largest one it may have,
             in bytes; may raise Malformed itself. Called before anything is allocated.
+        space: Returns the memory for a payload that comes in chunks, as `buffer` does.
     """
 
-    def __init__(self, message_type: type[Message], limit: Callable[[Message], int]) -> None:
+    def __init__(
+        self,
+        message_type: type[Message],
+        limit: Callable[[Message], int],
+        space: Callable[[int], NDArray[Any]] = buffer,
+    ) -> None:
         self._message_type: type[Message] = message_type
         self._limit: Callable[[Message], int] = limit
+        self._space: Callable[[int], NDArray[Any]] = space
         self._header: Message | None = None
         self._buffer = _NO_BYTES
         self._filled = 0
@@ -272,7 +282,7 @@ class MessageAssembler(Generic[Message]):
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = buffer(size).data  # aligned, as TensorFlow's zero-copy import needs
+        self._buffer = self._space(size).data  # aligned, as TensorFlow's zero-copy import needs
         self._filled = 0
         return None
 
@@ -293,7 +303,10 @@ class MessageAssembler(Generic[Message]):
         return self._filled_to(self._filled + arriving.read_into(self._buffer[self._filled :]))
 
     def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:
+        done = self._filled // PIECE_BYTES * PIECE_BYTES
         self._filled = end
+        if end - done >= PIECE_BYTES:
+            put_away(self._buffer[done:end])
         if self._header is None or end < len(self._buffer):
             return None
         result = self._header, self._buffer

@@ -14,6 +14,7 @@ from typing import Any
 
 from absl import logging
 
+from thinwire.ops.buffers import Spill
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
 from thinwire.ops.persistence.checkpoint import Fenced
@@ -390,6 +391,7 @@ class ShardProcess:
             self.bounds,
             self._groups,
         )
+        self.server.payloads = Spill(self.run.run_dir).buffer
         if stage is None or stage.listening is None:
             self.server.guard = guard_of(self.run)
             self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)

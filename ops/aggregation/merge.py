@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops import buffers
 from thinwire.ops.kernels.numpy_ops import union
 from thinwire.ops.types import SpareUpdate, Update
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 _CHUNK = 1 << 14  # entries sorted at a time: they stay in the processor's cache
+#: Entries of an update in a file that are in memory at a time; a multiple of `_CHUNK`.
+_KEPT = buffers.PIECE_BYTES // 4
 
 
 def mean_update(updates: Sequence[Update], size: int) -> Update:
@@ -42,7 +45,8 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
 
 def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
     """Return the mean of updates of every entry, in the memory of one that may be overwritten."""
-    spare = next((each.values for each in updates if isinstance(each, SpareUpdate)), None)
+    spares = (each.values for each in updates if isinstance(each, SpareUpdate))
+    spare = next((values for values in spares if not buffers.is_in_file(values)), None)
     mean = np.empty(size, np.float32) if spare is None else spare
     total = np.empty(min(size, _CHUNK), np.float32)
     for start in range(0, size, _CHUNK):
@@ -52,6 +56,9 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
         for update in updates[1:]:
             part += update.values[piece]
         np.divide(part, np.float32(len(updates)), out=mean[piece])
+        if piece.stop % _KEPT == 0:
+            for update in updates:
+                buffers.put_away(update.values[piece.stop - _KEPT : piece.stop])
     return Update(None, mean)
 
 

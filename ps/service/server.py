@@ -6,10 +6,11 @@ import functools
 import queue
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
+from thinwire.ops.buffers import buffer
 from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
@@ -38,6 +39,9 @@ from thinwire.ps.service.stream_reader import PhaseGate, StreamReader
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
@@ -98,6 +102,7 @@ class ShardServer:
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
+        self.payloads: Callable[[int], NDArray[Any]] = buffer
         barriers = Barriers(
             core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
         )

@@ -34,6 +34,8 @@ from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 if TYPE_CHECKING:
     import queue
 
+    from numpy.typing import NDArray
+
     from thinwire.ops.types import ShardLayout
     from thinwire.proto.moved import ShardDirectory
     from thinwire.proto.security.connection_guard import ConnectionGuard
@@ -91,9 +93,11 @@ class StreamOwner(Protocol):
 
     Attributes:
         reports: (role, id) -> newest JSON document.
+        payloads: Returns the memory for a payload of so many bytes.
     """
 
     reports: dict[tuple[int, int], str]
+    payloads: Callable[[int], NDArray[Any]]
 
     @property
     def guard(self) -> ConnectionGuard:
@@ -186,7 +190,7 @@ class StreamReader:
         limit = payload_limit(server.layout, decoder.aux_count)
         if server.bounds.takes_changes:
             limit += payload_limit(server.layout)
-        self.assembler = MessageAssembler(pb.ToServer, lambda message: limit)
+        self.assembler = MessageAssembler(pb.ToServer, lambda message: limit, server.payloads)
 
     def read(self) -> None:
         """Handle frames until the stream ends; then report that it is lost."""

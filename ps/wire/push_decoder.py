@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from thinwire.ops.buffers import pieces
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.sharding.flat_updates import flatten
@@ -186,7 +187,7 @@ class PushDecoder:
             (aux, "what is averaged beside the update"),
             (None if change is None else change.values, "what the script has set"),
         ):
-            largest = max(largest, 0.0 if values is None else peak(values))
+            largest = max(largest, _peak(values))
             if not (math.isfinite(largest) and math.isfinite(push.loss)):
                 raise NonFinite(f"step {push.step}: {what} is not finite")
         return events.Push(
@@ -245,3 +246,8 @@ class PushDecoder:
     def flatten(self, blocks: Sequence[Block]) -> Update:
         """Join blocks in shard coordinates, dense where that is cheaper."""
         return flatten(blocks, self._layout, self._kernels)
+
+
+def _peak(values: Float32 | None) -> float:
+    """Return the largest magnitude, 0 of nothing, and infinity of what is not finite."""
+    return 0.0 if values is None else max(map(peak, pieces(values)), default=0.0)

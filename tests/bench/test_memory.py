@@ -16,7 +16,7 @@ def points(name, num_parameters, updates):
 
 @pytest.mark.processes
 @pytest.mark.product
-@pytest.mark.parametrize("name", ["asgd, 2 workers", "bsp, 2 workers", "dgs, 2 workers"])
+@pytest.mark.parametrize("name", [case.name for case in CASES])
 def test_memory_stays_within_its_bound(name):
     for point in points(name, 10_000_000, 4):
         bound = point.case.bound * point.weights_bytes + SLACK_BYTES
