@@ -2,8 +2,8 @@
 
 Real processes of main.py on loopback with one thread for TensorFlow each: a PS, and a worker; then
 a second worker joins while the first one trains, snapshots are written, and the PS is killed and
-started again. All is seen from outside: what a node says, its metrics and its memory, some twenty
-times a second. Beside it the same model alone, by Keras, as what a worker's own training needs.
+started again. All is seen from outside: a node's output, its metrics and its memory, some twenty
+a second. Beside it the same model alone, by Keras, as what a worker's own training needs.
 
     python -m bench.large
     python -m bench.large --variables 100 300 1000
@@ -43,6 +43,8 @@ _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
 _HIDDEN = ".tmp-"  # a checkpoint that is being written
 #: Share of the weights that a worker has received when it has pulled them, headers apart.
 _ALL_RECEIVED = 0.999
+#: The shape of ImageNet's images, and its classes.
+_IMAGENET = ("--image_size=224", "--image_depth=3", "--nb_classes=1000")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ MODELS = {
         ),
         LargeModel(
             "resnet50-v1",
-            ("--network=resnet50-v1", "--dataset=imagenet_synthetic"),
+            ("--network=resnet50-v1", "--dataset=imagenet_synthetic", *_IMAGENET),
             25_575_912,
             2,
         ),
@@ -125,7 +127,7 @@ class WatchedNode:
             return 0.0
         return float(found[1]) if found else 0.0
 
-    def times_said(self, words: str) -> int:
+    def occurrences(self, words: str) -> int:
         """Return how often its output has these words."""
         return self._log.read_text(errors="replace").count(words)
 
@@ -256,7 +258,7 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
         run = ObservedRun(pathlib.Path(name), _flags(model, method, seconds))
         with contextlib.closing(run):
             server = run.start("PS", "--type_node=PS")
-            took = run.until(lambda: bool(server.times_said("listens on")))
+            took = run.until(lambda: bool(server.occurrences("listens on")))
             yield LargeRow("PS: start until it listens", f"{took:.1f} s")
             yield LargeRow("PS: resident then, most before", _two(server, weights))
             server.forget_peak()
@@ -272,7 +274,7 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             server.forget_peak()
 
             second = run.start("worker-2", "--type_node=Worker", "--id_worker=2")
-            run.until(lambda: bool(server.times_said("worker 2 joined")))
+            run.until(lambda: bool(server.occurrences("worker 2 joined")))
             began = time.monotonic()
             took = run.until(
                 lambda: second.metric("bytes_received_total") >= _ALL_RECEIVED * weights
@@ -292,7 +294,7 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             server.kill()
             before = len(run.exchanged_at)
             server = run.start("PS", "--type_node=PS")
-            took = run.until(lambda: server.times_said("listens on") > 1)
+            took = run.until(lambda: server.occurrences("listens on") > 1)
             more = run.until(lambda: len(run.exchanged_at) > before)
             yield LargeRow("PS killed: started again until it listens", f"{took:.1f} s")
             yield LargeRow("PS killed: until an exchange is done", f"{took + more:.1f} s")
@@ -429,7 +431,7 @@ def _status_kilobytes(process: int | str, field: str) -> int:
     return int(status.partition(f"{field}:")[2].split()[0])
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -445,7 +447,7 @@ def _tables(models: Sequence[LargeModel], methods: Sequence[str], seconds: float
             columns[row.what] = [row.value] * len(methods)
         for method in methods:
             for row in measure(model, method, seconds):
-                _say(f"{model.name} {method}: {row.what}: {row.value}")
+                _print(f"{model.name} {method}: {row.what}: {row.value}")
                 columns.setdefault(row.what, []).append(row.value)
         text += machine.markdown(
             [("", *methods), *((name, *each) for name, each in columns.items())]
@@ -458,7 +460,7 @@ def _variables_table(numbers: Sequence[int]) -> str:
     for number in numbers:
         for variables, method, shared, alone in measure_variables(number):
             lines.append((variables, method, f"{shared:.1f}", f"{alone:.1f}"))
-            _say(": ".join(lines[-1]))
+            _print(": ".join(lines[-1]))
     return "\n## Many tiny variables\n\n" + machine.markdown(lines)
 
 

@@ -77,7 +77,7 @@ class Spill:
 
     What waits in a file is the page cache's: the kernel writes it out where memory is short, and
     `put_away` takes it out of this process. A file has no name, and is gone with its last array.
-    Where there is no room for one, memory is taken.
+    Where none can be made, memory is taken.
 
     Args:
         folder: Of the files.

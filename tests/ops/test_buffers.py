@@ -90,7 +90,7 @@ def test_pieces_are_put_away_behind_their_use(tmp_path):
     assert most < before + 4 * PIECE_BYTES
 
 
-def test_without_room_for_a_file_memory_is_taken(tmp_path):
+def test_where_no_file_can_be_made_memory_is_taken(tmp_path):
     assert not is_in_file(Spill(tmp_path / "none", in_memory=0).buffer(LEAST_BYTES))
 
 
