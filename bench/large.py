@@ -3,7 +3,7 @@
 Real processes of main.py on loopback with one thread for TensorFlow each: a PS, and a worker; then
 a second worker joins while the first one trains, snapshots are written, and the PS is killed and
 started again. All is seen from outside: a node's output, its metrics and its memory, some twenty
-a second. Beside it the same model alone, by Keras, as what a worker's own training needs.
+a second. It is compared with Keras training the same model alone: what a worker needs for itself.
 
     python -m bench.large
     python -m bench.large --variables 100 300 1000

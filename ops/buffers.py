@@ -10,6 +10,7 @@ the first time took two to four times as long on virtual machines.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import tempfile
@@ -18,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from absl import logging
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +34,7 @@ _MOST_FREE = 8
 #: Of an array in a file so much is in this process at a time.
 PIECE_BYTES = 4 << 20
 
+_log = logging.getLogger(__name__)
 _free: dict[int, list[NDArray[Any]]] = {}
 
 
@@ -87,6 +88,7 @@ class Spill:
     def __init__(self, folder: Path, in_memory: int = 2) -> None:
         self._folder = folder
         self._left = [None] * in_memory
+        self._has_warned = False
 
     def buffer(self, num_bytes: int) -> NDArray[Any]:
         """Return [num_bytes] uint8, not initialised, on a 64-byte border."""
@@ -104,11 +106,12 @@ class Spill:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to it could fail
                 return np.asarray(_InFile(mmap.mmap(file.fileno(), num_bytes)))
         except OSError as error:
-            logging.log_first_n(
-                logging.WARNING,
-                "no file of %d bytes in %s (%s): what was to wait there stays in memory",
-                *(1, num_bytes, self._folder, error),
-            )
+            if not self._has_warned:
+                _log.warning(
+                    "no file of %d bytes in %s (%s): what was to wait there stays in memory",
+                    *(num_bytes, self._folder, error),
+                )
+            self._has_warned = True
             return buffer(num_bytes)
 
 

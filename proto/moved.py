@@ -32,17 +32,21 @@ def present_address(address: str) -> str:
     return _of_engine().get(address) or _announced.get(address, address)
 
 
-def note_announced(address: str, present: str) -> None:
-    """Look for a shard where shard 0 knows it, after an attempt to reach it has failed.
+def note_announced(address: str, tried: str, present: str) -> None:
+    """Look for a shard where shard 0 knows it, after an attempt to reach it elsewhere has failed.
 
-    If it was looked for there already, the next attempt goes to its former address again: a name
+    If it was there that the attempt failed, the next one goes to the former address again: a name
     that a shard has for itself need not lead others there.
 
     Args:
         address: ``host:port`` that this process was started with.
+        tried: Where the attempt went. Clients of one process that note the same at a time
+            agree by it.
         present: By shard 0.
     """
-    if _announced.pop(address, address) != present:
+    if tried == present:
+        _announced.pop(address, None)
+    else:
         _announced[address] = present
 
 

@@ -245,7 +245,7 @@ class ClientSession:
         finally:
             session.close(0.0)
         if mine.shard <= len(found) and found[mine.shard - 1]:
-            note_announced(self.address, found[mine.shard - 1])
+            note_announced(self.address, self._stream.address, found[mine.shard - 1])
 
     @property
     def shard(self) -> int:

@@ -15,7 +15,7 @@ def test_steps_are_the_times_between_exchanges(tmp_path):
 def test_a_node_that_ends_is_an_error(tmp_path):
     run = large.ObservedRun(tmp_path, ["--batch_size=0"])
     run.start("PS", "--type_node=PS")
-    with pytest.raises(RuntimeError, match="PS ended with 2.*batch_size"):
+    with pytest.raises(RuntimeError, match="PS ended with 1.*batch_size"):
         run.until(lambda: False)
 
 

@@ -32,19 +32,25 @@ def test_every_attempt_goes_where_the_shard_is_now(monkeypatch, tmp_path):
 
 def test_an_announced_address_and_the_former_one_take_turns_until_one_answers():
     former, now, later = "10.0.0.1:2223", "10.0.0.2:2223", "10.0.0.3:2223"
-    note_announced(former, former)
+    note_announced(former, former, former)
     assert present_address(former) == former
     found = []
     for announced in (now, now, now, later):
-        note_announced(former, announced)
+        note_announced(former, present_address(former), announced)
         found.append(present_address(former))
     assert found == [now, former, now, later]
+
+
+def test_clients_of_one_process_that_note_the_same_agree():
+    for _ in range(2):  # both had tried the former address
+        note_announced("d:1", "d:1", "e:2")
+    assert present_address("d:1") == "e:2"
 
 
 def test_an_engine_knows_better(monkeypatch, tmp_path):
     (tmp_path / "moved").write_text(moved_lines({"a:1": "b:2"}))
     monkeypatch.setenv(MOVED_VARIABLE, str(tmp_path / "moved"))
-    note_announced("a:1", "c:3")
+    note_announced("a:1", "a:1", "c:3")
     assert present_address("a:1") == "b:2"
 
 
