@@ -6,7 +6,9 @@ It imports nothing but ctypes, for it comes before TensorFlow and gRPC allocate 
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from typing import Any
 
 # Parameter numbers of glibc's malloc.h, and the values measured in the transport bench.
 _M_TRIM_THRESHOLD = -1
@@ -28,9 +30,19 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether malloc accepted every setting.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # musl
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     return [mallopt(parameter, value) for parameter, value in _SETTINGS] == [1] * len(_SETTINGS)
+
+
+def return_freed_memory() -> None:
+    """Give back what is free now, once: what only a process' start needed."""
+    gc.collect()
+    if (trim := _of_glibc("malloc_trim")) is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Any:
+    """Return one of its functions; None without glibc, such as with musl."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

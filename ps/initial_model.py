@@ -12,7 +12,6 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
 from thinwire.ops.optimizers.slots import divide, num_values, slot_places
 from thinwire.ops.run.settings import Run
-from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
 
 if TYPE_CHECKING:
@@ -66,8 +65,6 @@ def model_of_flags(
     has_gpu(run)  # refuses one that is not there
     shared = shared or SharedModel(run.model, run.seed)
     layouts = run.method.place(shared.spec, run.nb_ps)
-    flat = shared.flat()
-    positions = shard_positions(shared.spec, layouts[id_ps])
     if run.epochs is None:
         num_examples = None
     elif num_examples is None:
@@ -75,7 +72,7 @@ def model_of_flags(
     return InitialModel(
         spec=shared.spec,
         layouts=layouts,
-        weights=np.concatenate([flat[place] for place in positions]),
+        weights=shared.part(layouts[id_ps]),
         statistics=FlatVariables(shared.statistics if run.method.bn_sync else []).read(),
         method=run.method,
         num_examples=num_examples,

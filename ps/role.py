@@ -44,6 +44,7 @@ from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import serve
+from thinwire.proto.malloc import return_freed_memory
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -201,7 +202,9 @@ def _serve(run: Run, own: PsFlags) -> int:
             "all machines have; the same command begins the run again."
         )
     if not run.model_is_offered:
-        return ShardProcess(run, own, model_of_flags(run, own.id_ps), saved).serve()
+        model = model_of_flags(run, own.id_ps)
+        return_freed_memory()  # of the network that was built for it
+        return ShardProcess(run, own, model, saved).serve()
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(

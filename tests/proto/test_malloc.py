@@ -4,7 +4,7 @@ import ctypes
 import sys
 import types
 
-from thinwire.proto.malloc import keep_freed_memory
+from thinwire.proto.malloc import keep_freed_memory, return_freed_memory
 
 
 def test_other_systems_are_left_alone(monkeypatch):
@@ -25,3 +25,14 @@ def test_every_setting_is_handed_to_malloc(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     assert keep_freed_memory() is True
     assert calls == [(-3, 1 << 30), (-1, 2**31 - 1), (-2, 256 << 20)]
+
+
+def test_what_is_free_is_given_back_where_malloc_can(monkeypatch):
+    calls = []
+    library = types.SimpleNamespace(malloc_trim=calls.append)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return_freed_memory()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    return_freed_memory()
+    assert calls == [0]

@@ -9,6 +9,7 @@ from tests.command_line import given, run_of
 from tests.harness import SPEC
 from thinwire.flags.run import read_run
 from thinwire.models import flat_model
+from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
@@ -33,7 +34,11 @@ def _without_tensorflow(monkeypatch):
 
 def model():
     flat = np.arange(SPEC.num_parameters, dtype=np.float32)
-    return types.SimpleNamespace(spec=SPEC, flat=flat.copy, statistics=[1, 2, 3], user_module=None)
+
+    def part(layout):
+        return np.concatenate([flat[at] for at in shard_positions(SPEC, layout)])
+
+    return types.SimpleNamespace(spec=SPEC, part=part, statistics=[1, 2, 3], user_module=None)
 
 
 def initials_of(number, *flags, examples=None):

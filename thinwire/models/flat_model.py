@@ -22,7 +22,7 @@ from thinwire.ops.types import ConfigurationError, ModelSpec
 if TYPE_CHECKING:
     import keras
 
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, ShardLayout
 
 #: What Keras calls them; a layer of your own that uses these names is treated likewise.
 _NAMES = frozenset({"moving_mean", "moving_variance"})
@@ -180,6 +180,15 @@ class SharedModel:
     def flat(self) -> Float32:
         """Return a copy of the shared values: [num_parameters] float32."""
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
+
+    def part(self, layout: ShardLayout) -> Float32:
+        """Return a copy of a shard's shared values, in the order of its layout: [k] float32."""
+        part, filled = np.empty(layout.size, np.float32), 0
+        for piece in layout.slices:  # one at a time: reading a variable copies it
+            values = np.asarray(self.variables[piece.tensor].value).ravel()
+            part[filled : filled + piece.size] = values[piece.start : piece.stop]
+            filled += piece.size
+        return part
 
     def assign(self, flat: Float32) -> None:
         """Overwrite the shared values from [num_parameters] float32."""

@@ -6,9 +6,11 @@ import keras
 import numpy as np
 
 from tests.thinwire.models.built import Built
-from thinwire.models.flat_model import FlatVariables, moving_statistics
+from thinwire.models.flat_model import FlatVariables, SharedModel, moving_statistics
 from thinwire.models.registry import build_network
+from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sharding.w_global import shared_variables
+from thinwire.ops.types import ShardLayout, Slice
 
 
 def small() -> keras.Model:
@@ -81,3 +83,12 @@ def test_no_statistics_are_an_empty_vector() -> None:
     flat = FlatVariables([])
     flat.assign(flat.read())
     assert (flat.size, flat.read().shape, flat.read().dtype) == (0, (0,), np.float32)
+
+
+def test_a_shard_s_part_is_what_its_layout_says() -> None:
+    shared = SharedModel.of(small())
+    first, last = shared.spec.tensors[0].size, len(shared.spec.tensors) - 1
+    pieces = (Slice(last, 0, 1), Slice(0, 3, first), Slice(0, 0, 2))
+    layout = ShardLayout(pieces)
+    expected = np.concatenate([shared.flat()[at] for at in shard_positions(shared.spec, layout)])
+    np.testing.assert_array_equal(shared.part(layout), expected)
