@@ -7,6 +7,7 @@ synchronisation stay comparable.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -149,6 +150,7 @@ class RateInRound:
         return self.schedule.rate(self.budget.fraction(updates, consumed))
 
 
+@functools.lru_cache
 def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -> Schedule:
     """Return what --learning_rate and --lr_schedule name, or the flags of the outer rate.
 
