@@ -38,6 +38,8 @@ FLAGS = (
     *("--lease_seconds=2", "--linger_seconds=0.5", "--reconnect_timeout_seconds=20"),
 )
 
+_PARSING = threading.Lock()  # absl's flags are the process' own
+
 
 def weights_of(worker: int, spec: ModelSpec = SPEC):
     """Return initial weights that no other worker has: [num_parameters] float32."""
@@ -81,8 +83,8 @@ class OfferedRun:
         self.threads = []
 
     def settings(self, *flags):
-        """Return the Run, and the flags of a PS and of a worker."""
-        with given(*self.flags, *flags) as values:
+        """Return the Run, and the flags of a PS and of a worker; workers ask from many threads."""
+        with _PARSING, given(*self.flags, *flags) as values:
             run = read_run()
             return run, ps_flags.read(run.addresses), worker_flags.read(values.nb_workers)
 

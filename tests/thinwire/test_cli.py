@@ -15,7 +15,8 @@ from thinwire.ops.run.flags import Option
 from thinwire.proto.messages import PROTOCOL_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
-HELP_SECONDS = 0.5
+#: Most that help may take, in imports of numpy: 1.8 measured, TensorFlow is above 10.
+HELP_OF_NUMPY = 3
 OPTIONS = [option for topic in help_text.TOPICS for option in topic.options]
 #: Numbers without a dimension are counts, identities or factors, and say so too.
 UNITS = re.compile(
@@ -115,21 +116,26 @@ def test_the_package_is_not_run_by_its_path():
 # -- help ---------------------------------------------------------------------------------------
 
 
+def processor_seconds(*how):
+    """Return the processor time of a Python that succeeds; beside other work it takes longer."""
+    before = os.times()
+    assert run(*how).returncode == 0
+    after = os.times()
+    spent = after.children_user + after.children_system
+    return spent - before.children_user - before.children_system
+
+
 @pytest.mark.processes  # its time is measured: nothing else may run
 @pytest.mark.parametrize("command", ["run", "main.py"])
 def test_help_is_instant(command):
     how = (command,) if command == "main.py" else ("-m", "thinwire", command)
-    best, result = float("inf"), None
+    best = numpy = float("inf")
     for _ in range(8):
-        before = os.times()  # processor time: beside other work it takes longer than it costs
-        result = run(*how, "--help")
-        after = os.times()
-        spent = after.children_user + after.children_system
-        best = min(best, spent - before.children_user - before.children_system)
-        if best <= HELP_SECONDS:
+        best = min(best, processor_seconds(*how, "--help"))
+        numpy = min(numpy, processor_seconds("-c", "import numpy"))
+        if best <= HELP_OF_NUMPY * numpy:
             break
-    assert result.returncode == 0
-    assert best <= HELP_SECONDS, f"--help took {best:.2f} s at best"
+    assert best <= HELP_OF_NUMPY * numpy, f"{best:.2f} s at best, numpy's import {numpy:.2f} s"
 
 
 @pytest.mark.parametrize("command", [*cli.COMMANDS, "main.py"])
