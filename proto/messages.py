@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from thinwire.ops.downlink.types import RelayedRounds, RepeatedRound
 from thinwire.ops.routing.base import AnnouncedDatagrams, Manifest
 from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ops.types import FEW_BITS, VALUE_BYTES, VALUE_DTYPES, Block, ModelSpec, TensorSpec
-from thinwire.ops.wire.blocks import IndexCoding, WireBlock, decode_block
+from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, ValueCoding, WireBlock, decode_block
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import (
@@ -43,13 +44,15 @@ __all__ = [
     "blocks_to_message",
     "carve_aux",
     "chunk_bytes_for",
+    "coded_blocks",
     "first_difference",
     "frame",
     "frames",
     "manifest_from_message",
     "manifest_to_message",
     "outcome_to_message",
-    "relayed_from_message",
+    "rounds_from_message",
+    "rounds_to_message",
     "settings_of",
     "spec_of",
     "tensors_of",
@@ -224,31 +227,84 @@ def blocks_from_message(
     return result
 
 
-def relayed_from_message(
-    blocks: Sequence[pb.Block], counts: Sequence[int], payload: memoryview, sizes: Sequence[int]
-) -> tuple[tuple[Block, ...], ...]:
-    """Decode the blocks of a round's updates.
+def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireBlock, ...]:
+    """Return blocks that `blocks_from_message` has accepted as they came, to be passed on."""
+    found, position = [], 0
+    for block in blocks:
+        middle, end = position + block.index_bytes, position + _num_bytes(block)
+        found.append(
+            WireBlock(
+                slot=block.slot,
+                count=block.count,
+                coding=_CODINGS[block.coding],
+                coding_parameter=block.coding_parameter,
+                index_bytes=payload[position:middle],
+                value_dtype=_DTYPE_NAMES[block.value_dtype],
+                scale=block.scale,
+                value_bytes=payload[middle:end],
+                value_coding=ValueCoding(block.value_coding),
+                chunk=block.chunk,
+                chunk_first=block.chunk_first,
+            )
+        )
+        position = end
+    return tuple(found)
+
+
+def rounds_to_message(
+    rounds: RelayedRounds, reply: pb.Reply, chooser: IndexChooser
+) -> list[BytesLike]:
+    """Describe rounds in a reply; return its payload. Blocks that are not coded yet are now."""
+    pieces: list[BytesLike] = []
+    for each in rounds.rounds:
+        described = reply.rounds.add(rate=each.rate)
+        for place, update in enumerate(each.updates, start=1):
+            is_own = rounds.is_own(update)
+            blocks = () if is_own else update.blocks
+            pieces += blocks_to_message(map(chooser.encode, blocks), reply.blocks)
+            described.num_blocks.append(len(blocks))
+            described.own = place if is_own else described.own
+    return pieces
+
+
+def rounds_from_message(
+    reply: pb.Reply, payload: memoryview, sizes: Sequence[int]
+) -> tuple[RepeatedRound, ...]:
+    """Decode the rounds of a reply.
 
     Args:
-        blocks: Their descriptions, those of one update after those of another.
-        counts: How many each update has.
+        reply: Describes the rounds, and the blocks of their updates, one after the other.
         payload: All index and value bytes, in block order.
         sizes: Entries of each slot.
 
     Raises:
-        Malformed: No update, other counts than blocks, or what `blocks_from_message` refuses.
+        Malformed: No round, one without an update, more than one own update or one that answers
+            no push, other counts than blocks, or what `blocks_from_message` refuses.
     """
-    if not counts or sum(counts) != len(blocks):
-        raise Malformed(f"{len(blocks)} blocks of {len(counts)} updates with {sum(counts)}")
-    updates, first, start = [], 0, 0
-    for count in counts:
-        own = blocks[first : first + count]
-        stop = start + sum(map(_num_bytes, own))
-        updates.append(tuple(blocks_from_message(own, payload[start:stop], sizes)))
-        first, start = first + count, stop
+    counts = [list(each.num_blocks) for each in reply.rounds]
+    total = sum(map(sum, counts))
+    if not counts or not all(counts) or total != len(reply.blocks):
+        raise Malformed(f"{len(reply.blocks)} blocks of {len(counts)} rounds with {total}")
+    if sum(each.own > 0 for each in reply.rounds) > (reply.step > 0):
+        raise Malformed(f"more own updates than the answer to a push of step {reply.step} can have")
+    found, first, start = [], 0, 0
+    for described, numbers in zip(reply.rounds, counts, strict=True):
+        if not math.isfinite(described.rate):
+            raise Malformed(f"a round to be added at the rate {described.rate}")
+        if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
+            raise Malformed(f"own update {described.own} of {numbers}; expected one without blocks")
+        updates: list[tuple[Block, ...] | None] = []
+        for count in numbers:
+            own = reply.blocks[first : first + count]
+            stop = start + sum(map(_num_bytes, own))
+            updates.append(tuple(blocks_from_message(own, payload[start:stop], sizes)))
+            first, start = first + count, stop
+        if described.own:
+            updates[described.own - 1] = None
+        found.append(RepeatedRound(tuple(updates), described.rate))
     if start != len(payload):
-        raise Malformed(f"the updates use {start} of {len(payload)} bytes of the payload")
-    return tuple(updates)
+        raise Malformed(f"the rounds use {start} of {len(payload)} bytes of the payload")
+    return tuple(found)
 
 
 def _num_bytes(block: pb.Block) -> int:

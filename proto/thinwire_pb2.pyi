@@ -502,8 +502,18 @@ class Chunk(_message.Message):
     data: bytes
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
+class RelayedRound(_message.Message):
+    __slots__ = ("num_blocks", "rate", "own")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: _containers.RepeatedScalarFieldContainer[int]
+    rate: float
+    own: int
+    def __init__(self, num_blocks: _Optional[_Iterable[int]] = ..., rate: _Optional[float] = ..., own: _Optional[int] = ...) -> None: ...
+
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "relayed", "relay_rate", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "rounds", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -519,8 +529,7 @@ class Reply(_message.Message):
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    RELAYED_FIELD_NUMBER: _ClassVar[int]
-    RELAY_RATE_FIELD_NUMBER: _ClassVar[int]
+    ROUNDS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -539,12 +548,11 @@ class Reply(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     loss_scale: float
     outcome: DatagramOutcome
-    relayed: _containers.RepeatedScalarFieldContainer[int]
-    relay_rate: float
+    rounds: _containers.RepeatedCompositeFieldContainer[RelayedRound]
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., relayed: _Optional[_Iterable[int]] = ..., relay_rate: _Optional[float] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[RelayedRound, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class DatagramOutcome(_message.Message):
     __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")

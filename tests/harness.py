@@ -8,7 +8,7 @@ import random
 import numpy as np
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.downlink.types import RelayedRound
+from thinwire.ops.downlink.types import RelayedRounds
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
@@ -22,7 +22,8 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import coded_blocks
+from thinwire.ps.wire.replies import blocks_of_reply
+from thinwire.simulator.messages import received
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
@@ -200,17 +201,17 @@ class MiniRun:
         return actions
 
     def decoded(self, shard: int, reply: events.Reply) -> ShardReply:
-        relayed = reply.update if isinstance(reply.update, RelayedRound) else None
+        relayed = isinstance(reply.update, RelayedRounds)
         return ShardReply(
             reply.operation,
-            () if relayed else coded_blocks(reply.update, self.layouts[shard]),
+            () if relayed else blocks_of_reply(reply.update, self.layouts[shard]),
             reply.version,
             self.shards[shard].config.generation,
             reply.learning_rate,
             reply.samples,
             reply.stop,
             aux=reply.aux,
-            relayed=relayed,
+            rounds=received(reply.update, self.layouts[shard]) if relayed else (),
         )
 
     def push_event(self, worker: MiniWorker, shard: int) -> events.Push:

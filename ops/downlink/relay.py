@@ -1,17 +1,27 @@
-"""The down codec that relays a round's updates as they were coded.
+"""The down codec that relays updates as they were coded.
 
-Where the server adds a plain mean, every worker can do so itself: it decodes the round's updates,
-sums them in order of worker id and adds the mean, by the functions that the shard does it by. Then
-its floats equal the shard's, bit for bit, for the bytes of coded updates instead of float32 values.
+Where the server adds the plain mean of a round, every worker can do so itself: it decodes the
+round's updates, sums them in order of worker id and adds the mean, by the functions that the shard
+does it by. Then its floats equal the shard's, bit for bit. Of coarse values that takes fewer bytes
+than the new weights in float32, and in any case the shard codes nothing: it passes on what came.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.downlink.exact import DownDelta
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, RelayedRound, ShardView
+from thinwire.ops.downlink.sizes import block_bytes, reply_bytes
+from thinwire.ops.downlink.types import (
+    ModelReply,
+    ModelRequest,
+    Operation,
+    RelayedRound,
+    RelayedRounds,
+    ShardView,
+)
 from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import State
 
@@ -19,14 +29,42 @@ if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
     from thinwire.ops.types import Int64
 
+#: Bytes of updates that are kept to be relayed, for each entry of the shard.
+_KEPT_BYTES = 0.5
+#: The change before an entry's newest one is at most so many versions old, or counts as that.
+_MOST_AGES = 64
+#: Bytes of a new weight, whose exponent is deflated; and seconds of a processor that it takes to
+#: merge, gather and code it, which a relayed one does not (bench.server, dgs with 8 workers).
+_WEIGHT_BYTES, _MERGE_SECONDS = 3.5, 5e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class _KeptRound:
+    """A round that can be relayed.
+
+    Attributes:
+        version: Of the shard after it.
+        round: The updates.
+        num_bytes: About, of each update.
+        at_least: See `_ages`.
+    """
+
+    version: int
+    round: RelayedRound
+    num_bytes: tuple[float, ...]
+    at_least: Int64
+
 
 @dataclasses.dataclass(frozen=True)
 class DownRelay(DownDelta):
-    """Be ``delta``, but relay the last round where that is fewer bytes.
+    """Be ``delta``, but relay all rounds since a worker's version where that pays.
 
-    It is relayed to workers whose base is the version before it, and only if it was a plain mean
-    of updates as they came, times one factor. Not where one worker's update was released alone:
-    ``delta`` then leaves out what the worker adds itself.
+    It does where it takes no more bytes; or where the additional ones pass the worker's link, as
+    fast as it was seen to be, in less time than the shard would take for the delta.
+
+    A round can be relayed if a plain mean of updates as they came, times one factor, is all that
+    has changed the weights. The update that the worker's own push has brought is left out: the
+    worker has it.
     """
 
     relays: ClassVar[bool] = True
@@ -40,25 +78,66 @@ class DownRelay(DownDelta):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed entries, and the round if it is to be relayed."""
-        from thinwire.ops.downlink.replicas import block_bytes, reply_bytes
+        """Record the changed entries, and the round if it can be relayed."""
+        rounds = state["scratch"].setdefault("rounds", [])
+        if relayed is None or (rounds and rounds[-1].version != version - 1):
+            rounds.clear()
+        if relayed is not None:
+            ages = _ages(indices, version, state)
+            num_bytes = tuple(sum(map(block_bytes, each.blocks)) for each in relayed.updates)
+            rounds.append(_KeptRound(version, relayed, num_bytes, ages))
+            num_kept = sum(sum(each.num_bytes) for each in rounds)
+            while num_kept > _KEPT_BYTES * state["last_changed"].size and len(rounds) > 1:
+                num_kept -= sum(rounds.pop(0).num_bytes)
+        return super().record_update(indices, version, state, own, before_change=before_change)
 
-        state = super().record_update(indices, version, state, own, before_change=before_change)
-        state["scratch"].pop("round", None)
-        if relayed is None or len(relayed.updates) < 2:
-            return state
-        size = state["last_changed"].size
-        set_bytes = reply_bytes(size if indices is None else indices.size, size)
-        if sum(block_bytes(block) for blocks in relayed.updates for block in blocks) < set_bytes:
-            state["scratch"]["round"] = {"version": version, "relayed": relayed}
-        return state
+    def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
+        """Return the request where rounds are relayed: each has its own left out."""
+        return super().sharing_key(request, state) if _to_relay(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the last round, if that is all that a worker lacks; else what has changed."""
-        last = state["scratch"].get("round")
-        if last is None or (last["version"], request.base_version) != (
-            shard.version,
-            shard.version - 1,
-        ):
+        """Return all rounds that a worker lacks, if that pays; else what has changed."""
+        rounds = _to_relay(request, state)
+        if rounds is None:
             return super().gather(request, shard, state)
-        return ModelReply(Operation.RELAY, last["relayed"], shard.version, "relay")
+        return ModelReply(Operation.RELAY, rounds, shard.version, "relay")
+
+
+def _ages(indices: Int64 | None, version: int, state: State) -> Int64:
+    """Return [_MOST_AGES + 1]: at how many changed entries the change before is at least so old."""
+    import numpy as np
+
+    last_changed = state["last_changed"]
+    if indices is None:
+        return np.full(_MOST_AGES + 1, last_changed.size)
+    ages = version - last_changed[indices]
+    counts = np.bincount(np.minimum(ages, _MOST_AGES), minlength=_MOST_AGES + 1)
+    return counts[::-1].cumsum()[::-1]
+
+
+def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
+    """Return the rounds after the request's version, if they are to be had and that pays."""
+    base, kept = request.base_version, state["scratch"].get("rounds")
+    if base is None or not kept or not kept[0].version <= base + 1 <= kept[-1].version:
+        return None
+    lacking: list[_KeptRound] = kept[base + 1 - kept[0].version :]
+    rounds = RelayedRounds(
+        tuple(each.round for each in lacking), request.worker, request.step, 0.0, 0
+    )
+    num_bytes, num_entries = 0.0, 0
+    for each in lacking:
+        others = [not rounds.is_own(update) for update in each.round.updates]
+        num_bytes += sum(size for size, other in zip(each.num_bytes, others, strict=True) if other)
+        if any(others):  # entries that none of these rounds has changed before
+            num_entries += int(each.at_least[min(each.version - base, _MOST_AGES)])
+    rounds = dataclasses.replace(rounds, num_bytes=num_bytes, num_entries=num_entries)
+    pays = num_bytes and _pays(rounds, request, state["last_changed"].size)
+    return rounds if pays else None
+
+
+def _pays(lacking: RelayedRounds, request: ModelRequest, size: int) -> bool:
+    """Return whether relaying these takes no more bytes than new weights, or fewer seconds."""
+    delta = reply_bytes(lacking.num_entries, size)
+    delta -= lacking.num_entries * (4 - _WEIGHT_BYTES)
+    more = lacking.num_bytes - min(delta, size * _WEIGHT_BYTES)
+    return more <= 0 or more * request.byte_seconds < lacking.num_entries * _MERGE_SECONDS

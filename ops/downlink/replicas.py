@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -28,8 +27,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.codecs.base import kept_entries
+from thinwire.ops.downlink.sizes import block_bytes, reply_bytes
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
-from thinwire.ops.types import VALUE_BITS, Block, ChunkedValues, CodedValues, State, Update
+from thinwire.ops.types import Block, CodedValues, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
@@ -173,19 +173,6 @@ def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
     return last.reply
 
 
-def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
-    """Return about how many bytes `count` of `size` entries take, with positions at their entropy.
-
-    >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
-    (50, 4000, 0)
-    """
-    position_bits = 0.0
-    if 0 < count < size:
-        share = count / size
-        position_bits = -size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
-    return (count * VALUE_BITS[value_dtype] + position_bits) / 8
-
-
 def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
     """Return about how many bytes a sparse reply with this fraction of a shard's entries takes."""
     sizes = [stop - start for start, stop in itertools.pairwise(shard.offsets)]
@@ -228,13 +215,6 @@ def _update_replica(
 
 def _largest_slice(shard: ShardView) -> int:
     return max(stop - start for start, stop in itertools.pairwise(shard.offsets))
-
-
-def block_bytes(block: Block) -> float:
-    """Return about how many bytes a block takes, without its description."""
-    values = block.values
-    scales = 2 * values.scales.size if isinstance(values, ChunkedValues) else 0
-    return scales + reply_bytes(len(values.data), block.size, values.dtype)
 
 
 class BackupWeights:

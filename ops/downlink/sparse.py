@@ -11,8 +11,9 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import check_rate, check_value_dtype
-from thinwire.ops.downlink.exact import DownDelta, check_fraction, full_reply
-from thinwire.ops.downlink.types import ModelReply, ModelRequest, ShardView
+from thinwire.ops.downlink.exact import check_fraction, full_reply
+from thinwire.ops.downlink.relay import DownRelay
+from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRounds, ShardView
 from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import VALUE_DTYPES, ConfigurationError, State
 
@@ -152,7 +153,7 @@ class DownSparse:
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Be `delta` for each worker until its replies are large one after another, then `sparse`.
+    """Be `relay` for each worker until its replies are large one after another, then `sparse`.
 
     A reply is large if it changes more than `switch_fraction` of the shard's entries, takes more
     bytes than the sparse reply would, and more than `push_factor` times those of its push. The
@@ -173,6 +174,7 @@ class DownAuto(DownSparse):
     push_factor: float = 8.0
     patience: int = 16
     omits_own_entries: ClassVar[bool] = True
+    relays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -186,7 +188,7 @@ class DownAuto(DownSparse):
     def init(self, size: int) -> State:
         """Return the states of both, since when each worker is exact, and its large replies."""
         own: State = {"exact_since": {}, "large_replies": {}}
-        return super().init(size) | {"delta": DownDelta().init(size)} | own
+        return super().init(size) | {"delta": DownRelay().init(size)} | own
 
     def record_update(
         self,
@@ -198,11 +200,10 @@ class DownAuto(DownSparse):
         before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the changed entries for the workers without a replica."""
-        del relayed
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
-        state["delta"] = DownDelta().record_update(
-            indices, version, state["delta"], own, before_change=before_change
+        state["delta"] = DownRelay().record_update(
+            indices, version, state["delta"], own, relayed, before_change
         )
         return state
 
@@ -210,7 +211,7 @@ class DownAuto(DownSparse):
         """Drop all state of a worker."""
         state["exact_since"].pop(str(worker), None)
         state["large_replies"].pop(str(worker), None)
-        state["delta"] = DownDelta().forget(worker, state["delta"])
+        state["delta"] = DownRelay().forget(worker, state["delta"])
         return super().forget(worker, state)
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
@@ -223,12 +224,12 @@ class DownAuto(DownSparse):
         if since is None or request.base_version is None or request.base_version < since:
             state["exact_since"][str(request.worker)] = shard.version
             return full_reply(shard)
-        reply = DownDelta().gather(request, shard, state["delta"])
+        reply = DownRelay().gather(request, shard, state["delta"])
         if self._has_grown(request.worker, self._is_large(reply, request, shard), state):
             from thinwire.ops.downlink import replicas
 
             del state["exact_since"][str(request.worker)]
-            state["delta"] = DownDelta().forget(request.worker, state["delta"])
+            state["delta"] = DownRelay().forget(request.worker, state["delta"])
             replicas.keep(request.worker, shard, state)
         return reply
 
@@ -249,12 +250,14 @@ class DownAuto(DownSparse):
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
         """Whether a reply of `delta` outgrows the push, and what `sparse` would send."""
-        from thinwire.ops.downlink import replicas
+        from thinwire.ops.downlink import replicas, sizes
 
-        count, size = len(reply.update.values), len(shard.theta)  # type: ignore[union-attr]
+        update, size = reply.update, len(shard.theta)
+        is_relayed = isinstance(update, RelayedRounds)
+        count = update.num_entries if is_relayed else len(update.values)  # type: ignore[union-attr]
         if count <= self.switch_fraction * size:
             return False
         ratio = self._ratio_for(request, shard)
         sparse = replicas.sparse_bytes(shard, ratio, self.down_value_dtype)
         least = max(sparse, self.push_factor * request.push_bytes)
-        return replicas.reply_bytes(count, size) > least
+        return sizes.reply_bytes(count, size) > least

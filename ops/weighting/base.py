@@ -15,6 +15,7 @@ from thinwire.ops.types import Block, Policy, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+    from thinwire.ops.wire.blocks import WireBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Arrival:
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
     change: Update | None = None  # of the weights, by the script itself
-    blocks: tuple[Block, ...] | None = None  # of the update as it was coded, if it may be relayed
+    blocks: tuple[Block | WireBlock, ...] | None = None  # of it as coded, if it may be relayed
 
     @property
     def computed_at(self) -> int:

@@ -135,13 +135,18 @@ class WireBlock:
     count: int  # values
     coding: IndexCoding
     coding_parameter: int  # low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0
-    index_bytes: bytes
+    index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
     value_bytes: bytes | memoryview  # plain ones are the block's own array, but for LOW_RANK
     value_coding: ValueCoding = ValueCoding.PLAIN
     chunk: int = 0  # entries of a chunk, where values have scales for each; else 0
     chunk_first: int = 0  # place of the first entry in its chunk
+
+    @property
+    def num_bytes(self) -> int:
+        """Its bytes in a payload."""
+        return len(self.index_bytes) + len(self.value_bytes)
 
 
 class IndexChooser:
@@ -159,8 +164,10 @@ class IndexChooser:
         self.interval = interval
         self.state = dict(state or {})
 
-    def encode(self, block: Block) -> WireBlock:
-        """Return the block as bytes; dense values are viewed, not copied."""
+    def encode(self, block: Block | WireBlock) -> WireBlock:
+        """Return the block as bytes; dense values are viewed, not copied. A coded one stays."""
+        if isinstance(block, WireBlock):
+            return block
         if isinstance(block, LowRankBlock):
             return _factors_as_bytes(block)
         values = block.values

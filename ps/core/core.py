@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from thinwire.ops.downlink.sizes import bytes_of
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
@@ -761,11 +762,13 @@ class PsCore:
             if (request := member.take_request(self._lifecycle.is_over)) is None:
                 continue
             step = request.step
-            wanted = ModelRequest(worker, step, request.base_version, member.push_bytes)
+            wanted = ModelRequest(
+                *(worker, step, request.base_version, member.push_bytes, member.byte_seconds)
+            )
             key = self.model.sharing_key(wanted)
             found = gathered[key] = gathered.get(key) or self.model.gather(wanted)
             self.model.record_reply(worker, found)
-            member.replied(found.version, self.model.method.overlap)
+            member.replied(found.version, self.model.method.overlap, bytes_of(found), now)
             self._planner.replied(worker, step, now)
             held_seconds = now - member.requested_at
             group = self._scheduler.name_of(worker)

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.downlink.types import Operation, RelayedRounds
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
+    from thinwire.ops.wire.blocks import WireBlock
 
 _LONGEST_CAUSE = 200
 
@@ -61,9 +62,7 @@ class Push:
     optimizer: int = 0  # which of a script's optimizers steps with it
     repeats_batch: bool = False  # an earlier push has counted its examples
     change: Update | None = None  # of the weights, by the script itself since the last answer
-    blocks: tuple[Block, ...] | None = (
-        None  # of the update as it was coded, where it may be relayed
-    )
+    blocks: tuple[Block | WireBlock, ...] | None = None  # of it as coded, if it may be relayed
     # The largest magnitude in the update and the change; None: nobody has looked.
     peak: float | None = dataclasses.field(default=None, compare=False)
     # The wire's message and the pieces of its payload, for a journal; None: not kept.
@@ -270,8 +269,8 @@ class Reply:
     worker: int
     step: int  # 0 answers a pull
     operation: Operation
-    # Or blocks, already divided and coded, or those of a round that is relayed.
-    update: Update | tuple[Block, ...] | RelayedRound
+    # Or blocks, already divided and coded, or rounds to be repeated.
+    update: Update | tuple[Block, ...] | RelayedRounds
     version: int
     epoch: int
     learning_rate: float

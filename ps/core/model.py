@@ -22,6 +22,7 @@ from thinwire.ops.downlink.types import (
     ModelRequest,
     Operation,
     RelayedRound,
+    RelayedUpdate,
     ShardView,
 )
 from thinwire.ops.frozen import Freezer, Keep, copied
@@ -214,6 +215,8 @@ class ShardModel:
         )
         self.version += 1
         own = own_entries.find(lone, before, self._seen, self.version)
+        if own is not None and lone is not None and len(own.indices) < len(lone.update.values):
+            relayed = None  # another node might round otherwise
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
         self._down = self.method.down_codec.record_update(
@@ -268,18 +271,18 @@ class ShardModel:
         changes the weights, by numpy's kernels, which workers have too.
         """
         method = self.method
-        factor = method.server.factor(method.kind, self._step_rate(optimizer))
-        is_plain = method.down_codec.relays and self.kernels.name == "numpy"
-        if not is_plain or factor is None or not isinstance(method.aggregate, Mean):
+        can = method.down_codec.relays and method.router.delivers_all
+        if not (can and self.kernels.name == "numpy" and isinstance(method.aggregate, Mean)):
             return None
         came = {each.worker: each.update for each in arrivals}
-        blocks = []
+        updates = []
         for each in kept:
             weighed = came[each.worker] is not each.update
             if weighed or each.blocks is None or each.change is not None:
                 return None
-            blocks.append(each.blocks)
-        return RelayedRound(tuple(blocks), float(np.float32(factor)))
+            updates.append(RelayedUpdate(each.worker, each.step, each.blocks))
+        factor = method.server.factor(method.kind, self._step_rate(optimizer))
+        return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
         """Overwrite the weights [n]; the version stays.

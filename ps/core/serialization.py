@@ -17,12 +17,13 @@ import numpy as np
 
 from thinwire.ops.aggregation import outliers
 from thinwire.ops.downlink.replicas import LastReply
-from thinwire.ops.downlink.types import ModelReply, Operation, RelayedRound
+from thinwire.ops.downlink.types import ModelReply, Operation
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
+from thinwire.ops.wire.blocks import IndexCoding, ValueCoding, WireBlock
 from thinwire.ps.core import events, members, membership
 
 _TYPE, _OF = "type", "of"
@@ -101,7 +102,12 @@ _RECORDS = (
     _Record("Block", Block, "slot size indices values"),
     _Record("CodedValues", CodedValues, "dtype data scale"),
     _Record("ChunkedValues", ChunkedValues, "dtype data scale scales edges chunk first"),
-    _Record("RelayedRound", RelayedRound, "updates rate"),
+    _Record(
+        "WireBlock",
+        WireBlock,
+        "slot count coding coding_parameter index_bytes value_dtype scale value_bytes value_coding "
+        "chunk chunk_first",
+    ),
     _Record("ModelReply", ModelReply, "operation update version kind is_resync"),
     _Record("LastReply", LastReply, "step base_version reply"),
     _Record("Budget", schedule.Budget, "iter_max examples"),
@@ -136,11 +142,15 @@ _RECORDS = (
 )
 _BY_NAME = {record.name: record for record in _RECORDS}
 _BY_TYPE = {record.kind: record for record in _RECORDS}
-_ENUMS: dict[str, Any] = {"Operation": Operation}
+_ENUMS: dict[str, Any] = {
+    "Operation": Operation,
+    "IndexCoding": IndexCoding,
+    "ValueCoding": ValueCoding,
+}
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data; arrays are not copied.
+    """Return a value as plain data; arrays are not copied. Bytes become arrays of uint8.
 
     Fields that make no difference between two records are left out.
 
@@ -149,6 +159,8 @@ def to_plain(value: Any) -> Any:
     """
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
         return value
+    if type(value) in (bytes, memoryview):
+        return np.frombuffer(value, np.uint8)
     if type(value) is list:
         return [to_plain(item) for item in value]
     if (record := _BY_TYPE.get(type(value))) is not None:

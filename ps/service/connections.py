@@ -20,7 +20,13 @@ from thinwire.proto.grpc import ServerStream
 from thinwire.proto.grpc.session import chunk_bytes
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.receiver import DatagramReceiver
-from thinwire.ps.wire.replies import SharedBlocks, WholeShard, reply_frames
+from thinwire.ps.wire.replies import (
+    CodedUpdate,
+    SharedBlocks,
+    WholeShard,
+    coded_update,
+    reply_frames,
+)
 
 
 class Connection:
@@ -73,13 +79,13 @@ class ReplySender:
         if self._members is None:
             self._members = self._find_members()
         update = reply.update
-        coded: SharedBlocks | WholeShard
+        coded: CodedUpdate
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
             coded = WholeShard(values.again(), self._layout)
             reply = dataclasses.replace(reply, update=())  # else it would be kept for a reader more
         else:
-            coded = self._shared.setdefault(id(update), SharedBlocks(update, self._layout))
+            coded = coded_update(update, self._layout, self._shared)
         datagrams = self._datagrams
         came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
         make: Callable[[], Iterable[Frame]] = functools.partial(

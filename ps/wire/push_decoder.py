@@ -14,6 +14,7 @@ from thinwire.ops.kernels import Kernels
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.sharding.flat_updates import flatten
 from thinwire.ops.types import Block, Kind, ShardLayout, SpareUpdate, Update
+from thinwire.ops.wire.blocks import WireBlock
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -43,6 +44,7 @@ class DecodedPush:
     num_bytes: int  # of the blocks, coded
     plain: Update | None  # the blocks, where they are the whole shard as it lies in memory
     change: Update | None = None  # of the weights, by the script itself
+    coded: tuple[WireBlock, ...] = ()  # the blocks as they came, where they are kept
 
 
 class PushDecoder:
@@ -119,7 +121,7 @@ class PushDecoder:
         event = self.event(worker, push, update, contents.aux, num_bytes, contents.change)
         if not self._keeps_blocks or contents.plain is not None:  # whole ones are never relayed
             return event
-        return dataclasses.replace(event, blocks=tuple(contents.blocks))
+        return dataclasses.replace(event, blocks=contents.coded)
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
         """Check and decode one message, but for finiteness.
@@ -148,7 +150,8 @@ class PushDecoder:
             values = np.frombuffer(payload, "<f4")  # as it lies there: no copy
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
-        return DecodedPush(blocks, aux, len(payload), plain, change)
+        coded = messages.coded_blocks(push.blocks, payload) if self._keeps_blocks else ()
+        return DecodedPush(blocks, aux, len(payload), plain, change, coded)
 
     def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:
         """Take what the script has changed of the weights itself off a payload's end.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
-from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.downlink.types import Operation, RelayedRounds
 from thinwire.ops.frozen import FrozenArray
 from thinwire.ops.sharding.flat_updates import blocks_of
 from thinwire.ops.types import Block, ShardLayout, Update
@@ -19,9 +19,7 @@ from thinwire.ps.core import events
 class SharedBlocks:
     """The coded blocks of one update, coded once, by the sending thread that needs them first."""
 
-    def __init__(
-        self, update: Update | tuple[Block, ...] | RelayedRound, layout: ShardLayout
-    ) -> None:
+    def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
         """Keep the update; nothing is coded yet."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
@@ -31,7 +29,7 @@ class SharedBlocks:
         """Describe the blocks in a message, coding them now if nobody has; return its payload."""
         with self._lock:
             if self._coded is None:
-                blocks = coded_blocks(self._update, self._layout)
+                blocks = blocks_of_reply(self._update, self._layout)
                 self._coded = [chooser.encode(block) for block in blocks]
             return [*messages.blocks_to_message(self._coded, message.blocks)]
 
@@ -50,12 +48,34 @@ class WholeShard:
         return [self._weights]
 
 
-def coded_blocks(
-    update: Update | tuple[Block, ...] | RelayedRound, layout: ShardLayout
-) -> list[Block]:
-    """Return the blocks of a reply, in order: of a relayed round those of all its updates."""
-    if isinstance(update, RelayedRound):
-        return [block for blocks in update.updates for block in blocks]
+class PassedOn:
+    """Rounds for one client, as their updates came."""
+
+    def __init__(self, rounds: RelayedRounds) -> None:
+        """Keep the rounds."""
+        self._rounds = rounds
+
+    def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
+        """Describe the rounds in a message; return its payload."""
+        return [*messages.rounds_to_message(self._rounds, message, chooser)]
+
+
+CodedUpdate = SharedBlocks | WholeShard | PassedOn
+
+
+def coded_update(
+    update: Update | tuple[Block, ...] | RelayedRounds,
+    layout: ShardLayout,
+    shared: dict[int, SharedBlocks],
+) -> CodedUpdate:
+    """Return what writes the update of a reply; `shared` has those of equal ones by identity."""
+    if isinstance(update, RelayedRounds):
+        return PassedOn(update)
+    return shared.setdefault(id(update), SharedBlocks(update, layout))
+
+
+def blocks_of_reply(update: Update | tuple[Block, ...], layout: ShardLayout) -> list[Block]:
+    """Return the blocks of a reply, in order."""
     return list(update) if isinstance(update, tuple) else blocks_of(update, layout)
 
 
@@ -63,7 +83,7 @@ def reply_frames(
     reply: events.Reply,
     generation: int,
     members: Sequence[pb.Member],
-    update: SharedBlocks | WholeShard,
+    update: CodedUpdate,
     chooser: IndexChooser,
     chunk_bytes: int | Callable[[], int],
     reception: pb.DatagramOutcome | None = None,
@@ -90,9 +110,6 @@ def reply_frames(
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     if reception is not None:
         body.outcome.CopyFrom(reception)
-    if isinstance(reply.update, RelayedRound):
-        body.relayed.extend(len(blocks) for blocks in reply.update.updates)
-        body.relay_rate = reply.update.rate
     pieces: list[Piece] = []
     if reply.operation is not Operation.NONE:
         pieces = update.write(body, chooser)

@@ -232,8 +232,10 @@ def _replies() -> dict[str, Message]:
         version=42,
         step=41,
         operation=pb.OPERATION_RELAY,
-        relayed=[1, 0, 1],
-        relay_rate=-0.75,
+        rounds=[
+            pb.RelayedRound(num_blocks=[1, 0], rate=-0.75, own=2),
+            pb.RelayedRound(num_blocks=[1], rate=-1.0),
+        ],
         blocks=[pb.Block(count=1, coding=pb.INDEX_CODING_BITMAP, index_bytes=1)] * 2,
         payload_bytes=10,
         payload=bytes(range(1, 11)),
@@ -246,7 +248,7 @@ def _replies() -> dict[str, Message]:
         "to_client_reply_held": pb.ToClient(reply=held),
         "to_client_reply_reception": pb.ToClient(reply=pb.Reply(step=41, outcome=came)),
         "to_client_reply_rest": pb.ToClient(reply=rest),
-        "to_client_reply_relayed": pb.ToClient(reply=relayed),
+        "to_client_reply_rounds": pb.ToClient(reply=relayed),
         "to_client_reply_members": pb.ToClient(reply=among),
         "to_client_reply_aux": pb.ToClient(reply=mean_aux),
     }

@@ -22,7 +22,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import coded_blocks
+from thinwire.ps.wire.replies import blocks_of_reply
 from thinwire.worker.client.messages import push_messages
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import ShardReply
@@ -172,17 +172,22 @@ class World:
         """Let a worker apply what it is sent, by way of the wire."""
         (reply,) = [each for each in actions if isinstance(each, events.Reply)]
         life, message = self.lives[number], pb.Reply()
-        coded = [
-            life.chooser.encode(block) for block in coded_blocks(reply.update, self.layouts[0])
-        ]
-        payload = b"".join(bytes(p) for p in messages.blocks_to_message(coded, message.blocks))
         sizes = [piece.size for piece in self.layouts[0].slices]
-        blocks = messages.blocks_from_message(message.blocks, memoryview(payload), sizes)
+        blocks, rounds = (), ()
+        if reply.operation is Operation.RELAY:
+            message.step = reply.step
+            pieces = messages.rounds_to_message(reply.update, message, life.chooser)
+            payload = memoryview(b"".join(map(bytes, pieces)))
+            rounds = messages.rounds_from_message(message, payload, sizes)
+        else:
+            coded = map(life.chooser.encode, blocks_of_reply(reply.update, self.layouts[0]))
+            pieces = messages.blocks_to_message(coded, message.blocks)
+            payload = memoryview(b"".join(map(bytes, pieces)))
+            blocks = messages.blocks_from_message(message.blocks, payload, sizes)
         self.operations.add(reply.operation)
         assert (reply.operation is Operation.NONE) <= (not blocks)
-        life.core.finish(
-            [ShardReply(reply.operation, blocks, reply.version, self.generation, 0.1, 0, False)]
-        )
+        given = reply.operation, blocks, reply.version, self.generation, 0.1, 0, False
+        life.core.finish([ShardReply(*given, rounds=rounds)])
         self.check(number, reply)
 
     def check(self, number, reply):

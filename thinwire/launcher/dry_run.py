@@ -12,7 +12,7 @@ from thinwire.launcher.role import Node
 from thinwire.ops.codecs.dense import Sparsifier
 from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.downlink.exact import DownDense
-from thinwire.ops.downlink.replicas import reply_bytes
+from thinwire.ops.downlink.sizes import reply_bytes
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import VALUE_BITS, Kind

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
-from thinwire.ops.downlink.types import RelayedRound
+from thinwire.ops.downlink.types import RelayedRounds, RepeatedRound
 from thinwire.ops.types import ModelSpec, ShardLayout, State
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
-from thinwire.ps.wire.replies import coded_blocks
+from thinwire.ps.wire.replies import blocks_of_reply
 from thinwire.worker.core.messages import ShardReply
 
 if TYPE_CHECKING:
@@ -94,6 +96,15 @@ def to_client(message: ToWorker) -> pb.ToClient:
     )
 
 
+def received(rounds: RelayedRounds, layout: ShardLayout) -> tuple[RepeatedRound, ...]:
+    """Return rounds as their receiver decodes them."""
+    reply = pb.Reply(step=rounds.step)
+    pieces = messages.rounds_to_message(rounds, reply, IndexChooser())
+    payload = memoryview(b"".join(map(bytes, pieces)))
+    sizes = [piece.size for piece in layout.slices]
+    return messages.rounds_from_message(reply, payload, sizes)
+
+
 def reply_in_flight(
     action: events.Reply,
     generation: int,
@@ -108,11 +119,11 @@ def reply_in_flight(
         layout: Of the shard.
         reception: What arrived of the push's datagrams; None where there are none.
     """
-    relayed = action.update if isinstance(action.update, RelayedRound) else None
+    update = action.update
     reply = ShardReply(
         operation=action.operation,
-        blocks=() if relayed else coded_blocks(action.update, layout),
-        relayed=relayed,
+        blocks=() if isinstance(update, RelayedRounds) else blocks_of_reply(update, layout),
+        rounds=received(update, layout) if isinstance(update, RelayedRounds) else (),
         version=action.version,
         generation=generation,
         learning_rate=action.learning_rate,

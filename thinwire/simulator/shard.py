@@ -22,7 +22,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import STOP_REASON, JournaledCore
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import SharedBlocks, reply_frames
+from thinwire.ps.wire.replies import SharedBlocks, coded_update, reply_frames
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.datagrams import SimulatedDatagramPort
 from thinwire.simulator.flags import ShardSpeed
@@ -411,13 +411,12 @@ class SimulatedShard:
 
     def _reply(self, action: events.Reply, coded: CodedBlocks) -> None:
         port = self.ports[action.worker]
-        update = action.update
-        shared = coded.setdefault(id(update), SharedBlocks(update, self.layout))
+        written = coded_update(action.update, self.layout, coded)
         generation = self.core.config.generation
         came = None
         if self.datagrams is not None:
             came = self.datagrams.receiver.outcome(action.worker, action.step)
-        frames = reply_frames(action, generation, (), shared, port.chooser, port.chunk_bytes, came)
+        frames = reply_frames(action, generation, (), written, port.chooser, port.chunk_bytes, came)
         message = reply_in_flight(action, generation, self.layout, came)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 

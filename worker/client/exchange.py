@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import threading
 from collections.abc import Callable, Sequence
 
-from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.routing.base import LostEntries
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.run import fingerprint
@@ -257,19 +256,16 @@ class Exchange:
         if operation is Operation.SET_REST and not reply.step:
             raise Malformed("the rest of a push in answer to a pull")
         blocks: Sequence[Block] = ()
-        relayed = None
+        rounds: Sequence[RepeatedRound] = ()
         if operation is Operation.RELAY:
-            given = reply.blocks, reply.relayed, payload, self._sizes[number]
-            if not math.isfinite(reply.relay_rate):
-                raise Malformed(f"a round to be added at the rate {reply.relay_rate}")
-            relayed = RelayedRound(messages.relayed_from_message(*given), reply.relay_rate)
+            rounds = messages.rounds_from_message(reply, payload, self._sizes[number])
         else:
             blocks = messages.blocks_from_message(reply.blocks, payload, self._sizes[number])
         return ShardReply(
             aux=aux,
             operation=operation,
             blocks=blocks,
-            relayed=relayed,
+            rounds=rounds,
             version=reply.version,
             generation=reply.generation,
             learning_rate=reply.learning_rate,

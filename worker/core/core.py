@@ -20,7 +20,7 @@ from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
 from thinwire.ops.codecs.error_feedback import residuals_of, wrappers_of
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
-from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.kernels.numpy_ops import KERNELS, aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import RateInRound
@@ -501,8 +501,8 @@ class WorkerCore:
         """Apply one shard's reply to the base model."""
         if reply.operation is Operation.SET_REST:
             self._add_sent(self.base, shard)
-        if reply.relayed is not None:
-            self._add_round(shard, reply.relayed)
+        for each in reply.rounds:
+            self._repeat(shard, each)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
         if self.own is not None and shard in self._unanswered:
             self._add_sent(self.own.unsent, shard, -1)
@@ -520,16 +520,23 @@ class WorkerCore:
 
     def _add_sent(self, weights: Float32, shard: int, sign: int = 1) -> None:
         """Add what was sent last to a shard to a model [num_parameters], or subtract it (-1)."""
-        self._change(weights, shard, map(expanded, self._packer.sent[shard]), sign)
+        self._change(weights, shard, self._sent_to(shard), sign)
 
-    def _add_round(self, shard: int, relayed: RelayedRound) -> None:
+    def _sent_to(self, shard: int) -> list[Block]:
+        """Return the blocks that were sent last to a shard, as it decodes them."""
+        return list(map(expanded, self._packer.sent[shard]))
+
+    def _repeat(self, shard: int, round_: RepeatedRound) -> None:
         """Change the base model by a round as the shard does, by the same functions in order."""
         layout = self.layouts[shard]
-        updates = [flatten(blocks, layout, KERNELS) for blocks in relayed.updates]
+        updates = [
+            flatten(self._sent_to(shard) if blocks is None else blocks, layout, KERNELS)
+            for blocks in round_.updates
+        ]
         merged = Mean().merge(updates, layout.size)
         for block in blocks_of(merged, layout):
             target = self._slice_of(self.base, layout.slices[block.slot])
-            KERNELS.apply(target, block.indices, block.values.data, relayed.rate)
+            KERNELS.apply(target, block.indices, block.values.data, round_.rate)
 
     def _slice_of(self, weights: Float32, piece: Slice) -> Float32:
         """Return the view of a model [num_parameters] that a slice of a shard is."""

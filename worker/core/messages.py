@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from thinwire.ops.downlink.types import Operation, RelayedRound
+from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.routing.base import LostEntries, Routed
 from thinwire.ops.types import Block, Kind
 
@@ -63,7 +63,7 @@ class ShardReply:
     refused: bool = False  # the push was too large; this is the model without it
     loss_scale: float = 0.0  # the factor of the loss from now on; 0: none. Shard 0's counts
     step: int = 0  # of the answered push; 0: of a pull, perhaps in the place of a push
-    relayed: RelayedRound | None = None  # the updates of a round, with RELAY; there are no blocks
+    rounds: Sequence[RepeatedRound] = ()  # with RELAY, in order; there are no blocks
 
 
 @dataclasses.dataclass(frozen=True)

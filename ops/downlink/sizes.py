@@ -1,0 +1,44 @@
+"""About how many bytes replies take, without coding them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from thinwire.ops.downlink.types import ModelReply, RelayedRounds
+from thinwire.ops.types import VALUE_BITS, Block, ChunkedValues, Update
+
+if TYPE_CHECKING:
+    from thinwire.ops.wire.blocks import WireBlock
+
+
+def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
+    """Return about how many bytes `count` of `size` entries take, with positions at their entropy.
+
+    >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
+    (50, 4000, 0)
+    """
+    position_bits = 0.0
+    if 0 < count < size:
+        share = count / size
+        position_bits = -size * (share * math.log2(share) + (1 - share) * math.log2(1 - share))
+    return (count * VALUE_BITS[value_dtype] + position_bits) / 8
+
+
+def block_bytes(block: Block | WireBlock) -> float:
+    """Return about how many bytes a block takes, without its description."""
+    if not isinstance(block, Block):
+        return block.num_bytes
+    values = block.values
+    scales = 2 * values.scales.size if isinstance(values, ChunkedValues) else 0
+    return scales + reply_bytes(len(values.data), block.size, values.dtype)
+
+
+def bytes_of(reply: ModelReply) -> float:
+    """Return about how many bytes a reply takes, with one for each position of an update."""
+    update = reply.update
+    if isinstance(update, RelayedRounds):
+        return update.num_bytes
+    if isinstance(update, Update):
+        return len(update.values) * (4 + (update.indices is not None))
+    return sum(map(block_bytes, update))
