@@ -234,12 +234,13 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--method", choices=MOMENTUM, help="this alone, for a profiler")
     options.add_argument("--workers", type=int, default=1)
+    options.add_argument("--scale", type=float, default=1.0, help="of the model's 1.2 million weights")
     options.add_argument("--pushes", type=int, default=400)
     arguments = options.parse_args()
     if arguments.method is None:
         sys.stdout.write(render(rows(arguments.rounds)))
         return
-    with shard(arguments.method, arguments.workers) as one:
+    with shard(arguments.method, arguments.workers, arguments.scale) as one:
         sys.stdout.write(f"pid {one.pid}\n")
         sys.stdout.flush()
         sys.stdout.write(f"{1e3 * one.cost(arguments.pushes):.3f} ms\n")

@@ -78,8 +78,7 @@ class Push:
     @property
     def num_decoded_bytes(self) -> int:
         """Memory of what it holds, decoded."""
-        relayed = sum(block.num_bytes for block in self.blocks or ())
-        return self.update.num_bytes + relayed + (self.change.num_bytes if self.change else 0)
+        return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
 
     @property
     def is_copy(self) -> bool:

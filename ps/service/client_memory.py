@@ -28,20 +28,17 @@ _REPLY_ENTRY_BYTES = 16
 _NUM_WAITING_PUSHES = 2
 
 
-def client_memory(
-    layout: ShardLayout, aux_count: int, limits: Limits, relays: bool = False
-) -> dict[str, int]:
+def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[str, int]:
     """Return the most bytes of each kind that a shard keeps of one client.
 
     Args:
         layout: Of the shard.
         aux_count: Values that come beside each push.
         limits: Of every client.
-        relays: Whether updates are kept as they were coded, too, to be relayed.
     """
     size = layout.size
     payload = payload_limit(layout, aux_count) + payload_limit(layout)  # and the script's changes
-    update = (2 * _ENTRY_BYTES + relays * _DECODING_BYTES) * size
+    update = 2 * _ENTRY_BYTES * size
     num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # the last one is being sent
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
@@ -50,9 +47,7 @@ def client_memory(
         ),
         "messages that the writer thread has not come to": MOST_QUEUED_BYTES,
         "pushes that wait for their round": _NUM_WAITING_PUSHES * (payload + update),
-        "its copy of the weights, and its last reply": (
-            (_VALUE_BYTES + _REPLY_ENTRY_BYTES + relays * _DECODING_BYTES) * size
-        ),
+        "its copy of the weights, and its last reply": ((_VALUE_BYTES + _REPLY_ENTRY_BYTES) * size),
         "replies that it does not read": num_replies * _REPLY_ENTRY_BYTES * size,
         "control messages that it does not read": MOST_CONTROL_BYTES,
         "reports that a Supervisor does not read": MOST_REPORT_BYTES,
