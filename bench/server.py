@@ -234,7 +234,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--method", choices=MOMENTUM, help="this alone, for a profiler")
     options.add_argument("--workers", type=int, default=1)
-    options.add_argument("--scale", type=float, default=1.0, help="of the model's 1.2 million weights")
+    options.add_argument("--scale", type=float, default=1.0, help="of 1.2 million weights")
     options.add_argument("--pushes", type=int, default=400)
     arguments = options.parse_args()
     if arguments.method is None:

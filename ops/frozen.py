@@ -100,10 +100,14 @@ class FrozenArray:
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
+        from thinwire.ops.buffers import put_away
+
         piece = self._array.reshape(-1)[start:stop].copy()
         for first, indices, values in reversed(list(self._aside)):  # the oldest ones count
             if indices is None:
-                piece[:] = values[start - first : stop - first]
+                own = values[start - first : stop - first]
+                piece[:] = own
+                put_away(own)
             else:
                 low, high = indices.searchsorted((start, stop))
                 piece[indices[low:high] - start] = values[low:high]
@@ -118,8 +122,15 @@ class Freezer:
     """
 
     def __init__(self) -> None:
+        from thinwire.ops.buffers import buffer
+
         self.is_on = False
+        self._space: Callable[[int], NDArray[Any]] = buffer
         self._found: dict[int, _Readers] = {}  # by id of the array
+
+    def turn_on(self, space: Callable[[int], NDArray[Any]]) -> None:
+        """Expect readers; `space` returns the memory for what is put aside, of so many bytes."""
+        self.is_on, self._space = True, space
 
     def freeze(self, array: NDArray[Any]) -> Any:
         """Return what stands for a copy of an array: a `FrozenArray` if that is worth it."""
@@ -135,14 +146,17 @@ class Freezer:
         readers = [each for each in readers if each.first < array.size]
         first = min((each.first for each in readers), default=array.size)
         if first < array.size:
-            from thinwire.ops.buffers import buffer
+            from thinwire.ops.buffers import pieces
 
             flat = array.reshape(-1)
             if any(each.has_much_aside for each in readers):
                 indices = None  # one copy serves all
             if indices is None:
-                values = buffer(array.nbytes).view(array.dtype)[first:]
-                values[:] = flat[first:]
+                values = self._space(array.nbytes).view(array.dtype)[first:]
+                start = first
+                for piece in pieces(values):
+                    piece[:] = flat[start : start + piece.size]
+                    start += piece.size
             else:
                 indices = indices[indices.searchsorted(first) :]
                 values = flat[indices]

@@ -133,7 +133,7 @@ class ShardServer:
     ) -> None:
         """Be ready for the pushes of the core's model."""
         core, model = self.core, self.core.model
-        model.freezer.is_on = True
+        model.freezer.turn_on(lambda num_bytes: self.payloads(num_bytes))
         self.layout, self.share, self.bounds = layout, share, bounds
         self.decoder = PushDecoder(
             *(layout, model.kind, model.kernels, core.averages.size, bounds, groups),

@@ -7,14 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.ops import buffers
 from thinwire.ops.frozen import Freezer, FrozenArray
 
 SIZE = 1_000_003  # pieces of 2**18, and a rest
 
 
-def freezer_on():
+def freezer_on(space=buffers.buffer):
     freezer = Freezer()
-    freezer.is_on = True
+    freezer.turn_on(space)
     return freezer
 
 
@@ -51,9 +52,13 @@ def test_pieces_are_those_of_the_moment(steps, seed):
         assert b"".join(other.pieces()) == expected
 
 
-def test_a_reader_on_another_thread_sees_no_change():
+@pytest.mark.parametrize("in_memory", [0, 1, 9])
+def test_a_reader_on_another_thread_sees_no_change(in_memory, tmp_path, monkeypatch):
+    """Wherever what changes is put aside: in memory, or in files beyond so many arrays."""
+    monkeypatch.setattr(buffers, "LEAST_BYTES", 1)
     rng = np.random.default_rng(1)
-    freezer, array = freezer_on(), np.zeros(SIZE, np.float32)
+    space = buffers.Spill(tmp_path, in_memory).buffer
+    freezer, array = freezer_on(space), np.zeros(SIZE, np.float32)
     for number in range(20):
         expected = array.tobytes()
         frozen, came = freezer.freeze(array), []
