@@ -27,7 +27,7 @@ from bench.shard_end import MOMENTUM, RUN_ID, method_of, spec_of
 from bench.table import Row, render
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
-from thinwire.ops.types import Block, CodedValues, ShardLayout, Update
+from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import ClientSession, payload_limit
@@ -43,8 +43,8 @@ _TIMEOUT_SECONDS = 60.0
 class ReadyWorker:
     """Pushes ready gradients one after the other; keeps only the version of the replies."""
 
-    def __init__(self, port: int, worker: int, name: str, workers: int, scale: float) -> None:
-        method, spec = method_of(name, workers), spec_of(scale)
+    def __init__(self, port: int, worker: int, name: str, workers: int, spec: ModelSpec) -> None:
+        method = method_of(name, workers)
         (layout,) = method.place(spec, 1)
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
@@ -117,8 +117,9 @@ def _blocks(layout: ShardLayout, dense: bool, seed: int) -> Iterator[Block]:
 class BenchedShard:
     """A shard's process, and its light workers."""
 
-    def __init__(self, name: str, workers: int, scale: float = 1.0) -> None:
-        command = [sys.executable, "-m", "bench.shard_end", name, str(workers), f"--scale={scale}"]
+    def __init__(self, name: str, workers: int, shards: int = 1, number: int = 0) -> None:
+        place = [f"--shards={shards}", f"--number={number}"]
+        command = [sys.executable, "-m", "bench.shard_end", name, str(workers), *place]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -129,8 +130,8 @@ class BenchedShard:
         self._raw = socket.create_connection(("127.0.0.1", ports["raw"]))
         self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._workers = [
-            ReadyWorker(ports["shard"], number, name, workers, scale)
-            for number in range(1, workers + 1)
+            ReadyWorker(ports["shard"], worker, name, workers, spec_of(shards, number))
+            for worker in range(1, workers + 1)
         ]
 
     def _look(self) -> tuple[float, int]:
@@ -172,9 +173,9 @@ class BenchedShard:
 
 
 @contextlib.contextmanager
-def shard(name: str, workers: int, scale: float = 1.0) -> Iterator[BenchedShard]:
-    """Start a shard and its light workers."""
-    process = BenchedShard(name, workers, scale)
+def shard(name: str, workers: int, shards: int = 1, number: int = 0) -> Iterator[BenchedShard]:
+    """Start one of several shards and its light workers."""
+    process = BenchedShard(name, workers, shards, number)
     try:
         process.cost(_WARM_PUSHES)
         yield process
@@ -195,38 +196,44 @@ def memory_cost(size: int, repeats: int = 20) -> float:
     return statistics.median(spent)
 
 
+@contextlib.contextmanager
+def all_shards(name: str, workers: int, shards: int) -> Iterator[list[BenchedShard]]:
+    """Start every one of so many shards, each with light workers of its own."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(shard(name, workers, shards, n)) for n in range(shards)]
+
+
 def rows(rounds: int = 6) -> Iterator[Row]:
     """Measure, and yield the rows of the table."""
-    size = spec_of(1.0).num_parameters
-    with shard("asgd", 1) as one, shard("asgd", 1, 0.25) as quarter:
-        ours, raw, fourth = [], [], []
+    size = spec_of().num_parameters
+    with shard("asgd", 1) as one, all_shards("asgd", 1, 4) as four:
+        ours, raw, divided = [], [], []
         for _ in range(rounds):
             ours.append(one.cost(40))
             raw.append(one.raw_cost(4 * size, 40))
-            fourth.append(quarter.cost(120))
+            divided.append(sum(each.cost(60) for each in four))
     limit = statistics.median(raw) + memory_cost(size)
     cost = statistics.median(ours)
     note = f"raw TCP both ways {1e3 * statistics.median(raw):.2f} ms"
     yield _row("server's update, dense 4.8 MB", cost, limit, note)
-    yield _row("4 x that of a quarter of it", 4 * statistics.median(fourth), cost, "")
+    yield _row("servers' update, dense, shards: 4", statistics.median(divided), cost, "", 1.3)
     with contextlib.ExitStack() as stack:
-        cases = [(1, 1.0), (2, 1.0), (4, 1.0), (8, 1.0), (2, 0.5), (2, 0.25)]
-        shards = [stack.enter_context(shard("dgs", *case)) for case in cases]
+        cases = [(1, 1), (2, 1), (4, 1), (8, 1), (2, 2), (2, 4)]
+        runs = [stack.enter_context(all_shards("dgs", *case)) for case in cases]
         costs: list[list[float]] = [[] for _ in cases]
         for _ in range(rounds):
-            for each, found, (workers, _) in zip(shards, costs, cases, strict=True):
-                found.append(each.cost(240 // workers))
+            for each, found, (workers, _) in zip(runs, costs, cases, strict=True):
+                found.append(sum(one.cost(240 // workers) for one in each))
     medians = [statistics.median(found) for found in costs]
-    for (workers, scale), cost in zip(cases, medians, strict=True):
-        if scale == 1:
+    for (workers, shards), cost in zip(cases, medians, strict=True):
+        if shards == 1:
             yield _row(f"server's update, dgs, workers: {workers}", cost, medians[0], "")
         else:
-            name = f"{1 / scale:g} x that of 1/{1 / scale:g} of it, dgs, 2 workers"
-            yield _row(name, cost / scale, medians[1], "")
+            yield _row(f"servers' update, dgs, 2 workers, shards: {shards}", cost, medians[1], "")
 
 
-def _row(name: str, cost: float, limit: float, note: str) -> Row:
-    return Row(name, 1e3 * cost, "ms", 1e3 * limit, cost / limit, 1.5, "lower", note)
+def _row(name: str, cost: float, limit: float, note: str, goal: float = 1.5) -> Row:
+    return Row(name, 1e3 * cost, "ms", 1e3 * limit, cost / limit, goal, "lower", note)
 
 
 def main() -> None:
@@ -234,13 +241,13 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=6)
     options.add_argument("--method", choices=MOMENTUM, help="this alone, for a profiler")
     options.add_argument("--workers", type=int, default=1)
-    options.add_argument("--scale", type=float, default=1.0, help="of 1.2 million weights")
+    options.add_argument("--shards", type=int, default=1, help="of which the first is measured")
     options.add_argument("--pushes", type=int, default=400)
     arguments = options.parse_args()
     if arguments.method is None:
         sys.stdout.write(render(rows(arguments.rounds)))
         return
-    with shard(arguments.method, arguments.workers, arguments.scale) as one:
+    with shard(arguments.method, arguments.workers, arguments.shards) as one:
         sys.stdout.write(f"pid {one.pid}\n")
         sys.stdout.flush()
         sys.stdout.write(f"{1e3 * one.cost(arguments.pushes):.3f} ms\n")

@@ -1,8 +1,8 @@
 """One shard at its limit, in a process of its own: ``python -m bench.shard_end METHOD WORKERS``.
 
-It serves a model of the size of mnist_cnn, or a fraction of it; and, as the limit, raw sockets that
-take and return bytes. For each line on its standard input it prints the processor seconds of this
-process and the updates so far.
+It serves a model of the size of mnist_cnn, or what one of several shards has of it; and, as the
+limit, raw sockets that take and return bytes. For each line on its standard input it prints the
+processor seconds of this process and the updates so far.
 """
 
 from __future__ import annotations
@@ -36,13 +36,17 @@ RUN_ID = "bench"
 _LEARNING_RATE = 0.001
 
 
-def spec_of(scale: float) -> ModelSpec:
-    """Return variables like those of mnist_cnn, the largest one scaled."""
+def spec_of(shards: int = 1, number: int = 0) -> ModelSpec:
+    """Return variables like those of mnist_cnn, or what shard `number` of several has of them."""
     shapes: tuple[tuple[int, ...], ...] = (
         *((3, 3, 1, 32), (32,), (3, 3, 32, 64), (64,)),
-        *((round(9216 * scale), 128), (128,), (128, 10), (10,)),
+        *((9216, 128), (128,), (128, 10), (10,)),
     )
-    return ModelSpec(tuple(TensorSpec(f"w{i}", shape) for i, shape in enumerate(shapes)))
+    whole = ModelSpec(tuple(TensorSpec(f"w{i}", shape) for i, shape in enumerate(shapes)))
+    if shards == 1:
+        return whole
+    pieces = method_of("asgd", 1).place(whole, shards)[number].slices
+    return ModelSpec(tuple(TensorSpec(f"w{i}", (each.size,)) for i, each in enumerate(pieces)))
 
 
 def method_of(name: str, workers: int) -> Method:
@@ -51,9 +55,9 @@ def method_of(name: str, workers: int) -> Method:
     return compose(given)
 
 
-def serve_shard(name: str, workers: int, scale: float) -> ShardServer:
+def serve_shard(name: str, workers: int, spec: ModelSpec) -> ShardServer:
     """Return a shard that listens; `run_until` makes it work."""
-    method, spec, bodies = method_of(name, workers), spec_of(scale), load_kernels("numpy")
+    method, bodies = method_of(name, workers), load_kernels("numpy")
     (layout,) = method.place(spec, 1)
     config = CoreConfig(
         Budget(1 << 40), Schedule(_LEARNING_RATE), workers, spec=shard_spec(spec, layout)
@@ -83,12 +87,14 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     options.add_argument("method", choices=MOMENTUM)
     options.add_argument("workers", type=int)
-    options.add_argument("--scale", type=float, default=1.0, help="of the model's size")
+    options.add_argument("--shards", type=int, default=1)
+    options.add_argument("--number", type=int, default=0, help="of this one")
     arguments = options.parse_args()
     keep_freed_memory()
     listener = socket.create_server(("127.0.0.1", 0))
     threading.Thread(target=_answer_raw, args=(listener,), daemon=True).start()
-    server = serve_shard(arguments.method, arguments.workers, arguments.scale)
+    spec = spec_of(arguments.shards, arguments.number)
+    server = serve_shard(arguments.method, arguments.workers, spec)
     over = threading.Event()
 
     def report() -> None:

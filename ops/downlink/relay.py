@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 _KEPT_BYTES = 0.5
 #: The change before an entry's newest one is at most so many versions old, or counts as that.
 _MOST_AGES = 64
-#: Bytes of a new weight, whose exponent is deflated; and seconds of a processor that it takes to
-#: merge, gather and code it, which a relayed one does not (bench.server, dgs with 8 workers).
-_WEIGHT_BYTES, _MERGE_SECONDS = 3.5, 5e-8
+#: Bytes of a new weight, whose exponent is deflated.
+_WEIGHT_BYTES = 3.5
+#: How many times the bytes of a delta rounds may have where the shard is behind: it merges, gathers
+#: and codes each entry of a delta, and passes rounds on as they are.
+_MOST_MORE = 1.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +61,7 @@ class _KeptRound:
 class DownRelay(DownDelta):
     """Be ``delta``, but relay all rounds since a worker's version where that pays.
 
-    It does where it takes no more bytes; or where the additional ones pass the worker's link, as
-    fast as it was seen to be, in less time than the shard would take for the delta.
+    It does where it takes no more bytes; or up to a quarter more, while others wait for the shard.
 
     A round can be relayed if a plain mean of updates as they came, times one factor, is all that
     has changed the weights. The update that the worker's own push has brought is left out: the
@@ -136,8 +137,7 @@ def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
 
 
 def _pays(lacking: RelayedRounds, request: ModelRequest, size: int) -> bool:
-    """Return whether relaying these takes no more bytes than new weights, or fewer seconds."""
-    delta = reply_bytes(lacking.num_entries, size)
-    delta -= lacking.num_entries * (4 - _WEIGHT_BYTES)
-    more = lacking.num_bytes - min(delta, size * _WEIGHT_BYTES)
-    return more <= 0 or more * request.byte_seconds < lacking.num_entries * _MERGE_SECONDS
+    """Return whether relaying these takes no more bytes than new weights, or the shard needs it."""
+    delta = reply_bytes(lacking.num_entries, size) - lacking.num_entries * (4 - _WEIGHT_BYTES)
+    most = min(delta, size * _WEIGHT_BYTES)
+    return lacking.num_bytes <= most * (_MOST_MORE if request.is_urgent else 1)

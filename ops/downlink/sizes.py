@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from thinwire.ops.downlink.types import ModelReply, RelayedRounds
-from thinwire.ops.types import VALUE_BITS, Block, ChunkedValues, Update
+from thinwire.ops.types import VALUE_BITS, Block, ChunkedValues
 
 if TYPE_CHECKING:
     from thinwire.ops.wire.blocks import WireBlock
@@ -32,13 +31,3 @@ def block_bytes(block: Block | WireBlock) -> float:
     values = block.values
     scales = 2 * values.scales.size if isinstance(values, ChunkedValues) else 0
     return scales + reply_bytes(len(values.data), block.size, values.dtype)
-
-
-def bytes_of(reply: ModelReply) -> float:
-    """Return about how many bytes a reply takes, with one for each position of an update."""
-    update = reply.update
-    if isinstance(update, RelayedRounds):
-        return update.num_bytes
-    if isinstance(update, Update):
-        return len(update.values) * (4 + (update.indices is not None))
-    return sum(map(block_bytes, update))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from typing import TYPE_CHECKING, Literal
 
 from thinwire.ops.frozen import BeforeChange, Keep, copied, unguarded
@@ -35,7 +34,7 @@ class ModelRequest:
     step: int  # of the push; 0 for a pull
     base_version: int | None  # of the worker's weights; None: unknown to this shard
     push_bytes: int = 0  # of that push, coded
-    byte_seconds: float = math.inf  # at most, of a byte of its last reply and this push
+    is_urgent: bool = False  # others wait meanwhile: what costs the shard least counts
 
 
 @dataclasses.dataclass(frozen=True)

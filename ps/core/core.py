@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from thinwire.ops.downlink.sizes import bytes_of
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
 from thinwire.ops.kernels import Kernels
 from thinwire.ops.methods.method import Method
@@ -58,6 +57,10 @@ class PsCore:
     It owns parts that know neither it nor each other: a part answers with data, and the core makes
     actions of them. Others read it by `model`, `counters`, `averages`, `membership`, `config` and
     the read-only methods below.
+
+    Attributes:
+        is_behind: Whether events wait for it now, as its owner sees it: replies are then those
+            that cost it least.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class PsCore:
         self._pacing = PacingService(method.pacer)
         self._planner = RegroupPlanner(sync.auto, config.nb_workers)
         self._follower = RegroupFollower()
+        self.is_behind = False
 
     def begin_phase(self, other: PsCore) -> None:
         """Go on with the model of another core, which has handled nothing and is not used again.
@@ -763,12 +767,12 @@ class PsCore:
                 continue
             step = request.step
             wanted = ModelRequest(
-                *(worker, step, request.base_version, member.push_bytes, member.byte_seconds)
+                *(worker, step, request.base_version, member.push_bytes, self.is_behind)
             )
             key = self.model.sharing_key(wanted)
             found = gathered[key] = gathered.get(key) or self.model.gather(wanted)
             self.model.record_reply(worker, found)
-            member.replied(found.version, self.model.method.overlap, bytes_of(found), now)
+            member.replied(found.version, self.model.method.overlap)
             self._planner.replied(worker, step, now)
             held_seconds = now - member.requested_at
             group = self._scheduler.name_of(worker)

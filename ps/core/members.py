@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Collection, Iterable, Iterator
 
 from thinwire.ops.aggregation.outliers import Guards
@@ -63,9 +62,6 @@ class Member:
     may_proceed: bool = False  # an open request may be answered
     requested_at: float = 0.0  # when the request arrived
     staleness: int = 0  # of the newest applied push
-    # Of the newest reply; 0: none since this shard has started.
-    reply_bytes: float = dataclasses.field(default=0.0, compare=False)
-    replied_at: float = dataclasses.field(default=0.0, compare=False)
 
     @property
     def phase(self) -> MemberPhase:
@@ -128,23 +124,13 @@ class Member:
         """Any phase -> COMPUTING: forget a push that waits, and whose retry must not count."""
         self.buffered, self.submitted = None, []
 
-    @property
-    def byte_seconds(self) -> float:
-        """What a byte of its last exchange took at most: of the newest reply, and of the push."""
-        if not self.reply_bytes:
-            return math.inf
-        return (self.requested_at - self.replied_at) / (self.reply_bytes + self.push_bytes)
-
-    def replied(self, version: int, overlaps: bool, num_bytes: float, now: float) -> None:
+    def replied(self, version: int, overlaps: bool) -> None:
         """Note the version that is being sent.
 
         Args:
             version: Of the reply.
             overlaps: The worker's next push may be computed at the version before.
-            num_bytes: Of the reply, about.
-            now: When.
         """
-        self.reply_bytes, self.replied_at = num_bytes, now
         self.oldest_base = self.base_version if overlaps else version
         self.base_version = version
 

@@ -47,6 +47,8 @@ _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
 #: A turn of the loop that took so much longer means that the process was stopped, or starved.
 _STALL_SECONDS = 1.0
+#: A shard for which something has waited is behind for so long.
+_BEHIND_SECONDS = 0.05
 #: A push refused for these reasons does not come again; nor is what comes late of it wanted.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
 #: A push that a change of members has overtaken is sent again; nothing is wrong.
@@ -280,7 +282,7 @@ class ShardServer:
 
     def run_until(self, finished: Callable[[], bool]) -> None:
         """Be the writer thread until `finished`."""
-        before = time.monotonic()
+        before = behind_until = time.monotonic()
         while not finished():
             deadline = min([*self._due, *self._deadlines()])
             patience = min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
@@ -293,6 +295,9 @@ class ShardServer:
                 self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
                 self.scripts.excuse(now - before)
             before = now
+            if self.queue.qsize():
+                behind_until = now + _BEHIND_SECONDS
+            self.core.is_behind = now < behind_until
             if callable(item):
                 item()
             else:
