@@ -52,10 +52,12 @@ class FrozenArray:
         dtype: Of the array.
         shape: Of the array.
         nbytes: Of the array.
+        in_memory: Whether what is put aside for it must not wait in files.
     """
 
-    def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
+    def __init__(self, array: NDArray[Any], readers: _Readers, in_memory: bool) -> None:
         """Stand for a contiguous array; `Freezer.freeze` makes these."""
+        self.in_memory = in_memory
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
         self._aside: list[tuple[int, Int64 | None, NDArray[Any]]] = []  # first entry, which, values
@@ -69,7 +71,7 @@ class FrozenArray:
 
     def again(self) -> FrozenArray:
         """Return another one of the same moment, for a further reader; of one that is not read."""
-        other = FrozenArray(self._array, self._readers)
+        other = FrozenArray(self._array, self._readers, self.in_memory)
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
@@ -132,11 +134,16 @@ class Freezer:
         """Expect readers; `space` returns the memory for what is put aside, of so many bytes."""
         self.is_on, self._space = True, space
 
-    def freeze(self, array: NDArray[Any]) -> Any:
-        """Return what stands for a copy of an array: a `FrozenArray` if that is worth it."""
+    def freeze(self, array: NDArray[Any], in_memory: bool = False) -> Any:
+        """Return what stands for a copy of an array: a `FrozenArray` if that is worth it.
+
+        Args:
+            array: Of the owner.
+            in_memory: Whether to put aside in memory, which takes the owner less time.
+        """
         if not self.is_on or array.nbytes < _LEAST_BYTES or not array.flags.c_contiguous:
             return array.copy()
-        return FrozenArray(array, self._found.setdefault(id(array), []))
+        return FrozenArray(array, self._found.setdefault(id(array), []), in_memory)
 
     def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
         """Put aside what readers still need; see `BeforeChange`."""
@@ -146,13 +153,14 @@ class Freezer:
         readers = [each for each in readers if each.first < array.size]
         first = min((each.first for each in readers), default=array.size)
         if first < array.size:
-            from thinwire.ops.buffers import pieces
+            from thinwire.ops.buffers import buffer, pieces
 
             flat = array.reshape(-1)
             if any(each.has_much_aside for each in readers):
                 indices = None  # one copy serves all
             if indices is None:
-                values = self._space(array.nbytes).view(array.dtype)[first:]
+                space = buffer if any(each.in_memory for each in readers) else self._space
+                values = space(array.nbytes).view(array.dtype)[first:]
                 start = first
                 for piece in pieces(values):
                     piece[:] = flat[start : start + piece.size]
