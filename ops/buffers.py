@@ -76,6 +76,8 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
 class Spill:
     """Large buffers of which the first few are memory, and all beyond these are files.
 
+    Payloads that arrive, and what is put aside for clients that still read, share it on a PS.
+
     What waits in a file is the page cache's: the kernel writes it out where memory is short, and
     `put_away` takes it out of this process. A file has no name, and is gone with its last array.
     Where none can be made, memory is taken.

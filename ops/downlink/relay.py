@@ -23,16 +23,20 @@ from thinwire.ops.downlink.types import (
     ShardView,
 )
 from thinwire.ops.frozen import BeforeChange, unguarded
-from thinwire.ops.types import State
+from thinwire.ops.types import Block, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
     from thinwire.ops.types import Int64
+    from thinwire.ops.wire.blocks import WireBlock
 
-#: Bytes of updates that are kept to be relayed, for each entry of the shard.
-_KEPT_BYTES = 0.5
-#: The change before an entry's newest one is at most so many versions old, or counts as that.
-_MOST_AGES = 64
+#: Bytes of updates that are kept to be relayed, for each entry of the shard; the last round is kept
+#: beyond that. And the most rounds: an entry's change before the newest counts as so old at most.
+_KEPT_BYTES, _MOST_ROUNDS = 0.5, 64
+#: Bytes that describe a block in a message's header, and the most of them in one.
+_DESCRIPTION_BYTES, _MOST_DESCRIPTIONS = 20, 256 << 10
+#: Entries that a worker decodes of several rounds, for each of the shard.
+_MOST_DECODED = 2
 #: Bytes of a new weight, whose exponent is deflated.
 _WEIGHT_BYTES = 3.5
 #: How many times the bytes of a delta rounds may have where the shard is behind: it merges, gathers
@@ -46,14 +50,16 @@ class _KeptRound:
 
     Attributes:
         version: Of the shard after it.
-        round: The updates.
-        num_bytes: About, of each update.
+        round: The updates, in memory of their own.
+        num_bytes: About, of each update, with the descriptions of its blocks.
+        num_entries: Of all updates, decoded.
         at_least: See `_ages`.
     """
 
     version: int
     round: RelayedRound
     num_bytes: tuple[float, ...]
+    num_entries: int
     at_least: Int64
 
 
@@ -81,15 +87,15 @@ class DownRelay(DownDelta):
     ) -> State:
         """Record the changed entries, and the round if it can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
-        if relayed is None or (rounds and rounds[-1].version != version - 1):
+        kept = None if relayed is None else _keep(relayed, indices, version, state)
+        if kept is None or (rounds and rounds[-1].version != version - 1):
             rounds.clear()
-        if relayed is not None:
-            ages = _ages(indices, version, state)
-            num_bytes = tuple(sum(map(block_bytes, each.blocks)) for each in relayed.updates)
-            rounds.append(_KeptRound(version, relayed, num_bytes, ages))
-            num_kept = sum(sum(each.num_bytes) for each in rounds)
-            while num_kept > _KEPT_BYTES * state["last_changed"].size and len(rounds) > 1:
-                num_kept -= sum(rounds.pop(0).num_bytes)
+        if kept is not None:
+            rounds.append(kept)
+        num_kept = sum(sum(each.num_bytes) for each in rounds)
+        most = _KEPT_BYTES * state["last_changed"].size
+        while len(rounds) > 1 and (num_kept > most or len(rounds) > _MOST_ROUNDS):
+            num_kept -= sum(rounds.pop(0).num_bytes)
         return super().record_update(indices, version, state, own, before_change=before_change)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
@@ -104,15 +110,48 @@ class DownRelay(DownDelta):
         return ModelReply(Operation.RELAY, rounds, shard.version, "relay")
 
 
+def _keep(
+    relayed: RelayedRound, indices: Int64 | None, version: int, state: State
+) -> _KeptRound | None:
+    """Return what is kept of a round; None of one that no reply would hold."""
+    size = state["last_changed"].size
+    num_bytes = tuple(
+        sum(block_bytes(block) + _DESCRIPTION_BYTES for block in each.blocks)
+        for each in relayed.updates
+    )
+    if sum(num_bytes) - max(num_bytes) > _MOST_MORE * _WEIGHT_BYTES * size:
+        return None
+    counts = [sum(map(_num_values, each.blocks)) for each in relayed.updates]
+    num_entries = size * len(counts) if indices is None else sum(counts)
+    own = tuple(
+        dataclasses.replace(each, blocks=tuple(map(_copied, each.blocks)))
+        for each in relayed.updates
+    )
+    ages = _ages(indices, version, state)
+    return _KeptRound(version, RelayedRound(own, relayed.rate), num_bytes, num_entries, ages)
+
+
+def _num_values(block: Block | WireBlock) -> int:
+    return len(block.values.data) if isinstance(block, Block) else block.count
+
+
+def _copied(block: Block | WireBlock) -> Block | WireBlock:
+    """Return a block that no longer holds the message, with all else in it, that it came in."""
+    if isinstance(block, Block):
+        return block
+    index_bytes, value_bytes = bytes(block.index_bytes), bytes(block.value_bytes)
+    return dataclasses.replace(block, index_bytes=index_bytes, value_bytes=value_bytes)
+
+
 def _ages(indices: Int64 | None, version: int, state: State) -> Int64:
-    """Return [_MOST_AGES + 1]: at how many changed entries the change before is at least so old."""
+    """Return [_MOST_ROUNDS + 1]: at how many entries the change before is at least so old."""
     import numpy as np
 
     last_changed = state["last_changed"]
     if indices is None:
-        return np.full(_MOST_AGES + 1, last_changed.size)
+        return np.full(_MOST_ROUNDS + 1, last_changed.size)
     ages = version - last_changed[indices]
-    counts = np.bincount(np.minimum(ages, _MOST_AGES), minlength=_MOST_AGES + 1)
+    counts = np.bincount(np.minimum(ages, _MOST_ROUNDS), minlength=_MOST_ROUNDS + 1)
     return counts[::-1].cumsum()[::-1]
 
 
@@ -122,22 +161,28 @@ def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
     if base is None or not kept or not kept[0].version <= base + 1 <= kept[-1].version:
         return None
     lacking: list[_KeptRound] = kept[base + 1 - kept[0].version :]
+    size = state["last_changed"].size
+    if len(lacking) > 1 and sum(each.num_entries for each in lacking) > _MOST_DECODED * size:
+        return None
     rounds = RelayedRounds(
         tuple(each.round for each in lacking), request.worker, request.step, 0.0, 0
     )
-    num_bytes, num_entries = 0.0, 0
+    num_bytes, num_entries, num_blocks, most_blocks = 0.0, 0, 0, 0
     for each in lacking:
         others = [not rounds.is_own(update) for update in each.round.updates]
-        num_bytes += sum(size for size, other in zip(each.num_bytes, others, strict=True) if other)
+        num_bytes += sum(
+            count for count, other in zip(each.num_bytes, others, strict=True) if other
+        )
+        for update in each.round.updates:
+            num_blocks += len(update.blocks)
+            most_blocks = max(most_blocks, len(update.blocks))
         if any(others):  # entries that none of these rounds has changed before
-            num_entries += int(each.at_least[min(each.version - base, _MOST_AGES)])
+            num_entries += int(each.at_least[min(each.version - base, _MOST_ROUNDS)])
+    if not num_bytes or num_blocks * _DESCRIPTION_BYTES > _MOST_DESCRIPTIONS:
+        return None
+    num_entries = min(num_entries, size)
     rounds = dataclasses.replace(rounds, num_bytes=num_bytes, num_entries=num_entries)
-    pays = num_bytes and _pays(rounds, request, state["last_changed"].size)
+    delta = reply_bytes(num_entries, size) - num_entries * (4 - _WEIGHT_BYTES)
+    most = min(delta, size * _WEIGHT_BYTES) + most_blocks * _DESCRIPTION_BYTES
+    pays = num_bytes <= most * (_MOST_MORE if request.is_urgent else 1)
     return rounds if pays else None
-
-
-def _pays(lacking: RelayedRounds, request: ModelRequest, size: int) -> bool:
-    """Return whether relaying these takes no more bytes than new weights, or the shard needs it."""
-    delta = reply_bytes(lacking.num_entries, size) - lacking.num_entries * (4 - _WEIGHT_BYTES)
-    most = min(delta, size * _WEIGHT_BYTES)
-    return lacking.num_bytes <= most * (_MOST_MORE if request.is_urgent else 1)

@@ -249,15 +249,18 @@ class DownAuto(DownSparse):
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
-        """Whether a reply of `delta` outgrows the push, and what `sparse` would send."""
+        """Whether an exact reply outgrows the push, and what `sparse` would send."""
         from thinwire.ops.downlink import replicas, sizes
 
         update, size = reply.update, len(shard.theta)
-        is_relayed = isinstance(update, RelayedRounds)
-        count = update.num_entries if is_relayed else len(update.values)  # type: ignore[union-attr]
+        if isinstance(update, RelayedRounds):
+            count, num_bytes = update.num_entries, update.num_bytes
+        else:
+            count = len(update.values)  # type: ignore[union-attr]
+            num_bytes = sizes.reply_bytes(count, size)
         if count <= self.switch_fraction * size:
             return False
         ratio = self._ratio_for(request, shard)
         sparse = replicas.sparse_bytes(shard, ratio, self.down_value_dtype)
         least = max(sparse, self.push_factor * request.push_bytes)
-        return sizes.reply_bytes(count, size) > least
+        return num_bytes > least

@@ -86,7 +86,7 @@ class RelayedRounds:
         rounds: One after the other.
         worker: Who receives them.
         step: Of its push that this answers, whose update it has; 0: it has none.
-        num_bytes: About how many bytes the others' updates take.
+        num_bytes: About how many bytes the others' updates take, with their descriptions.
         num_entries: About how many entries they change.
     """
 

@@ -217,7 +217,7 @@ class ShardModel:
         self.version += 1
         own = own_entries.find(lone, before, self._seen, self.version)
         if own is not None and lone is not None and len(own.indices) < len(lone.update.values):
-            relayed = None  # another node might round otherwise
+            relayed = None  # adding it has other bits here already
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
         self._down = self.method.down_codec.record_update(

@@ -62,7 +62,8 @@ class World:
     def __init__(self, method, nb_workers=2, seed=1):
         self.method, self.nb_workers = method, nb_workers
         self.layouts = place_tensors(SPEC, 1)
-        self.decoder = PushDecoder(self.layouts[0], method.kind, KERNELS)
+        relays = method.down_codec.relays
+        self.decoder = PushDecoder(self.layouts[0], method.kind, KERNELS, keeps_blocks=relays)
         self.rng = np.random.default_rng(seed)
         self.now, self.incarnations, self.generation = 0.0, 0, 0
         self.initial = self.rng.standard_normal(SIZE, np.float32)
@@ -82,7 +83,9 @@ class World:
             spec=shard_spec(SPEC, self.layouts[0]),
         )
         lead = Coordinator(self.nb_workers, LEASE_SECONDS)
-        return PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)
+        core = PsCore(config, self.method, self.initial.copy(), KERNELS, lead, self.method.sync)
+        core.is_behind = bool(self.rng.integers(2))  # it relays more then
+        return core
 
     # -- what may happen ----------------------------------------------------------------------
 

@@ -31,6 +31,12 @@ from thinwire.ps.core import events
 from thinwire.simulator.messages import received
 
 
+@pytest.fixture(autouse=True)
+def _descriptions_cost_nothing(monkeypatch):
+    """Those of the blocks of so small a model are more than all else."""
+    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)
+
+
 def relaying(value_dtype="int2", sync="bsp", **choices):
     overrides = {"codec": "chunked_topk", "down_codec": "relay", "sync": sync}
     overrides |= choices.pop("overrides", {})
@@ -221,6 +227,72 @@ class TestWhatPays:
         # Two updates of 1,100 values and their positions are more than half a byte an entry.
         assert self.reply(num_values=1100).operation is Operation.SET
         assert self.reply(num_values=900).operation is Operation.RELAY
+
+
+class TestWhatIsKept:
+    """The codec alone, fed with rounds of one update, each of one entry and some blocks."""
+
+    def kept(self, num_rounds, size=10_000, num_blocks=1, values=1, payload=None):
+        policy = DownRelay()
+        state, chooser = policy.init(size), IndexChooser()
+        for version in range(1, num_rounds + 1):
+            indices = np.arange(values, dtype=np.int64)
+            coded = CodedValues("float16", np.ones(values, np.float16))
+            block = chooser.encode(Block(0, size, indices, coded))
+            if payload is not None:
+                block = dataclasses.replace(block, value_bytes=payload[: len(block.value_bytes)])
+            relayed = RelayedRound((RelayedUpdate(1, version, (block,) * num_blocks),), 1.0)
+            state = policy.record_update(indices, version, state, None, relayed)
+        return policy, state
+
+    def reply(self, num_rounds, **more):
+        policy, state = self.kept(num_rounds, **more)
+        size = len(state["last_changed"])
+        shard = ShardView(np.zeros(size, np.float32), num_rounds, KERNELS, (0, size))
+        return policy.gather(ModelRequest(3, 7, 0, 1000, True), shard, state)
+
+    def test_no_more_rounds_than_so_many_however_small(self):
+        _, state = self.kept(100)
+        assert len(state["scratch"]["rounds"]) == 64
+        assert [each.version for each in state["scratch"]["rounds"]] == list(range(37, 101))
+
+    def test_not_the_payload_that_a_block_came_in(self):
+        payload = memoryview(bytearray(1 << 20))
+        _, state = self.kept(1, payload=payload)
+        (kept,) = state["scratch"]["rounds"]
+        (update,) = kept.round.updates
+        assert all(
+            type(each) is bytes for b in update.blocks for each in (b.index_bytes, b.value_bytes)
+        )
+
+    def test_no_round_that_is_larger_than_the_shard(self, monkeypatch):
+        monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 20)
+        pushed = [RelayedUpdate(n, 1, ()) for n in (1, 2)]
+        policy, state = self.kept(1)
+        blocks = (Block(0, 10_000, None, CodedValues("float32", np.ones(10_000, np.float32))),)
+        for copies, is_kept in ((1, True), (2, False)):
+            state = policy.init(10_000)
+            updates = tuple(dataclasses.replace(each, blocks=blocks * copies) for each in pushed)
+            policy.record_update(None, 1, state, None, RelayedRound(updates, 1.0))
+            assert bool(state["scratch"]["rounds"]) is is_kept
+
+    def test_a_header_of_many_blocks_is_not_begun(self, monkeypatch):
+        monkeypatch.setattr(relay, "_MOST_MORE", 1e9)
+        monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 20)
+        monkeypatch.setattr(relay, "_KEPT_BYTES", 1e9)
+        assert self.reply(8, num_blocks=1000).operation is Operation.RELAY
+        assert self.reply(16, num_blocks=1000).operation is Operation.SET
+
+    def test_nor_what_is_decoded_into_many_times_the_shard(self, monkeypatch):
+        monkeypatch.setattr(relay, "_MOST_MORE", 1e9)
+        monkeypatch.setattr(relay, "_KEPT_BYTES", 1e9)
+        assert self.reply(3, size=100, values=60).operation is Operation.RELAY
+        assert self.reply(4, size=100, values=60).operation is not Operation.RELAY
+
+    def test_nothing_before_an_update_that_cannot_be_relayed(self):
+        policy, state = self.kept(5)
+        policy.record_update(np.arange(3), 6, state)
+        assert not state["scratch"]["rounds"]
 
 
 def some_rounds():
