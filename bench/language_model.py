@@ -60,7 +60,7 @@ ARMS: Mapping[str, ModelArm] = {
             *("--method=sparseloco", "--learning_rate=0.004", "--local_weight_decay=0.1"),
             # Few tokens for each weight and few rounds: more values, nothing forgotten, and local
             # steps that know half of what their worker has yet to send.
-            *("--chunk_k=140", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.5"),
+            *("--chunk_k=150", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.5"),
             "--global_lr=2",
         ),
         30,
@@ -284,7 +284,7 @@ def main() -> None:
     )
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--steps", type=int, default=7680, help="of each worker")
+    parser.add_argument("--steps", type=int, default=15360, help="of each worker")
     parser.add_argument("--batch_size", type=int, default=8, help="of a worker")
     parser.add_argument("--network", default="decoder-small", help="value of --network")
     parser.add_argument(
