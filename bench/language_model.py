@@ -57,10 +57,10 @@ ARMS: Mapping[str, ModelArm] = {
     "diloco": ModelArm(("--method=diloco", "--learning_rate=0.004"), 64, 1 / 50),
     "sparseloco": ModelArm(
         (
-            *("--method=sparseloco", "--learning_rate=0.004", "--local_weight_decay=0.1"),
+            *("--method=sparseloco", "--learning_rate=0.006", "--local_weight_decay=0.1"),
             # Few tokens for each weight and few rounds: more values, nothing forgotten, and local
-            # steps that know half of what their worker has yet to send.
-            *("--chunk_k=150", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.5"),
+            # steps that know a part of what their worker has yet to send.
+            *("--chunk_k=150", "--value_dtype=means2", "--error_decay=1", "--error_ahead=0.3"),
             "--global_lr=2",
         ),
         30,
