@@ -9,7 +9,14 @@ from tests.harness import KERNELS
 from tests.ps.lossy_shard import SIZE, World, eager, sending
 from thinwire.ops.downlink import relay, replicas
 from thinwire.ops.downlink.sparse import DownAuto
-from thinwire.ops.downlink.types import ModelRequest, ShardView
+from thinwire.ops.downlink.types import (
+    ModelRequest,
+    Operation,
+    RelayedRound,
+    RelayedUpdate,
+    ShardView,
+)
+from thinwire.ops.types import Block, CodedValues
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +107,25 @@ def test_a_reply_may_be_as_large_as_its_push_if_nothing_else_is_said():
         replicas.keep(1, dataclasses.replace(shard, theta=-theta), state)
         handed = policy.gather(ModelRequest(1, 7, 1, push_bytes=1000), shard, state)
         assert len(handed.update[0].indices) == expected
+
+
+def test_a_relayed_reply_is_judged_by_its_own_bytes():
+    """Seven coarse pushes are not eight times one, though new weights in their place would be."""
+    size, num_values = 10_000, 200
+    policy = DownAuto(0.001, patience=1)
+    state, rng = policy.init(size), np.random.default_rng(0)
+    shard = ShardView(np.zeros(size, np.float32), 0, KERNELS, (0, size))
+    policy.gather(ModelRequest(1, 0, None), shard, state)
+    for version in range(1, 8):
+        indices = np.sort(rng.choice(size, num_values, replace=False))
+        coded = CodedValues("float16", np.ones(num_values, np.float16))
+        update = RelayedUpdate(2, version, (Block(0, size, indices, coded),))
+        state = policy.record_update(indices, version, state, relayed=RelayedRound((update,), 1.0))
+    now = dataclasses.replace(shard, version=7)
+    reply = policy.gather(ModelRequest(1, 1, 0, push_bytes=577), now, state)
+    assert reply.operation is Operation.RELAY and reply.update.num_bytes < 8 * 577
+    assert reply.update.num_entries > 0.1 * size
+    assert not state["replicas"]
 
 
 def test_delta_keeps_no_copies():
