@@ -8,7 +8,6 @@ import random
 import numpy as np
 
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.downlink.types import RelayedRounds
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
@@ -22,8 +21,7 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import blocks_of_reply
-from thinwire.simulator.messages import received
+from thinwire.simulator.messages import decoded
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
@@ -201,17 +199,17 @@ class MiniRun:
         return actions
 
     def decoded(self, shard: int, reply: events.Reply) -> ShardReply:
-        relayed = isinstance(reply.update, RelayedRounds)
+        blocks, rounds = decoded(reply.update, self.layouts[shard])
         return ShardReply(
             reply.operation,
-            () if relayed else blocks_of_reply(reply.update, self.layouts[shard]),
+            blocks,
             reply.version,
             self.shards[shard].config.generation,
             reply.learning_rate,
             reply.samples,
             reply.stop,
             aux=reply.aux,
-            rounds=received(reply.update, self.layouts[shard]) if relayed else (),
+            rounds=rounds,
         )
 
     def push_event(self, worker: MiniWorker, shard: int) -> events.Push:

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from tests.harness import method
-from thinwire.ops.downlink.types import RelayedRounds
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Offer, read_offer
@@ -40,8 +39,7 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
-from thinwire.ps.wire.replies import blocks_of_reply
-from thinwire.simulator.messages import received
+from thinwire.simulator.messages import decoded
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import NO_FIGURES, ShardReply
@@ -216,11 +214,10 @@ class ScriptRun:
 
     def _take(self, shard, action):
         replies = self.replies[action.worker - 1]
-        is_relayed = isinstance(action.update, RelayedRounds)
-        rounds = received(action.update, self.layouts[shard]) if is_relayed else ()
+        blocks, rounds = decoded(action.update, self.layouts[shard])
         replies[shard] = ShardReply(
             action.operation,
-            () if rounds else blocks_of_reply(action.update, self.layouts[shard]),
+            blocks,
             action.version,
             0,
             action.learning_rate,

@@ -119,7 +119,7 @@ class PushDecoder:
         """
         update = contents.plain or self.flatten(contents.blocks)
         event = self.event(worker, push, update, contents.aux, num_bytes, contents.change)
-        if not self._keeps_blocks or contents.plain is not None:  # whole ones are never relayed
+        if not self._keeps_blocks or contents.plain is not None:
             return event
         return dataclasses.replace(event, blocks=contents.coded)
 
@@ -150,7 +150,8 @@ class PushDecoder:
             values = np.frombuffer(payload, "<f4")  # as it lies there: no copy
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
-        coded = messages.coded_blocks(push.blocks, payload) if self._keeps_blocks else ()
+        keeps = self._keeps_blocks and plain is None  # whole ones are never relayed
+        coded = messages.coded_blocks(push.blocks, payload) if keeps else ()
         return DecodedPush(blocks, aux, len(payload), plain, change, coded)
 
     def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:

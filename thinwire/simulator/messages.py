@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.downlink.types import RelayedRounds, RepeatedRound
-from thinwire.ops.types import ModelSpec, ShardLayout, State
+from thinwire.ops.types import Block, ModelSpec, ShardLayout, State, Update
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -96,13 +96,17 @@ def to_client(message: ToWorker) -> pb.ToClient:
     )
 
 
-def received(rounds: RelayedRounds, layout: ShardLayout) -> tuple[RepeatedRound, ...]:
-    """Return rounds as their receiver decodes them."""
-    reply = pb.Reply(step=rounds.step)
-    pieces = messages.rounds_to_message(rounds, reply, IndexChooser())
+def decoded(
+    update: Update | tuple[Block, ...] | RelayedRounds, layout: ShardLayout
+) -> tuple[list[Block], tuple[RepeatedRound, ...]]:
+    """Return the blocks of a reply's update, or its rounds, as their receiver decodes them."""
+    if not isinstance(update, RelayedRounds):
+        return blocks_of_reply(update, layout), ()
+    reply = pb.Reply(step=update.step)
+    pieces = messages.rounds_to_message(update, reply, IndexChooser())
     payload = memoryview(b"".join(map(bytes, pieces)))
     sizes = [piece.size for piece in layout.slices]
-    return messages.rounds_from_message(reply, payload, sizes)
+    return [], messages.rounds_from_message(reply, payload, sizes)
 
 
 def reply_in_flight(
@@ -119,11 +123,11 @@ def reply_in_flight(
         layout: Of the shard.
         reception: What arrived of the push's datagrams; None where there are none.
     """
-    update = action.update
+    blocks, rounds = decoded(action.update, layout)
     reply = ShardReply(
         operation=action.operation,
-        blocks=() if isinstance(update, RelayedRounds) else blocks_of_reply(update, layout),
-        rounds=received(update, layout) if isinstance(update, RelayedRounds) else (),
+        blocks=blocks,
+        rounds=rounds,
         version=action.version,
         generation=generation,
         learning_rate=action.learning_rate,

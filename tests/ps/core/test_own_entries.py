@@ -16,13 +16,12 @@ from tests.ps.lossy_shard import World
 from thinwire.ops.downlink import relay
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.own_entries import OwnEntries
-from thinwire.ops.downlink.types import ModelRequest, Operation, RelayedRounds, ShardView
+from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ps.core import events
-from thinwire.ps.wire.replies import blocks_of_reply
-from thinwire.simulator.messages import received
+from thinwire.simulator.messages import decoded
 
 
 @pytest.fixture(autouse=True)
@@ -50,17 +49,8 @@ class LossyRun(MiniRun):
         self.expected[reply.worker, shard] = (model.theta if held is None else held).copy()
         if reply.step:
             self.operations.add(reply.operation)
-            is_relayed = isinstance(reply.update, RelayedRounds)
-            blocks = (
-                [
-                    block
-                    for each in received(reply.update, self.layouts[shard])
-                    for blocks in each.updates
-                    for block in blocks or ()
-                ]
-                if is_relayed
-                else blocks_of_reply(reply.update, self.layouts[shard])
-            )
+            blocks, rounds = decoded(reply.update, self.layouts[shard])
+            blocks += [b for each in rounds for own in each.updates for b in own or ()]
             self.num_values += sum(len(block.values.data) for block in blocks)
         return super().decoded(shard, reply)
 

@@ -28,7 +28,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
-from thinwire.simulator.messages import received
+from thinwire.simulator.messages import decoded
 
 
 @pytest.fixture(autouse=True)
@@ -327,7 +327,7 @@ def test_rounds_travel_and_come_back(is_coded):
         coded = rounds
     reply, payload = on_the_wire(coded)
     (found,) = messages.rounds_from_message(reply, memoryview(payload), SIZES)
-    (sent,) = received(rounds, LAYOUT)
+    _, (sent,) = decoded(rounds, LAYOUT)
     assert found.rate == sent.rate and found.updates.count(None) == 1
     for ours, theirs in zip(sent.updates, found.updates, strict=True):
         assert (ours is None) is (theirs is None)
