@@ -7,7 +7,7 @@ import pytest
 
 from tests.harness import KERNELS
 from tests.ps.lossy_shard import SIZE, World, eager, sending
-from thinwire.ops.downlink import relay, replicas
+from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import (
     ModelRequest,
@@ -18,12 +18,7 @@ from thinwire.ops.downlink.types import (
 )
 from thinwire.ops.types import Block, CodedValues
 
-
-@pytest.fixture(autouse=True)
-def _small_models_relay(monkeypatch):
-    """Descriptions of a block are otherwise more than all else in so small a model."""
-    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)
-    monkeypatch.setattr(relay, "_KEPT_BYTES", 4)
+pytestmark = pytest.mark.usefixtures("small_models_relay")
 
 
 def test_auto_stays_exact_and_keeps_no_copies_while_little_changes():

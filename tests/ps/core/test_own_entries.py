@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from tests.harness import SPEC, MiniRun, method
 from tests.ps.lossy_shard import World
-from thinwire.ops.downlink import relay
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.own_entries import OwnEntries
 from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
@@ -23,12 +22,7 @@ from thinwire.ops.types import VALUE_DTYPES
 from thinwire.ps.core import events
 from thinwire.simulator.messages import decoded
 
-
-@pytest.fixture(autouse=True)
-def _small_models_relay(monkeypatch):
-    """Descriptions of a block are otherwise more than all else in so small a model."""
-    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)
-    monkeypatch.setattr(relay, "_KEPT_BYTES", 4)
+pytestmark = pytest.mark.usefixtures("small_models_relay")
 
 
 class LossyRun(MiniRun):

@@ -30,11 +30,7 @@ from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
 from thinwire.simulator.messages import decoded
 
-
-@pytest.fixture(autouse=True)
-def _descriptions_cost_nothing(monkeypatch):
-    """Those of the blocks of so small a model are more than all else."""
-    monkeypatch.setattr(relay, "_DESCRIPTION_BYTES", 0)
+pytestmark = pytest.mark.usefixtures("descriptions_cost_nothing")
 
 
 def relaying(value_dtype="int2", sync="bsp", **choices):
