@@ -52,6 +52,9 @@ _FIRST_ATTEMPT_SECONDS = 2.0
 #: How many attempts there should be at least.
 _LEAST_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
+#: Draws how long to pause. What the `random` module draws is the script's, and where the launcher
+#: has seeded it, all workers would draw the same pauses.
+jitter = random.SystemRandom().random
 #: Of a lease: a client that finds the shard again after a short cut returns before its lease ends.
 _PAUSE_PER_LEASE = 1 / 4
 #: A Hello rejected for these reasons may be accepted a little later.
@@ -441,7 +444,7 @@ class Dialler:
                     logging.info(
                         "looking for %s, for up to %g s: %s", self._name, patience_seconds, error
                     )
-                pause = pauses.next_seconds(random.random())
+                pause = pauses.next_seconds(jitter())
                 if self._closing.is_set() or time.monotonic() + pause >= deadline:
                     raise Unreachable(f"{self._name}: {error}") from error
             self._closing.wait(pause)

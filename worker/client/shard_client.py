@@ -7,7 +7,6 @@ heartbeat thread looks after the stream whenever nothing is requested on it.
 from __future__ import annotations
 
 import math
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from thinwire.proto.grpc.session import (
     MakeOffer,
     RequestRejected,
     beat_seconds,
+    jitter,
     rhythm,
 )
 from thinwire.proto.security.credentials import UntrustedPeer
@@ -485,7 +485,7 @@ class ShardClient:
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):
-            self._try_again_at = time.monotonic() + self._pauses.next_seconds(random.random())
+            self._try_again_at = time.monotonic() + self._pauses.next_seconds(jitter())
 
     def _reconnect(self, error: StreamLost) -> None:
         with self._turn:

@@ -1,5 +1,6 @@
 """What a client says while it looks for a shard, and when it has found it."""
 
+import random
 import threading
 
 from thinwire.proto import thinwire_pb2 as pb
@@ -45,3 +46,9 @@ def test_who_had_to_look_says_once_why_and_that_it_found(caplog):
 
 def test_who_finds_at_once_says_nothing(caplog):
     assert not lines_of(caplog, shut=0)
+
+
+def test_who_looks_draws_nothing_of_what_the_script_draws(caplog):
+    before = random.getstate()
+    lines_of(caplog, shut=3)
+    assert random.getstate() == before
