@@ -47,6 +47,26 @@ class Draw:
 
 
 @dataclasses.dataclass(frozen=True)
+class Entry:
+    """A worker that has joined at shard 0 and has finished no round there yet.
+
+    The other shards let it into the same round, whatever has arrived there already. If each let it
+    in at a round's end of its own, rounds of two shards could wait for each other.
+
+    Attributes:
+        worker: Its id.
+        has_entered: Whether its first round at shard 0 goes on; else it still waits for it.
+        members: Of its group, but for those that have not finished a round themselves; ascending.
+        after: The newest step of each member that was over at shard 0 before that round.
+    """
+
+    worker: int
+    has_entered: bool = False
+    members: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Advance:
     """The result of one turn of a rule.
 
@@ -54,11 +74,13 @@ class Advance:
         released: The arrivals of each update, in order of worker and step.
         proceeding: Workers that may begin their next iteration, new ones included.
         has_drawn: Whether the rule has made draws, which the other shards are to follow.
+        has_entered: Whether workers have entered, where the other shards are to let them in, too.
     """
 
     released: Sequence[tuple[ArrivalToken, ...]]
     proceeding: Sequence[int]
     has_drawn: bool = False
+    has_entered: bool = False
 
 
 class SyncRule(Protocol):
@@ -89,8 +111,18 @@ class SyncRule(Protocol):
     def follow(self, draws: Sequence[Draw]) -> None:
         """Take over the draws of shard 0, on the other shards."""
 
+    def entries(self) -> Sequence[Entry]:
+        """Return, on shard 0, the workers that have not finished a round yet, ascending."""
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Take over the entries of shard 0, on the other shards; they replace those before."""
+
     def join(self, worker: int) -> None:
-        """Announce a worker; it becomes live at its group's next round boundary."""
+        """Announce a worker; it becomes live at its group's next round boundary.
+
+        On a shard that follows, when shard 0 has let it in and the pushes that were over there
+        before are over here.
+        """
 
     def leave(self, worker: int) -> None:
         """Forget a worker and its arrivals; nobody waits for it any more."""

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from thinwire.ops.run.files import read_bounded
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Entry
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
@@ -328,6 +328,13 @@ class DrawnRounds:
         return made
 
     # -- workers ----------------------------------------------------------------------------
+
+    def entries(self) -> Sequence[Entry]:
+        """Return (): draws name the workers of each round."""
+        return ()
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Do nothing: draws name the workers of each round."""
 
     def join(self, worker: int) -> None:
         """Announce a worker; it is live from the next turn on, and waits to be drawn."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Entry
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
@@ -71,7 +71,17 @@ class GroupSync:
 
     def without_bound(self) -> GroupSync:
         """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""
-        return GroupSync(self.groups)
+        return FollowingGroupSync(self.groups)
+
+
+@dataclasses.dataclass(frozen=True)
+class FollowingGroupSync(GroupSync):
+    """The same groups on a shard that lets workers in where shard 0 has."""
+
+    def start(self, generation: int = 0) -> GroupRounds:
+        """Return the rule with an empty memory."""
+        del generation
+        return FollowingRounds(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +131,8 @@ class GroupRounds:
         self._num_blocked = 0  # the first this many of `_held` have clocks above ...
         self._blocked_above = -1  # ... this one
         self._paused = False  # nobody may proceed, because groups are about to change
+        self._over: dict[int, int] = {}  # live worker -> newest step released or given up
+        self._entries: dict[int, Entry] = {}  # of live workers that have finished no round
 
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
@@ -184,6 +196,14 @@ class GroupRounds:
 
     # -- workers ----------------------------------------------------------------------------
 
+    def entries(self) -> Sequence[Entry]:
+        """Return the workers that have not finished a round yet, ascending."""
+        found = {worker: Entry(worker) for worker in self._joining} | self._entries
+        return [found[worker] for worker in sorted(found)]
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Do nothing: this is shard 0, which lets workers in."""
+
     def join(self, worker: int) -> None:
         """Announce a worker; it becomes live at its group's next round boundary."""
         if not _contains(self._live, worker) and not _contains(self._joining, worker):
@@ -196,6 +216,8 @@ class GroupRounds:
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
         self._drop_arrivals(worker)
+        self._over.pop(worker, None)
+        self._entries.pop(worker, None)
         for workers in (self._live, self._joining, self._held):
             if worker in workers:
                 workers.remove(worker)
@@ -245,8 +267,9 @@ class GroupRounds:
 
     def withdraw(self, worker: int, step: int) -> None:
         """Take back all arrivals of a worker; its round waits for another one."""
-        del step
-        if self._drop_arrivals(worker):
+        if self.is_live(worker):
+            self._over[worker] = max(step, self._over.get(worker, 0))
+        if self._drop_arrivals(worker) or self._joining:
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
@@ -258,6 +281,7 @@ class GroupRounds:
         del now
         released: list[tuple[ArrivalToken, ...]] = []
         dirty, self._dirty = self._dirty, []
+        num_joining = len(self._joining)
         for number in dirty:
             num_submitted = self._num_submitted.get(number, 0)
             at_boundary = not num_submitted
@@ -265,9 +289,9 @@ class GroupRounds:
                 members = [w for w in self.groups[number] if _contains(self._live, w)]
                 released.append(self._finish_round(members))
                 at_boundary = True
-            if at_boundary and not (self._closed_to_joiners and self._in_round(number)):
-                self._admit(number)
-        return Advance(released, self._let_proceed())
+            self._admit(number, at_boundary)
+        has_entered = len(self._joining) != num_joining
+        return Advance(released, self._let_proceed(), has_entered=has_entered)
 
     def next_deadline(self) -> float | None:
         """Return None: nothing happens because time has passed."""
@@ -288,6 +312,8 @@ class GroupRounds:
         for worker in members:
             arrivals = self._submitted[worker]
             taken.append(arrivals.pop(0))
+            self._over[worker] = max(taken[-1].step, self._over.get(worker, 0))
+            self._entries.pop(worker, None)
             if arrivals:  # for the next round
                 self._mark_dirty(worker)
             else:
@@ -302,22 +328,40 @@ class GroupRounds:
         """Return whether members of a group are computing, and need each other."""
         return bool(self._num_live.get(number, 0)) and not self._held
 
-    def _admit(self, number: int) -> None:
-        """Make the group's joiners live; they proceed when the bound lets them.
+    def _admit(self, number: int, at_boundary: bool) -> None:
+        """Make those of the group's joiners live that may be now.
+
+        Args:
+            number: Of the group.
+            at_boundary: Whether no push of it waits for its round.
+        """
+        if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
+            return
+        for worker in self._joining_of(number):
+            members = [each for each in self.groups[number] if each in self._over]
+            after = tuple(self._over[each] for each in members)
+            self._entries[worker] = Entry(worker, True, tuple(members), after)
+            self._enter(worker)
+
+    def _joining_of(self, number: int) -> list[int]:
+        return [each for each in self._joining if self._numbers[each] == number]
+
+    def _enter(self, worker: int) -> None:
+        """Make a joiner live; it proceeds when the bound lets it.
 
         A returning worker must not hold back the others, nor run ahead of them; members of a
         group step together, so it takes over its group's clock.
         """
-        for worker in [each for each in self._joining if self._numbers[each] == number]:
-            group = self.groups[number]
-            peer = next((peer for peer in group if _contains(self._live, peer)), None)
-            own = max(self._clocks.get(worker, 0), self.min_clock())
-            self._clocks[worker] = own if peer is None else self._clocks[peer]
-            self._joining.remove(worker)
-            bisect.insort(self._live, worker)
-            self._num_live[number] = self._num_live.get(number, 0) + 1
-            self._move_clock(None, self._clocks[worker])
-            self._held.append(worker)
+        number = self._numbers[worker]
+        group = self.groups[number]
+        peer = next((peer for peer in group if _contains(self._live, peer)), None)
+        own = max(self._clocks.get(worker, 0), self.min_clock())
+        self._clocks[worker] = own if peer is None else self._clocks[peer]
+        self._joining.remove(worker)
+        bisect.insort(self._live, worker)
+        self._num_live[number] = self._num_live.get(number, 0) + 1
+        self._move_clock(None, self._clocks[worker])
+        self._held.append(worker)
 
     def _let_proceed(self) -> list[int]:
         """Return who may proceed; whoever was blocked stays so until the slowest gets on."""
@@ -371,6 +415,8 @@ class GroupRounds:
             "blocked_above": self._blocked_above,
             "paused": self._paused,
             "groups": self.groups,
+            "over": dict(self._over),
+            "entries": _as_plain(self._entries),
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
@@ -388,7 +434,90 @@ class GroupRounds:
         self._dirty, self._num_live = list(state["dirty"]), dict(state["num_live"])
         self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
         self._num_blocked, self._blocked_above = state["num_blocked"], state["blocked_above"]
-        self._paused = state["paused"]
+        self._paused, self._over = state["paused"], dict(state["over"])
+        self._entries = _of_plain(state["entries"])
+
+
+class FollowingRounds(GroupRounds):
+    """The rule in force on a shard that follows shard 0.
+
+    The rounds of two shards may be a push apart: one releases the push of a worker alone, which the
+    other merges with that of a worker that joined in between. A joiner that entered here at the end
+    of a round could widen this to two, and each shard would wait for a push of a worker that waits
+    at the other. So it enters where shard 0 has let it in, in the middle of a round, too.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        """Begin with nobody."""
+        super().__init__(groups)
+        self._expected: dict[int, Entry] = {}  # who has finished no round at shard 0
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Take over the entries of shard 0; they replace those before."""
+        self._expected = {each.worker: each for each in entries}
+        for worker in self._joining:
+            self._mark_dirty(worker)
+
+    def advance(self, now: float) -> Advance:
+        """Settle everything that can be settled now; no round is released without a joiner."""
+        for number in self._dirty:
+            self._admit(number, at_boundary=False)
+        return super().advance(now)
+
+    def _admit(self, number: int, at_boundary: bool) -> None:
+        """Make those of the group's joiners live that may be now; see `GroupRounds`."""
+        del at_boundary
+        for worker in self._joining_of(number):
+            if self._may_enter(worker):
+                self._enter(worker)
+
+    def _may_enter(self, worker: int) -> bool:
+        """Return whether all is over here that was over at shard 0 when it let a worker in.
+
+        Of a worker that is not named shard 0 has finished a round: this shard was started later.
+        """
+        entry = self._expected.get(worker)
+        if entry is None:
+            return True
+        before = zip(entry.members, entry.after, strict=True)
+        return entry.has_entered and all(self._is_over(each, step) for each, step in before)
+
+    def _is_over(self, worker: int, step: int) -> bool:
+        """Return whether no push of a worker up to a step is still to be released here.
+
+        Of one that has released nothing here since this shard began it cannot be: a push of before
+        is refused.
+        """
+        if not self.is_live(worker):
+            return True
+        if worker in self._submitted:
+            return self._submitted[worker][0].step > step
+        return self._over.get(worker, step) >= step
+
+    def state_dict(self, soft: bool) -> State:
+        """Return the clocks, which outlive a restart, or who is where; see SyncRule."""
+        state = super().state_dict(soft)
+        return state | {"expected": _as_plain(self._expected)} if soft else state
+
+    def load_state_dict(self, state: State, soft: bool) -> None:
+        """Take back what `state_dict` gave."""
+        super().load_state_dict(state, soft)
+        if soft:
+            self._expected = _of_plain(state["expected"])
+
+
+def _as_plain(entries: Mapping[int, Entry]) -> list[list[Any]]:
+    return [
+        [each.worker, each.has_entered, list(each.members), list(each.after)]
+        for each in entries.values()
+    ]
+
+
+def _of_plain(entries: Sequence[Sequence[Any]]) -> dict[int, Entry]:
+    return {
+        worker: Entry(worker, has_entered, tuple(members), tuple(after))
+        for worker, has_entered, members, after in entries
+    }
 
 
 def _contains(ascending: Sequence[int], value: int) -> bool:

@@ -349,6 +349,7 @@ class PsCore:
             self._lifecycle.start()
         if not self.membership.leads:
             self._follower.receive(event, self.groups)
+            self._scheduler.expect(event.entries)
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
@@ -373,7 +374,7 @@ class PsCore:
         if unreachable := self.membership.unreachable(now):
             actions.append(events.WorkersUnreachable(tuple(unreachable)))
         if lifecycle.start_is_due(now):
-            actions += [*self._publish(), *self._settle(now)]
+            actions += self._settle(now, announces=True)
         if self._scheduler.is_due(now):
             actions += self._settle(now)
         if lifecycle.limit_is_due(now):
@@ -510,7 +511,7 @@ class PsCore:
             else:
                 actions += self._forget(worker, member)
         self._lifecycle.present(len(self._scheduler.joining()), now)
-        return [*actions, *self._publish(), *self._settle(now)]
+        return [*actions, *self._settle(now, announces=True)]
 
     def _forget(self, worker: int, member: Member) -> list[events.Action]:
         """End a worker's part in its round; if it still waits here, it must send Hello again."""
@@ -560,21 +561,30 @@ class PsCore:
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
-        draws = self._scheduler.draws()
-        return events.MembershipEpoch(number, live, self.has_started, formed, incarnations, draws)
+        draws, entries = self._scheduler.draws(), self._scheduler.entries()
+        return events.MembershipEpoch(
+            number, live, self.has_started, formed, incarnations, draws, entries
+        )
 
     # -- rounds -----------------------------------------------------------------------------
 
-    def _settle(self, now: float) -> list[events.Action]:
-        """Release every round that is complete and reply to whoever may proceed."""
+    def _settle(self, now: float, announces: bool = False) -> list[events.Action]:
+        """Release every round that is complete and reply to whoever may proceed.
+
+        Args:
+            now: In seconds.
+            announces: Whether membership has changed, of which the other shards are notified; also
+                of changes that come about here.
+        """
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
-            if advance.has_drawn:
-                actions += self._publish()
+            if advance.has_entered and not announces:
+                self.membership.begin_epoch()  # of which the replies to those who wait here know
+            announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
             for worker in advance.proceeding:  # a joiner whose push is here waits for its round
@@ -583,7 +593,7 @@ class PsCore:
             actions += self._reply(advance.proceeding, now)
             if not advance.released and not advance.proceeding:
                 if (changed := self._regroup(now)) is None:
-                    return actions
+                    return [*actions, *self._publish()] if announces else actions
                 actions += changed
 
     def _submit_buffered(self, now: float) -> list[events.Action]:
@@ -607,6 +617,7 @@ class PsCore:
             else:
                 self._members.cancel_push(worker)
                 member.request = None
+                member.may_proceed = self._scheduler.may_proceed(worker)  # it may pull instead
                 actions.append(refusals.stale_epoch(push, self.membership.epoch))
         return actions
 

@@ -44,7 +44,7 @@ from tests.chaos.history import (
     digest,
 )
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.sync.base import ArrivalToken, Draw
+from thinwire.ops.sync.base import ArrivalToken, Draw, Entry
 from thinwire.ops.types import State, Update
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
@@ -66,7 +66,7 @@ from thinwire.worker.core.messages import PushRequest
 FOLLOWS = ("version", "theta", "optimizer", "weighting")
 #: Models larger than this are recorded by digests alone.
 MOST_ENTRIES = 4096
-_MUTATORS = ("join", "leave", "submit", "withdraw", "follow", "pause", "regroup")
+_MUTATORS = ("join", "leave", "submit", "withdraw", "follow", "expect", "pause", "regroup")
 
 
 def follows(model: ShardModel) -> str:
@@ -84,7 +84,7 @@ def _plain(argument: Any) -> Any:
     """Return an argument of a rule's call as `checked_replay` reads it."""
     if isinstance(argument, ArrivalToken):
         return [argument.worker, argument.step]
-    if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw):
+    if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw | Entry):
         return [dataclasses.asdict(each) for each in argument]
     return argument
 

@@ -217,7 +217,7 @@ class EveryWorkerLookedAt(GroupRounds):
                     self._held.append(worker)
                 pending = []
             if not pending:
-                self._admit(number)
+                self._admit(number, at_boundary=True)
         slowest = self.min_clock()
         free = [
             worker

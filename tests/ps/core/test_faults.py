@@ -34,11 +34,11 @@ def break_at(core, wanted, where="handle"):
     """Let one call raise: the first whose event is `wanted`, or of `where` inside the core."""
     left, before = [1], type(core)
 
-    def handle(self, *arguments):
+    def handle(self, *arguments, **named):
         if left and (where != "handle" or wanted(arguments[0])):
             left.clear()
             raise Boom("over this")
-        return getattr(before, where)(self, *arguments)
+        return getattr(before, where)(self, *arguments, **named)
 
     core.__class__ = type("Broken", (before,), {where: handle})
     return left
