@@ -179,4 +179,3 @@ def test_nobody_waits_for_ever(nb_workers, pauses, seed):
     more = [worker.num_rounds - then for worker, then in zip(run.workers, before, strict=True)]
     assert min(more) >= 3, more
     assert run.cores[1].live_workers() == tuple(range(1, nb_workers + 1))
-
