@@ -625,24 +625,24 @@ class Leave(_message.Message):
     def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch", "draws", "entries")
+    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch", "draws", "joiners")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FORMED_FIELD_NUMBER: _ClassVar[int]
     FORMED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    JOINERS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     started: bool
     formed: _containers.RepeatedCompositeFieldContainer[Group]
     formed_epoch: int
     draws: _containers.RepeatedCompositeFieldContainer[Draw]
-    entries: _containers.RepeatedCompositeFieldContainer[Entry]
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
+    joiners: _containers.RepeatedCompositeFieldContainer[Joiner]
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., joiners: _Optional[_Iterable[_Union[Joiner, _Mapping]]] = ...) -> None: ...
 
-class Entry(_message.Message):
+class Joiner(_message.Message):
     __slots__ = ("worker", "has_entered", "members", "after")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     HAS_ENTERED_FIELD_NUMBER: _ClassVar[int]

@@ -7,7 +7,7 @@ speeds. A rule orders tokens and never sees an update, so every shard,
 the Simulator and the tests use the same one.
 """
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Entry, SyncPolicy, SyncRule
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner, SyncPolicy, SyncRule
 from thinwire.ops.sync.drawn import DrawnSync
 from thinwire.ops.sync.groups import AutoGroups, Groups
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
@@ -19,9 +19,9 @@ __all__ = [
     "AutoGroups",
     "Draw",
     "DrawnSync",
-    "Entry",
     "GroupSync",
     "Groups",
+    "Joiner",
     "SyncPolicy",
     "SyncRule",
     "make_rule",

@@ -47,7 +47,7 @@ class Draw:
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class Joiner:
     """A worker that has joined at shard 0 and has finished no round there yet.
 
     The other shards let it into the same round, whatever has arrived there already. If each let it
@@ -111,11 +111,11 @@ class SyncRule(Protocol):
     def follow(self, draws: Sequence[Draw]) -> None:
         """Take over the draws of shard 0, on the other shards."""
 
-    def entries(self) -> Sequence[Entry]:
+    def joiners(self) -> Sequence[Joiner]:
         """Return, on shard 0, the workers that have not finished a round yet, ascending."""
 
-    def expect(self, entries: Sequence[Entry]) -> None:
-        """Take over the entries of shard 0, on the other shards; they replace those before."""
+    def expect(self, joiners: Sequence[Joiner]) -> None:
+        """Take over the joiners of shard 0, on the other shards; they replace those before."""
 
     def join(self, worker: int) -> None:
         """Announce a worker; it becomes live at its group's next round boundary.

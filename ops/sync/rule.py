@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Entry
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
@@ -132,7 +132,7 @@ class GroupRounds:
         self._blocked_above = -1  # ... this one
         self._paused = False  # nobody may proceed, because groups are about to change
         self._over: dict[int, int] = {}  # live worker -> newest step released or given up
-        self._entries: dict[int, Entry] = {}  # of live workers that have finished no round
+        self._entered: dict[int, Joiner] = {}  # of live workers that have finished no round
 
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
@@ -196,12 +196,12 @@ class GroupRounds:
 
     # -- workers ----------------------------------------------------------------------------
 
-    def entries(self) -> Sequence[Entry]:
+    def joiners(self) -> Sequence[Joiner]:
         """Return the workers that have not finished a round yet, ascending."""
-        found = {worker: Entry(worker) for worker in self._joining} | self._entries
+        found = {worker: Joiner(worker) for worker in self._joining} | self._entered
         return [found[worker] for worker in sorted(found)]
 
-    def expect(self, entries: Sequence[Entry]) -> None:
+    def expect(self, joiners: Sequence[Joiner]) -> None:
         """Do nothing: this is shard 0, which lets workers in."""
 
     def join(self, worker: int) -> None:
@@ -217,7 +217,7 @@ class GroupRounds:
             self._move_clock(self._clocks[worker], None)
         self._drop_arrivals(worker)
         self._over.pop(worker, None)
-        self._entries.pop(worker, None)
+        self._entered.pop(worker, None)
         for workers in (self._live, self._joining, self._held):
             if worker in workers:
                 workers.remove(worker)
@@ -313,7 +313,7 @@ class GroupRounds:
             arrivals = self._submitted[worker]
             taken.append(arrivals.pop(0))
             self._over[worker] = max(taken[-1].step, self._over.get(worker, 0))
-            self._entries.pop(worker, None)
+            self._entered.pop(worker, None)
             if arrivals:  # for the next round
                 self._mark_dirty(worker)
             else:
@@ -340,7 +340,7 @@ class GroupRounds:
         for worker in self._joining_of(number):
             members = [each for each in self.groups[number] if each in self._over]
             after = tuple(self._over[each] for each in members)
-            self._entries[worker] = Entry(worker, True, tuple(members), after)
+            self._entered[worker] = Joiner(worker, True, tuple(members), after)
             self._enter(worker)
 
     def _joining_of(self, number: int) -> list[int]:
@@ -416,7 +416,7 @@ class GroupRounds:
             "paused": self._paused,
             "groups": self.groups,
             "over": dict(self._over),
-            "entries": _as_plain(self._entries),
+            "entered": _as_plain(self._entered),
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
@@ -435,7 +435,7 @@ class GroupRounds:
         self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
         self._num_blocked, self._blocked_above = state["num_blocked"], state["blocked_above"]
         self._paused, self._over = state["paused"], dict(state["over"])
-        self._entries = _of_plain(state["entries"])
+        self._entered = _of_plain(state["entered"])
 
 
 class FollowingRounds(GroupRounds):
@@ -450,11 +450,11 @@ class FollowingRounds(GroupRounds):
     def __init__(self, groups: Groups) -> None:
         """Begin with nobody."""
         super().__init__(groups)
-        self._expected: dict[int, Entry] = {}  # who has finished no round at shard 0
+        self._expected: dict[int, Joiner] = {}  # who has finished no round at shard 0
 
-    def expect(self, entries: Sequence[Entry]) -> None:
-        """Take over the entries of shard 0; they replace those before."""
-        self._expected = {each.worker: each for each in entries}
+    def expect(self, joiners: Sequence[Joiner]) -> None:
+        """Take over the joiners of shard 0; they replace those before."""
+        self._expected = {each.worker: each for each in joiners}
         for worker in self._joining:
             self._mark_dirty(worker)
 
@@ -476,11 +476,11 @@ class FollowingRounds(GroupRounds):
 
         Of a worker that is not named shard 0 has finished a round: this shard was started later.
         """
-        entry = self._expected.get(worker)
-        if entry is None:
+        joiner = self._expected.get(worker)
+        if joiner is None:
             return True
-        before = zip(entry.members, entry.after, strict=True)
-        return entry.has_entered and all(self._is_over(each, step) for each, step in before)
+        before = zip(joiner.members, joiner.after, strict=True)
+        return joiner.has_entered and all(self._is_over(each, step) for each, step in before)
 
     def _is_over(self, worker: int, step: int) -> bool:
         """Return whether no push of a worker up to a step is still to be released here.
@@ -506,17 +506,17 @@ class FollowingRounds(GroupRounds):
             self._expected = _of_plain(state["expected"])
 
 
-def _as_plain(entries: Mapping[int, Entry]) -> list[list[Any]]:
+def _as_plain(joiners: Mapping[int, Joiner]) -> list[list[Any]]:
     return [
         [each.worker, each.has_entered, list(each.members), list(each.after)]
-        for each in entries.values()
+        for each in joiners.values()
     ]
 
 
-def _of_plain(entries: Sequence[Sequence[Any]]) -> dict[int, Entry]:
+def _of_plain(joiners: Sequence[Sequence[Any]]) -> dict[int, Joiner]:
     return {
-        worker: Entry(worker, has_entered, tuple(members), tuple(after))
-        for worker, has_entered, members, after in entries
+        worker: Joiner(worker, has_entered, tuple(members), tuple(after))
+        for worker, has_entered, members, after in joiners
     }
 
 

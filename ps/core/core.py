@@ -349,7 +349,7 @@ class PsCore:
             self._lifecycle.start()
         if not self.membership.leads:
             self._follower.receive(event, self.groups)
-            self._scheduler.expect(event.entries)
+            self._scheduler.expect(event.joiners)
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
@@ -561,9 +561,9 @@ class PsCore:
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
-        draws, entries = self._scheduler.draws(), self._scheduler.entries()
+        draws, joiners = self._scheduler.draws(), self._scheduler.joiners()
         return events.MembershipEpoch(
-            number, live, self.has_started, formed, incarnations, draws, entries
+            number, live, self.has_started, formed, incarnations, draws, joiners
         )
 
     # -- rounds -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Entry, SyncPolicy
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner, SyncPolicy
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import State
 
@@ -106,13 +106,13 @@ class RoundScheduler:
         """Take over the draws of shard 0."""
         self._rule.follow(draws)
 
-    def entries(self) -> tuple[Entry, ...]:
+    def joiners(self) -> tuple[Joiner, ...]:
         """Return the workers that have joined and have finished no round, on shard 0."""
-        return tuple(self._rule.entries())
+        return tuple(self._rule.joiners())
 
-    def expect(self, entries: Sequence[Entry]) -> None:
-        """Take over the entries of shard 0."""
-        self._rule.expect(entries)
+    def expect(self, joiners: Sequence[Joiner]) -> None:
+        """Take over the joiners of shard 0."""
+        self._rule.expect(joiners)
 
     def next_deadline(self) -> float | None:
         """Return when `advance` is due though nothing arrives, if ever."""

@@ -36,7 +36,7 @@ STOP_REASON = "journal_failed"
 _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
-_MAGIC = b"TWJRNL4\n"  # 1: by attributes of the core; 2: draws without steps; 3: no entries
+_MAGIC = b"TWJRNL4\n"  # 1: by attributes of the core; 2: draws without steps; 3: no joiners
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
 _VALUES = struct.Struct("<QQ")  # generation, version

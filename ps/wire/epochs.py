@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.ops.sync.base import Draw, Entry
+from thinwire.ops.sync.base import Draw, Joiner
 from thinwire.ops.sync.groups import Groups
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -35,14 +35,14 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
             )
             for each in epoch.draws
         ],
-        entries=[
-            pb.Entry(
+        joiners=[
+            pb.Joiner(
                 worker=each.worker,
                 has_entered=each.has_entered,
                 members=each.members,
                 after=each.after,
             )
-            for each in epoch.entries
+            for each in epoch.joiners
         ],
     )
 
@@ -51,7 +51,7 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the epoch of a message.
 
     Raises:
-        Malformed: A group has other steps than workers, or a draw or an entry other steps before
+        Malformed: A group has other steps than workers, or a draw or a joiner other steps before
             it.
     """
     lives: dict[int, int] = {}
@@ -65,18 +65,18 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     for each in message.draws:
         if len(each.after) != len(each.workers) or len(each.steps) not in (0, len(each.workers)):
             raise Malformed(f"epoch {message.epoch}: a draw of other steps than workers")
-    if any(len(each.after) != len(each.members) for each in message.entries):
-        raise Malformed(f"epoch {message.epoch}: an entry of other steps than members")
-    entries = tuple(
-        Entry(each.worker, each.has_entered, tuple(each.members), tuple(each.after))
-        for each in message.entries
+    if any(len(each.after) != len(each.members) for each in message.joiners):
+        raise Malformed(f"epoch {message.epoch}: a joiner of other steps than members")
+    joiners = tuple(
+        Joiner(each.worker, each.has_entered, tuple(each.members), tuple(each.after))
+        for each in message.joiners
     )
     draws = tuple(
         Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps), tuple(each.after))
         for each in message.draws
     )
     return events.MembershipEpoch(
-        message.epoch, live, message.started, _formed_of(message), named, draws, entries
+        message.epoch, live, message.started, _formed_of(message), named, draws, joiners
     )
 
 

@@ -32,7 +32,7 @@ from tests.chaos.recorder import follows
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.sync.base import ArrivalToken, Draw, Entry, SyncPolicy
+from thinwire.ops.sync.base import ArrivalToken, Draw, Joiner, SyncPolicy
 from thinwire.ops.types import ModelSpec, Packet, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import model_for
@@ -69,11 +69,11 @@ def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> 
 
 
 def _argument(plain: Any) -> Any:
-    """Return what a call was given: a token, draws, entries, or groups."""
+    """Return what a call was given: a token, draws, joiners, or groups."""
     if not isinstance(plain, list | tuple):
         return plain
     if plain and isinstance(plain[0], dict):
-        kind = Draw if "of_round" in plain[0] else Entry
+        kind = Draw if "of_round" in plain[0] else Joiner
         return tuple(
             kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in each.items()})
             for each in plain
