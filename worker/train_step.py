@@ -6,6 +6,8 @@ land in another (measured ways: BUILD_NOTES.md).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,16 +49,22 @@ class TrainStep:
         self._stepped = [*self.variables, *self.personal]
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._flat_step = tf.function(self.compute_flat, reduce_retracing=True)
+        numbers = range(len(self.variables))
+        self._assign_all = tf.function(functools.partial(self._assign_parts, numbers))
         self._lies_in: Float32 | None = None  # the buffer that the variables have taken over
         self._copied: list[int] = list(range(len(self.variables)))  # numbers of the others
 
-    def set_weights(self, flat: Float32) -> None:
-        """Let the shared variables have weights; `flat` must lie on a 64-byte border.
+    def set_weights(self, flat: Float32 | DeviceArray) -> None:
+        """Let the shared variables have weights; an array must lie on a 64-byte border.
 
         Variables on a CPU whose part of `flat` begins on such a border lie in `flat` itself from
         then on, and follow whatever is written to it; the others are copied. Give the same buffer
-        each time, and write to it only between two steps.
+        each time, and write to it only between two steps. Of a DeviceArray all are copied, on
+        their device.
         """
+        if isinstance(flat, DeviceArray):
+            self._assign_all(flat.value)
+            return
         if self._lies_in is not flat:
             self._take_over(flat)
         if self._copied:
@@ -138,10 +146,10 @@ class TrainStep:
             held = np.asarray(memoryview(variable.value.read_value()))
             if not np.may_share_memory(held, part):  # a GPU's are not, nor those off the border
                 self._copied.append(number)
-        self._assign = tf.function(self._assign_copied)
+        self._assign = tf.function(functools.partial(self._assign_parts, self._copied))
 
-    def _assign_copied(self, flat: Any) -> None:
-        for number in self._copied:
+    def _assign_parts(self, numbers: Sequence[int], flat: Any) -> None:
+        for number in numbers:
             values = tf.reshape(self._part(flat, number), self._shapes[number])
             self.variables[number].value.assign(values)
 

@@ -79,6 +79,7 @@ class Kernels:
         random_k: (n, k, rng) -> positions.
         accumulate: Adds to an array in place.
         zeros: (sizes) -> arrays for a codec's state.
+        joined: (arrays) -> one array of all their entries.
         first_not_finite: (tensors) -> the number of the first with NaN or infinity, or None.
         norm: (x [n]) -> its L2 norm.
         as_saved: (state) -> the state with numpy arrays alone.
@@ -111,6 +112,7 @@ class Kernels:
     random_k: Callable[[int, int, np.random.Generator], Int64]
     accumulate: Accumulate
     zeros: Callable[[Sequence[int]], list[Float32]]
+    joined: Callable[[Sequence[Float32]], Float32]
     first_not_finite: Callable[[Sequence[Float32]], int | None]
     norm: Callable[[Float32], float]
     as_saved: Callable[[State], State]

@@ -91,6 +91,18 @@ class DeviceArray:
         else:
             raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
 
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return self.size
+
+    def __add__(self, other: Any) -> DeviceArray:
+        """Return the sum with an array [n] or a number."""
+        return DeviceArray(self.value + tensor_of(other))
+
+    def __sub__(self, other: Any) -> DeviceArray:
+        """Return the difference from an array [n] or a number."""
+        return DeviceArray(self.value - tensor_of(other))
+
     def __iadd__(self, other: Any) -> DeviceArray:
         """Add an array [n] or a number."""
         self.value = self.value + tensor_of(other)

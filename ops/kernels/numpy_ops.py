@@ -51,6 +51,11 @@ def zeros(sizes: Sequence[int]) -> list[Float32]:
     return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
 
 
+def joined(arrays: Sequence[Float32]) -> Float32:
+    """Return one array [sum of n] of all entries of [n] float32 arrays, in order."""
+    return np.concatenate(arrays)
+
+
 def aligned(size: int) -> Float32:
     """Return zeros [size] float32, 64-byte aligned for TensorFlow's zero-copy import."""
     raw = np.zeros(size + 16, np.float32)
@@ -595,6 +600,7 @@ KERNELS = Kernels(
     random_k=numpy_select.random_k,
     accumulate=numpy_select.accumulate,
     zeros=zeros,
+    joined=joined,
     first_not_finite=first_not_finite,
     norm=norm,
     as_saved=as_saved,

@@ -179,6 +179,11 @@ def zeros(sizes: Sequence[int]) -> list[Float32]:
     return cast("list[Float32]", [DeviceArray(tf.zeros(size)) for size in sizes])
 
 
+def joined(arrays: Sequence[Any]) -> Float32:
+    """See `numpy_ops.joined`; on the device."""
+    return cast("Float32", DeviceArray(tf.concat([tensor_of(each) for each in arrays], 0)))
+
+
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
     """See `numpy_ops.first_not_finite`; one copy of flags for all tensors."""
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
@@ -326,6 +331,7 @@ KERNELS = dataclasses.replace(
     as_saved=device.as_saved,
     as_kept=device.as_kept,
     zeros=zeros,
+    joined=joined,
     first_not_finite=first_not_finite,
     norm=norm,
     quantise=quantise,

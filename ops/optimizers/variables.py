@@ -147,8 +147,11 @@ class VariablesOptimizer:
             traced: Callable[[Any], Any] = function.get_concrete_function()
         return traced  # a third less time to call than the function, which looks for it each time
 
-    def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Apply one gradient [n] or sparse update, or its opposite; `theta` gets the result."""
+    def step(self, theta: Any, update: Update, rate: float, negate: bool) -> None:
+        """Apply one gradient [n] or sparse update, or its opposite; `theta` gets the result.
+
+        Weights and a dense gradient may be `thinwire.ops.kernels.device.DeviceArray`s.
+        """
         import numpy as np
 
         gradient = update.values
@@ -159,6 +162,9 @@ class VariablesOptimizer:
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
         stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
+        if not isinstance(theta, np.ndarray):
+            theta[:] = self._on_device()
+            return
         if stepped:
             np.copyto(theta, np.asarray(memoryview(stepped[0])))  # a view of the tensor: one copy
             return
@@ -166,6 +172,19 @@ class VariablesOptimizer:
             values = np.asarray(memoryview(variable.value.value())).reshape(-1)
             for place, own in self._places(group):
                 theta[place] = values[own]
+
+    def _on_device(self) -> Any:
+        """Return the weights [n], a `thinwire.ops.kernels.device.DeviceArray`."""
+        import tensorflow as tf
+
+        from thinwire.ops.kernels.device import DeviceArray
+
+        found: dict[int, Any] = {}
+        for group, variable in zip(self._groups, self.variables, strict=True):
+            sizes = [self._spec.tensors[number].size for number in group.slices]
+            flat = tf.reshape(variable.value, [-1])
+            found |= zip(group.slices, tf.split(flat, sizes), strict=True)
+        return DeviceArray(tf.concat([found[number] for number in range(len(found))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
         """Return entries [n] group by group; valid until the next call."""
@@ -191,12 +210,10 @@ class VariablesOptimizer:
 
     def set_weights(self, theta: Float32) -> None:
         """Go on from these weights [n]; the slots stay."""
-        import numpy as np
-
         offsets = self._spec.offsets
         for group, variable in zip(self._groups, self.variables, strict=True):
             parts = [theta[offsets[number] : offsets[number + 1]] for number in group.slices]
-            variable.assign(np.concatenate(parts).reshape(group.shape))
+            variable.assign(_joined(parts, group.shape))
 
     def set_iterations(self, count: int) -> None:
         """Go on as if it had taken this many steps."""
@@ -304,13 +321,27 @@ def _groups(
     return groups
 
 
-def _as_tensor(values: Float32) -> Any:
+def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
+    """Return arrays one after the other in a shape, where they are: on the host or the device."""
+    import numpy as np
+
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts).reshape(shape)
+    import tensorflow as tf
+
+    return tf.reshape(tf.concat([_as_tensor(each) for each in parts], 0), shape)
+
+
+def _as_tensor(values: Any) -> Any:
     """Return a tensor [n] of a buffer [n], without a copy where it lies on a 64-byte border.
 
     The tensor may share the buffer's memory: neither may change while it is in use.
     """
+    import numpy as np
     import tensorflow as tf
 
+    if not isinstance(values, np.ndarray):
+        return values.value  # of a `DeviceArray`
     if values.ctypes.data % 64 or not values.flags.writeable:
         return tf.convert_to_tensor(values)
     return tf.experimental.dlpack.from_dlpack(values.__dlpack__())

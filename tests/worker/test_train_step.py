@@ -61,11 +61,17 @@ def test_it_is_the_same_gradient(step, weight_decay, norm):
 
 
 @pytest.mark.parametrize(
-    ("name", "bodies", "stays"),
-    [("dgc", "tf", True), ("dgc", "numpy", False), ("esync", "tf", False)],
+    ("name", "bodies", "own", "stays"),
+    [
+        ("dgc", "tf", {}, True),
+        ("dgc", "numpy", {}, False),
+        ("esync", "tf", {}, True),
+        ("esync", "tf", {"collective": "ring"}, False),
+        ("dgs", "tf", {"local_optimizer": "script"}, False),
+    ],
 )
-def test_it_stays_where_the_codec_works_and_no_local_steps_are_taken(step, name, bodies, stays):
-    made = method(name)
+def test_it_stays_where_the_codec_works_but_for_scripts_and_sums(step, name, bodies, own, stays):
+    made = method(name, **own)
     layouts = made.place(step.spec, 1)
     core = WorkerCore(step.spec, layouts, made, load_kernels(bodies), [1, 1])
     assert core.on_device is stays

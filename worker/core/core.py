@@ -46,6 +46,7 @@ from thinwire.worker.core.own_changes import OwnChanges
 if TYPE_CHECKING:
     from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32, Int64
+    from thinwire.worker.core.mirror import DeviceMirror
 
 
 #: Touched rows of a tensor / its rows, up to which these alone are sent.
@@ -145,13 +146,12 @@ class UpdatePacker:
         nothing = np.zeros(self._spec.num_parameters, np.float32)
         return self.encode(nothing, step, 1.0, epoch, keep=1.0)
 
-    def add_unsent(self, weights: Float32, share: float) -> None:
-        """Add a share of what error feedback has kept back to a model [num_parameters]."""
+    def unsent(self) -> Float32:
+        """Return what error feedback has kept back, [num_parameters]."""
+        kept: dict[int, Float32] = {}
         for numbers, state in zip(self._groups, self._codec_states, strict=True):
-            kept = residuals_of(self._method.codec, self._kernels.as_saved(state))
-            for number, residual in zip(numbers, kept, strict=True):
-                part = weights[self._offsets[number] : self._offsets[number + 1]]
-                part += residual * np.float32(share)
+            kept |= zip(numbers, residuals_of(self._method.codec, state), strict=True)
+        return self._kernels.joined([kept[number] for number in range(len(kept))])
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
         """Return the touched rows of tensors that are smaller on the wire without the others."""
@@ -275,6 +275,9 @@ class WorkerCore:
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
+        # Its like where steps are computed: on the device, or the base itself.
+        self._mirror = self._new_mirror() if self._weights_on_device else None
+        self._newest = newest = self.base if self._mirror is None else self._mirror.array
         steps_itself = method.steps_on_workers and not method.takes_local_steps
         # With a momentum more is sent than a step's own change, and only the codec shows what.
         has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
@@ -282,13 +285,13 @@ class WorkerCore:
         self._runs_ahead = method.overlap and steps_itself and has_momentum
         # After the local steps, or ahead of the base by what was sent; else the base itself.
         has_own = method.takes_local_steps or self._runs_ahead
-        self._weights = aligned(spec.num_parameters) if has_own else self.base
+        self._weights = self._new_weights() if has_own else newest
         # Where local steps begin.
-        self._start = aligned(spec.num_parameters) if method.ahead else self.base
+        self._start = self._new_weights() if method.ahead else newest
         self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
-        stepped = self._weights if method.takes_local_steps else self.base
-        self.round = LocalRound(method.local, self.base, self._start, stepped, spec)
+        stepped = self._weights if method.takes_local_steps else newest
+        self.round = LocalRound(method.local, newest, self._start, stepped, spec, kernels)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
         self.step = 0  # exchanges begun
@@ -306,14 +309,33 @@ class WorkerCore:
     def on_device(self) -> bool:
         """Whether gradients may stay where TensorFlow computes them.
 
-        Local steps are of the host, where the weights of the shards arrive.
+        Where workers sum among themselves, local steps are of the host, whose model they change.
         """
-        on_host = self.method.takes_local_steps or self.method.steps_on_workers
-        return self.kernels.name == "tf" and not on_host
+        on_host = self.method.takes_local_steps and not self._weights_on_device
+        return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
+
+    @property
+    def _weights_on_device(self) -> bool:
+        through_ps = self.method.collective == THROUGH_PS
+        return self.kernels.name == "tf" and through_ps and not self.method.steps_on_workers
+
+    def _new_mirror(self) -> DeviceMirror:
+        from thinwire.worker.core.mirror import DeviceMirror
+
+        return DeviceMirror(self.base)
+
+    def _new_weights(self) -> Float32:
+        """Return zeros [num_parameters] where steps are computed."""
+        size = self.spec.num_parameters
+        return aligned(size) if self._mirror is None else self.kernels.zeros([size])[0]
 
     @property
     def weights(self) -> Float32:
-        """The weights to compute the next gradient at: [num_parameters] float32, not a copy."""
+        """The weights to compute the next gradient at: [num_parameters] float32, not a copy.
+
+        With TensorFlow's kernels a `thinwire.ops.kernels.device.DeviceArray`, but for scripts that
+        step themselves and where workers sum among themselves.
+        """
         return self._weights if self.own is None else self.own.weights
 
     def begin(
@@ -491,6 +513,8 @@ class WorkerCore:
         """Apply one reply of every shard, in order; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
+        if self._mirror is not None:
+            self._mirror.catch_up()
         if self._runs_ahead:
             np.copyto(self.weights, self.base)
         if self.own is not None:
@@ -535,19 +559,21 @@ class WorkerCore:
         ]
         merged = Mean().merge(updates, layout.size)
         for block in blocks_of(merged, layout):
-            target = self._slice_of(self.base, layout.slices[block.slot])
+            target = self._changing(self.base, layout.slices[block.slot], block)
             KERNELS.apply(target, block.indices, block.values.data, round_.rate)
 
-    def _slice_of(self, weights: Float32, piece: Slice) -> Float32:
-        """Return the view of a model [num_parameters] that a slice of a shard is."""
+    def _changing(self, weights: Float32, piece: Slice, block: Block) -> Float32:
+        """Return the view of a model [num_parameters] that a block of a slice is to change."""
         start = self._offsets[piece.tensor] + piece.start
+        if self._mirror is not None and weights is self.base:
+            self._mirror.note(start, piece.size, block.indices)
         return weights[start : start + piece.size]
 
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
         slices = self.layouts[shard].slices
         for block in blocks:
-            target = self._slice_of(weights, slices[block.slot])
+            target = self._changing(weights, slices[block.slot], block)
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
             if sign > 0:
@@ -567,8 +593,8 @@ class WorkerCore:
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model, or ahead of it; return the weights."""
         if self.method.ahead:
-            np.copyto(self._start, self.base)
-            self._packer.add_unsent(self._start, self.method.ahead)
+            self._start[:] = self._newest
+            self._start += self._packer.unsent() * np.float32(self.method.ahead)
         self.round.restart()
         return self.weights
 

@@ -12,6 +12,7 @@ from thinwire.ops.optimizers.base import LocalStep
 from thinwire.ops.types import State
 
 if TYPE_CHECKING:
+    from thinwire.ops.kernels.base import Kernels
     from thinwire.ops.types import Float32, ModelSpec
 
 
@@ -25,10 +26,12 @@ class LocalRound:
 
     Args:
         optimizer: Of the local weights.
-        base: [n] float32 the model as received from the shards.
+        base: [n] float32 the model as received from the shards; a
+            `thinwire.ops.kernels.device.DeviceArray` if steps are of the device, like the others.
         start: [n] float32 where the local steps begin: the base, or ahead of it.
         weights: [n] float32 after the local steps; without local steps the base itself.
         spec: The shared model.
+        kernels: Of where the gradients are.
     """
 
     def __init__(
@@ -38,7 +41,9 @@ class LocalRound:
         start: Float32,
         weights: Float32,
         spec: ModelSpec,
+        kernels: Kernels,
     ) -> None:
+        self._kernels = kernels
         self._optimizer, self._base, self._start, self._weights = optimizer, base, start, weights
         self._moves = weights is not base
         self.slots: State = optimizer.init(len(base), spec) if self._moves else {}
@@ -67,7 +72,8 @@ class LocalRound:
         Raises:
             NonFiniteUpdate: The values hold NaN or infinity.
         """
-        if not np.isfinite(values).all():  # the codec sees it only after all local steps
+        # The codec sees it only after all local steps.
+        if self._kernels.first_not_finite([values]) is not None:
             raise NonFiniteUpdate(
                 "a local step holds NaN or infinity; expected finite values. Lower the learning "
                 "rate, or clip gradients (--clip_norm, or clipnorm of a script's optimizer)."
@@ -86,7 +92,7 @@ class LocalRound:
     def restart(self) -> None:
         """Begin the next round at its start."""
         if self._moves:
-            np.copyto(self._weights, self._start)
+            self._weights[:] = self._start
             self.slots = self._optimizer.restart(self._weights, self.slots)
         self.num_steps, self.samples, self._losses = 0, 0, []
 
@@ -113,7 +119,7 @@ class LocalRound:
         if not self.num_steps:
             return {"round": None, "slots": slots}
         steps = {
-            "weights": self._weights.copy(),
+            "weights": np.array(self._weights),
             "statistics": statistics.copy(),
             "versions": list(versions),
             "local_steps": self.num_steps,
@@ -138,7 +144,7 @@ class LocalRound:
         slots, self._saved_slots = self._saved_slots, None
         fits = saved is not None and saved["versions"] == versions
         if saved is not None and fits:
-            np.copyto(self._weights, saved["weights"])
+            self._weights[:] = saved["weights"]
             self.num_steps, self.samples = saved["local_steps"], saved["samples"]
             self._losses = list(saved["losses"])
         if slots and (fits or self._optimizer.outlives_rounds):
