@@ -2,10 +2,12 @@
 
     python -m bench.crossings
 
-Gradients and residuals live on a device of their own: a second logical processor of TensorFlow, or
-a GPU where there is one. Counted are copies of a tensor to the host, arrays that become tensors,
-and transfers to the host within graphs (`_Send` nodes of their partitions). It exits with
-1 where more crosses than what is sent.
+Model, gradients and residuals live on a device of their own: a second logical processor of
+TensorFlow, or a GPU where there is one. Counted are copies of a tensor to the host, arrays that
+become tensors, and transfers to the host within graphs (`_Send` nodes of their partitions). First
+codecs alone, then rounds of whole workers, from the model's variables to the weights that the reply
+brings, with as many local steps as they take. It exits with 1 where more crosses than what is sent
+and received.
 """
 
 from __future__ import annotations
@@ -15,20 +17,25 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
-from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.downlink.types import Operation
+from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec
+from thinwire.worker.core.messages import ShardReply
 
 SHAPES = ((1024, 512), (512,), (512, 100), (100,))
+SPEC = ModelSpec(tuple(TensorSpec(str(n), shape) for n, shape in enumerate(SHAPES)))
 RATE = 0.01
 _WARM = 3  # steps before what is counted: the graphs are made
 _DOWN, _UP = 16, 32  # bytes an entry: position, value and what it is coded as; where it is cleared
-_REST = 200  # numbers, flags
+_REST = 200  # numbers, flags; of each step
+_REPLY = 12  # bytes an entry of a reply: position and value
+_LOCAL_STEPS = 4
 CODECS = {
     "topk": {"error_feedback": True},
     "gd": {},
@@ -36,6 +43,22 @@ CODECS = {
     "dgc": {"warmup_epochs": 0},
     "random_k": {"error_feedback": True},
     "powersgd": {},
+}
+#: Rounds of workers: the method and its choices, and entries of the reply / entries pushed.
+WORKERS: dict[str, tuple[str, dict[str, Any], float]] = {
+    "adacomp": ("adacomp", {"compression_rate": RATE}, 2.0),
+    "esync, top k": (
+        "esync",
+        {"compression_rate": RATE, "overrides": {"codec": "topk", "down_codec": "delta"}},
+        2.0,
+    ),
+    "sparseloco": (
+        "sparseloco",
+        {"local_steps": _LOCAL_STEPS, "chunk_k": 41, "error_ahead": 0.3},
+        1.0,
+    ),
+    "fedprox": ("fedprox", {"local_steps": _LOCAL_STEPS, "prox_mu": 0.1}, 1.0),
+    "diloco": ("diloco", {"local_steps": _LOCAL_STEPS}, 1.0),
 }
 
 
@@ -45,6 +68,7 @@ class Counts:
 
     down: int = 0  # to the host
     up: int = 0  # to the device
+    sent: int = 0  # entries
     inside: int = 0  # to the host, in the graphs that were made
 
 
@@ -104,15 +128,15 @@ def device() -> str:
     return "/CPU:1"
 
 
-def exchange(name: str, where: str) -> tuple[Counts, int, int]:
-    """Encode gradients on a device; return the counts, the bytes sent and the gradient's."""
+def exchange(name: str, where: str) -> Counts:
+    """Encode gradients on a device."""
     import tensorflow as tf
 
     from thinwire.ops.kernels import load_kernels
     from thinwire.ops.kernels.device import DeviceArray
 
     bodies, rng = load_kernels("tf"), np.random.default_rng(0)
-    spec = ModelSpec(tuple(TensorSpec(str(n), shape) for n, shape in enumerate(SHAPES)))
+    spec = SPEC
     choices = CodecChoices(compression_rate=RATE, **CODECS[name])
     codec = build_codec(name, choices, nb_workers=4)
     counts = Counts()
@@ -127,8 +151,83 @@ def exchange(name: str, where: str) -> tuple[Counts, int, int]:
     for array in device_arrays(state, DeviceArray):
         if not array.value.device.endswith(where[1:]):
             raise RuntimeError(f"a residual of {name} lies on {array.value.device}, not {where}")
-    entries = sum(block.values.data.size for block in packet.blocks)
-    return counts, entries, sum(tensor.size for tensor in spec.tensors)
+    counts.sent = sum(block.values.data.size for block in packet.blocks)
+    return counts
+
+
+class Worker:
+    """A worker without a network: its model and core on a device, and replies made up."""
+
+    def __init__(self, name: str) -> None:
+        import keras
+        import tensorflow as tf
+
+        from thinwire.models.flat_model import SharedModel
+        from thinwire.ops.kernels import load_kernels
+        from thinwire.ops.methods.builder import Choices, compose
+        from thinwire.worker.core.core import WorkerCore
+        from thinwire.worker.train_step import TrainStep
+
+        layers = [keras.Input((1024,)), keras.layers.Dense(512), keras.layers.Dense(100)]
+        shared = SharedModel.of(keras.Sequential(layers))
+        self._images, self._labels = tf.random.normal([4, 1024]), tf.zeros([4], tf.int32)
+        self._step, self._none = TrainStep(shared), np.zeros(0, np.float32)
+        self.variables = [each.value for each in shared.variables]
+        made, choices, self._reply_size = WORKERS[name]
+        method = compose(Choices(method=made, nb_workers=2, **choices))
+        layouts = method.place(shared.spec, 1)
+        self.core = WorkerCore(
+            shared.spec, layouts, method, load_kernels("tf"), [0, 1], keeps_on_device=True
+        )
+        self._rng, self._version = np.random.default_rng(0), 0
+        self._layout, self._is_first = layouts[0], True
+        self.finish([None] * len(self._layout.slices))
+
+    def round(self) -> int:
+        """Step and exchange; return how many entries were pushed."""
+        request, steps = None, 0
+        while request is None:
+            steps += 1
+            gradient, loss = self._step.gradients_on_device(self._images, self._labels, self._none)
+            request = self.core.begin(gradient, 4, loss)
+            if request is None and steps == _LOCAL_STEPS:  # whose end is the shards' to decide
+                request = self.core.end_round()
+            if request is None:
+                self._step.set_weights(self.core.weights)
+        blocks = request.shards[0]
+        sizes = [
+            None if block.indices is None else round(self._reply_size * len(block.indices))
+            for block in blocks
+        ]
+        self.finish(sizes)
+        return sum(block.values.data.size for block in blocks)
+
+    def finish(self, sizes: Sequence[int | None]) -> None:
+        """Take in a reply that sets so many entries of each slice; None: all."""
+        blocks = []
+        for slot, (piece, k) in enumerate(zip(self._layout.slices, sizes, strict=True)):
+            at = None if k is None else np.sort(self._rng.choice(piece.size, k, replace=False))
+            values = self._rng.standard_normal(piece.size if k is None else k, np.float32)
+            blocks.append(Block(slot, piece.size, at, CodedValues("float32", values / 100)))
+        self._version += 1
+        reply = ShardReply(Operation.SET, blocks, self._version, 0, 0.01, 0, False)
+        self._step.set_weights(self.core.finish([reply]))
+
+
+def worker_round(name: str, where: str) -> Counts:
+    """Play rounds of a worker whose model lies on a device."""
+    import tensorflow as tf
+
+    counts = Counts()
+    with tf.device(where), graphs_made(where, counts):
+        worker = Worker(name)
+        for step in range(_WARM + 1):
+            with copies(counts) if step == _WARM else contextlib.nullcontext():
+                counts.sent = worker.round()
+    for value in (worker.core.weights.value, *worker.variables):
+        if not value.device.endswith(where[1:]):
+            raise RuntimeError(f"weights of {name} lie on {value.device}, not {where}")
+    return counts
 
 
 def device_arrays(state: Any, kind: type) -> Iterator[Any]:
@@ -159,6 +258,22 @@ def hop(where: str) -> int:
     return counts.inside
 
 
+def _exceeds(counts: Counts, reply: float, steps: int) -> bool:
+    """Return whether more crosses than what is sent, and received: so much of what is sent."""
+    most_up = (_UP + reply * _REPLY) * counts.sent + steps * _REST
+    return counts.inside > 0 or (
+        counts.down > _DOWN * counts.sent + steps * _REST or counts.up > most_up
+    )
+
+
+def _line(name: str, counts: Counts) -> str:
+    return (
+        f"{name:12} {counts.sent:6} entries sent; to the host {counts.down:7} B, to the device "
+        f"{counts.up:7} B, gradient {4 * SPEC.num_parameters} B, transfers in graphs "
+        f"{counts.inside}\n"
+    )
+
+
 def main() -> int:
     argparse.ArgumentParser(prog="python -m bench.crossings", description=__doc__).parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -166,13 +281,13 @@ def main() -> int:
     control = hop(where)
     sys.stdout.write(f"{where}; a graph with a transfer to the host counts {control}\n")
     for name in CODECS:
-        counts, entries, size = exchange(name, where)
-        failed |= counts.inside > 0
-        failed |= counts.down > _DOWN * entries + _REST or counts.up > _UP * entries + _REST
-        sys.stdout.write(
-            f"{name:9} {entries:6} entries sent; to the host {counts.down:7} B, to the device "
-            f"{counts.up:7} B, gradient {4 * size} B, transfers in graphs {counts.inside}\n"
-        )
+        counts = exchange(name, where)
+        failed |= _exceeds(counts, 0.0, 1)
+        sys.stdout.write(_line(name, counts))
+    for name, (_, _, reply) in WORKERS.items():
+        counts = worker_round(name, where)
+        failed |= _exceeds(counts, reply, _LOCAL_STEPS)
+        sys.stdout.write(_line(name, counts))
     return 1 if failed or control != 1 else 0
 
 

@@ -74,6 +74,7 @@ class MiniWorker:
             run.kernels,
             [run.seed, number],
             num_examples=len(run.problem.y),
+            keeps_on_device=True,
         )
         self.batches = np.random.default_rng([run.seed, number, 7])
         self.incarnation = number * 1000
@@ -95,7 +96,7 @@ class MiniWorker:
             self.push()
             return
         batch = self.batches.integers(0, len(self.run.problem.y), self.run.batch)
-        loss, gradient = self.run.problem.gradient(self.core.weights, batch)
+        loss, gradient = self.run.problem.gradient(np.asarray(self.core.weights), batch)
         self.run.log.append((self.number, batch))
         try:
             outgoing = self.core.begin(self.submitted(gradient), self.run.batch, loss)

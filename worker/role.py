@@ -108,6 +108,7 @@ class Worker:
             self.shard.label_counts,
             self.shard.num_train,
             part=(self.shard.num_examples, run.batch_size),
+            keeps_on_device=True,
         )
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)

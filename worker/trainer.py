@@ -142,6 +142,7 @@ class WorkerSession:
             `takes_momentum`.
         offering: What to offer to shards without model; None: they have one.
         part: This worker's examples, and those of a mini-batch; None: not known.
+        keeps_on_device: Whether weights may be of the device where gradients are computed.
     """
 
     def __init__(
@@ -156,6 +157,7 @@ class WorkerSession:
         momentum: float = 0.0,
         offering: Offering | None = None,
         part: tuple[int, int] | None = None,
+        keeps_on_device: bool = False,
     ) -> None:
         self.run, self.own, self.on_gpu = run, own, on_gpu
         self.closing = threading.Event()
@@ -171,6 +173,7 @@ class WorkerSession:
             num_examples,
             offering.offer.groups() if offering else (),
             run.rate_in_round(num_examples),
+            keeps_on_device,
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
         self.stopwatch = Stopwatch()  # of the training thread

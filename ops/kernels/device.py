@@ -99,6 +99,8 @@ class DeviceArray:
         """Return the sum with an array [n] or a number."""
         return DeviceArray(self.value + tensor_of(other))
 
+    __radd__ = __add__
+
     def __sub__(self, other: Any) -> DeviceArray:
         """Return the difference from an array [n] or a number."""
         return DeviceArray(self.value - tensor_of(other))

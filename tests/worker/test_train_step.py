@@ -73,7 +73,7 @@ def test_it_is_the_same_gradient(step, weight_decay, norm):
 def test_it_stays_where_the_codec_works_but_for_scripts_and_sums(step, name, bodies, own, stays):
     made = method(name, **own)
     layouts = made.place(step.spec, 1)
-    core = WorkerCore(step.spec, layouts, made, load_kernels(bodies), [1, 1])
+    core = WorkerCore(step.spec, layouts, made, load_kernels(bodies), [1, 1], keeps_on_device=True)
     assert core.on_device is stays
 
 

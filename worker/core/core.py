@@ -256,6 +256,7 @@ class WorkerCore:
         num_examples: int = 0,
         groups: Sequence[Sequence[int]] = (),
         rate_in_round: RateInRound | None = None,
+        keeps_on_device: bool = False,
     ) -> None:
         """Start without a model, which the first replies bring.
 
@@ -271,7 +272,9 @@ class WorkerCore:
             groups: Numbers of the tensors that each optimizer of a script steps; empty: one steps
                 all.
             rate_in_round: Of local steps; None: the rate that the shards have sent last.
+            keeps_on_device: Whether `weights` are of the device where TensorFlow's kernels are.
         """
+        self._keeps_on_device = keeps_on_device
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
@@ -317,7 +320,8 @@ class WorkerCore:
     @property
     def _weights_on_device(self) -> bool:
         through_ps = self.method.collective == THROUGH_PS
-        return self.kernels.name == "tf" and through_ps and not self.method.steps_on_workers
+        is_there = self._keeps_on_device and self.kernels.name == "tf"
+        return is_there and through_ps and not self.method.steps_on_workers
 
     def _new_mirror(self) -> DeviceMirror:
         from thinwire.worker.core.mirror import DeviceMirror
@@ -333,8 +337,8 @@ class WorkerCore:
     def weights(self) -> Float32:
         """The weights to compute the next gradient at: [num_parameters] float32, not a copy.
 
-        With TensorFlow's kernels a `thinwire.ops.kernels.device.DeviceArray`, but for scripts that
-        step themselves and where workers sum among themselves.
+        A `thinwire.ops.kernels.device.DeviceArray` where they are kept on the device: never where
+        workers sum among themselves, or scripts step themselves.
         """
         return self._weights if self.own is None else self.own.weights
 

@@ -1,0 +1,107 @@
+"""Weights, local steps and replies on a device do to a run what they do on the host."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.harness import KERNELS, MiniRun, method
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.kernels.device import DeviceArray
+from thinwire.worker.core.mirror import DeviceMirror
+
+DEVICE = load_kernels("tf")
+#: Method, and its choices.
+METHODS = {
+    "asgd": ("asgd", {}),
+    "adacomp": ("adacomp", {"compression_rate": 0.2}),
+    "dgs": ("dgs", {"compression_rate": 0.2}),
+    "relay": ("gd", {"overrides": {"down_codec": "relay"}, "compression_rate": 0.2}),
+    "esync": ("esync", {}),
+    "momentum": ("esync", {"local_optimizer": "momentum", "local_momentum": 0.5}),
+    "averaged": ("esync", {"local_optimizer": "adam", "local_opt_state": "average"}),
+    "fedavg": ("fedavg", {"local_steps": 3}),
+    "fedprox": ("fedprox", {"local_steps": 3, "prox_mu": 0.1}),
+    "diloco": ("diloco", {"local_steps": 3}),
+    "sparseloco": ("sparseloco", {"local_steps": 3, "chunk": 8, "chunk_k": 2}),
+    "ahead": ("sparseloco", {"local_steps": 3, "chunk": 8, "chunk_k": 2, "error_ahead": 0.3}),
+}
+
+
+class DeviceRun(MiniRun):
+    """Workers with TensorFlow's kernels, shards with numpy's."""
+
+    def _shard(self, number, initial):
+        self.kernels = KERNELS
+        shard = super()._shard(number, initial)
+        self.kernels = DEVICE
+        return shard
+
+
+def played(kind, chosen, wrap, nb_ps):
+    run = kind(chosen, iter_max=24, nb_ps=nb_ps)
+    for worker in run.workers.values():
+        worker.submitted = wrap
+    return run.run()
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2])
+@pytest.mark.parametrize("wrap", [DeviceArray, np.asarray], ids=["device", "host"])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_is_the_same_bit_for_bit(name, wrap, nb_ps):
+    made, choices = METHODS[name]
+    chosen = method(made, nb_workers=2, **choices)
+    expected = played(MiniRun, chosen, np.asarray, nb_ps)
+    found = played(DeviceRun, chosen, wrap, nb_ps)
+    assert found.shards[0].version == expected.shards[0].version >= 24
+    np.testing.assert_array_equal(found.theta, expected.theta)
+    for number, worker in found.workers.items():
+        assert isinstance(worker.core.weights, DeviceArray)
+        other = expected.workers[number].core
+        np.testing.assert_array_equal(np.asarray(worker.core.weights), other.weights)
+        np.testing.assert_array_equal(worker.core.base, other.base)
+
+
+def test_local_steps_survive_the_process():
+    chosen = method("esync", nb_workers=2, local_optimizer="momentum", local_momentum=0.5)
+    run = played(DeviceRun, chosen, DeviceArray, nb_ps=1)
+    core, other = run.workers[1].core, run.workers[2].core
+    other.base[:] = core.base
+    other._mirror.note(0, 28, None)
+    other._mirror.catch_up()
+    core.round.step(DeviceArray(np.ones(28, np.float32)), 0.1)
+    core.round.record(8, 1.0)
+    saved = core.save()
+    assert isinstance(saved["round"]["weights"], np.ndarray)
+    other.restore(saved, core.step)
+    other.versions = list(core.versions)
+    np.testing.assert_array_equal(np.asarray(other.resume_round()), np.asarray(core.weights))
+
+
+@pytest.mark.parametrize("parts", [[(0, [3, 5])], [(0, None), (10, [1])], [(90, [2, 2, 3])], []])
+def test_a_mirror_copies_what_has_changed(parts, monkeypatch):
+    model = np.arange(100, dtype=np.float32)
+    mirror, moved = DeviceMirror(model), []
+    convert = tf.convert_to_tensor
+
+    def converted(value, *given, **named):
+        moved.append(np.asarray(value).nbytes if isinstance(value, np.ndarray) else 0)
+        return convert(value, *given, **named)
+
+    for start, indices in parts:
+        model[start : start + 10][slice(None) if indices is None else indices] += 1000.0
+        mirror.note(start, 10, None if indices is None else np.array(indices))
+    monkeypatch.setattr(tf, "convert_to_tensor", converted)
+    mirror.catch_up()
+    monkeypatch.undo()
+    np.testing.assert_array_equal(np.asarray(mirror.array), model)
+    count = sum(10 if indices is None else len(indices) for _, indices in parts)
+    assert sum(moved) <= 4 * count
+
+
+def test_a_mirror_of_which_much_has_changed_is_copied_whole():
+    model = np.zeros(30, np.float32)
+    mirror = DeviceMirror(model)
+    mirror.note(0, 10, None)
+    model[20] = 1.0  # of which nobody has told
+    mirror.catch_up()
+    assert np.asarray(mirror.array)[20] == 1.0
