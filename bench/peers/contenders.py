@@ -241,7 +241,7 @@ def _hivemind(task: work.Work, lab: Lab) -> list[PeerNode]:
 # one on the server their replies would be dense.
 _PLAIN = "--momentum=0"
 _BFLOAT16 = ("--value_dtype=bfloat16", "--down_codec=sparse", "--down_value_dtype=bfloat16")
-_LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, (4, 10)
+_LOCAL_STEPS, _FEW_LOCAL_STEPS = 50, 10
 _DECAY = "--local_weight_decay=0.004"  # Keras', as everybody has it; the paper's is 0.1
 _FOUR_BITS = ("--value_dtype=int4", "--error_feedback", "--down_codec=relay")
 _FEW_ROUND_STEPS = 30  # sparseloco's own
@@ -286,13 +286,10 @@ OURS: dict[str, OwnWay] = {
     "thinwire gd": OwnWay(("--method=gd", _PLAIN)),
     "thinwire dgc": OwnWay(("--method=dgc", _PLAIN)),
     f"thinwire bsp, {_LOCAL_STEPS} local steps": _rounds(_LOCAL_STEPS),
-    **{f"thinwire bsp, {count} local steps": _rounds(count) for count in _FEW_LOCAL_STEPS},
-    **{
-        f"thinwire fedavg, 4 bits, {count} local steps": OwnWay(
-            (*_averaged(count, "momentum"), _PLAIN), round_steps=count
-        )
-        for count in _FEW_LOCAL_STEPS
-    },
+    f"thinwire bsp, {_FEW_LOCAL_STEPS} local steps": _rounds(_FEW_LOCAL_STEPS),
+    f"thinwire fedavg, 4 bits, {_FEW_LOCAL_STEPS} local steps": OwnWay(
+        (*_averaged(_FEW_LOCAL_STEPS, "momentum"), _PLAIN), round_steps=_FEW_LOCAL_STEPS
+    ),
     "thinwire asgd, overlap": OwnWay(("--method=asgd", "--overlap"), True),
     "thinwire bsp, overlap": OwnWay(("--method=bsp", "--overlap"), True),
     "thinwire dgs, overlap": OwnWay(("--method=dgs", "--overlap", _PLAIN)),
