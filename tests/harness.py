@@ -137,9 +137,20 @@ class MiniWorker:
     def take(self, shard: int, reply: ShardReply) -> None:
         self.replies[shard] = reply
         if len(self.replies) == len(self.run.shards):
-            self.core.finish([self.replies[each] for each in range(len(self.run.shards))])
+            self.go_on([self.replies[each] for each in range(len(self.run.shards))])
             self.replies, self.computing = {}, not self.core.stopped
             self.ask()
+
+
+    def go_on(self, replies: list[ShardReply]) -> None:
+        """Do as `WorkerSession.begin` does, and `finish_exchange` after a push."""
+        if self.outgoing is None or self.core.own is not None:
+            self.core.finish(replies)
+            return
+        for shard, reply in enumerate(replies):
+            self.core.receive(shard, reply)
+        self.core.handle_refusals(replies)
+        self.core.restart_from_base()
 
 
 class MiniRun:

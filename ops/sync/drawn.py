@@ -435,8 +435,9 @@ class DrawnRounds:
         return None
 
     def _begin(self, drawn: Draw) -> None:
-        if drawn.number == self._newest:
-            self._gave_up.difference_update(drawn.workers)
+        if drawn.number == self._newest:  # what was given up of this very draw stays so
+            after = zip(drawn.workers, drawn.after, strict=True)
+            self._gave_up -= {each for each, step in after if self._void.get(each, 0) <= step}
         self._open = self._to_wait_for(drawn)
 
     def _late(self) -> list[int]:

@@ -517,8 +517,6 @@ class WorkerCore:
         """Apply one reply of every shard, in order; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
-        if self._mirror is not None:
-            self._mirror.catch_up()
         if self._runs_ahead:
             np.copyto(self.weights, self.base)
         if self.own is not None:
@@ -596,6 +594,8 @@ class WorkerCore:
 
     def restart_from_base(self) -> Float32:
         """Begin the next local steps at the shards' model, or ahead of it; return the weights."""
+        if self._mirror is not None:
+            self._mirror.catch_up()
         if self.method.ahead:
             self._start[:] = self._newest
             self._start += self._packer.unsent() * np.float32(self.method.ahead)
