@@ -639,20 +639,20 @@ class Membership(_message.Message):
     formed: _containers.RepeatedCompositeFieldContainer[Group]
     formed_epoch: int
     draws: _containers.RepeatedCompositeFieldContainer[Draw]
-    joiners: _containers.RepeatedCompositeFieldContainer[Joiner]
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., joiners: _Optional[_Iterable[_Union[Joiner, _Mapping]]] = ...) -> None: ...
+    joiners: _containers.RepeatedCompositeFieldContainer[Joiners]
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., joiners: _Optional[_Iterable[_Union[Joiners, _Mapping]]] = ...) -> None: ...
 
-class Joiner(_message.Message):
-    __slots__ = ("worker", "has_entered", "members", "after")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
+class Joiners(_message.Message):
+    __slots__ = ("workers", "has_entered", "members", "after")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
     HAS_ENTERED_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
-    worker: int
+    workers: _containers.RepeatedScalarFieldContainer[int]
     has_entered: bool
     members: _containers.RepeatedScalarFieldContainer[int]
     after: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, worker: _Optional[int] = ..., has_entered: bool = ..., members: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, workers: _Optional[_Iterable[int]] = ..., has_entered: bool = ..., members: _Optional[_Iterable[int]] = ..., after: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draw(_message.Message):
     __slots__ = ("number", "of_round", "workers", "steps", "after")

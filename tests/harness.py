@@ -141,7 +141,6 @@ class MiniWorker:
             self.replies, self.computing = {}, not self.core.stopped
             self.ask()
 
-
     def go_on(self, replies: list[ShardReply]) -> None:
         """Do as `WorkerSession.begin` does, and `finish_exchange` after a push."""
         if self.outgoing is None or self.core.own is not None:

@@ -7,7 +7,7 @@ speeds. A rule orders tokens and never sees an update, so every shard,
 the Simulator and the tests use the same one.
 """
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner, SyncPolicy, SyncRule
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy, SyncRule
 from thinwire.ops.sync.drawn import DrawnSync
 from thinwire.ops.sync.groups import AutoGroups, Groups
 from thinwire.ops.sync.rule import SYNC_RULES, GroupSync, make_rule
@@ -21,7 +21,7 @@ __all__ = [
     "DrawnSync",
     "GroupSync",
     "Groups",
-    "Joiner",
+    "Joiners",
     "SyncPolicy",
     "SyncRule",
     "make_rule",

@@ -47,20 +47,20 @@ class Draw:
 
 
 @dataclasses.dataclass(frozen=True)
-class Joiner:
-    """A worker that has joined at shard 0 and has finished no round there yet.
+class Joiners:
+    """Workers that have joined a group at shard 0 together and have finished no round there yet.
 
-    The other shards let it into the same round, whatever has arrived there already. If each let it
-    in at a round's end of its own, rounds of two shards could wait for each other.
+    The other shards let them into the same round, whatever has arrived there already. If each let
+    them in at a round's end of its own, rounds of two shards could wait for each other.
 
     Attributes:
-        worker: Its id.
-        has_entered: Whether its first round at shard 0 goes on; else it still waits for it.
-        members: Of its group, but for those that have not finished a round themselves; ascending.
+        workers: Their ids, ascending.
+        has_entered: Whether their first round at shard 0 goes on; else they still wait for it.
+        members: Of the group, but for those that have not finished a round themselves; ascending.
         after: The newest step of each member that was over at shard 0 before that round.
     """
 
-    worker: int
+    workers: tuple[int, ...]
     has_entered: bool = False
     members: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
@@ -111,10 +111,10 @@ class SyncRule(Protocol):
     def follow(self, draws: Sequence[Draw]) -> None:
         """Take over the draws of shard 0, on the other shards."""
 
-    def joiners(self) -> Sequence[Joiner]:
-        """Return, on shard 0, the workers that have not finished a round yet, ascending."""
+    def joiners(self) -> Sequence[Joiners]:
+        """Return, on shard 0, the members of groups that have not finished a round yet."""
 
-    def expect(self, joiners: Sequence[Joiner]) -> None:
+    def expect(self, joiners: Sequence[Joiners]) -> None:
         """Take over the joiners of shard 0, on the other shards; they replace those before."""
 
     def join(self, worker: int) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from thinwire.ops.run.files import read_bounded
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
@@ -329,11 +329,11 @@ class DrawnRounds:
 
     # -- workers ----------------------------------------------------------------------------
 
-    def joiners(self) -> Sequence[Joiner]:
+    def joiners(self) -> Sequence[Joiners]:
         """Return (): draws name the workers of each round."""
         return ()
 
-    def expect(self, joiners: Sequence[Joiner]) -> None:
+    def expect(self, joiners: Sequence[Joiners]) -> None:
         """Do nothing: draws name the workers of each round."""
 
     def join(self, worker: int) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
@@ -132,7 +132,7 @@ class GroupRounds:
         self._blocked_above = -1  # ... this one
         self._paused = False  # nobody may proceed, because groups are about to change
         self._over: dict[int, int] = {}  # live worker -> newest step released or given up
-        self._entered: dict[int, Joiner] = {}  # of live workers that have finished no round
+        self._entered: list[Joiners] = []  # live workers that have finished no round
 
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
@@ -196,12 +196,16 @@ class GroupRounds:
 
     # -- workers ----------------------------------------------------------------------------
 
-    def joiners(self) -> Sequence[Joiner]:
-        """Return the workers that have not finished a round yet, ascending."""
-        found = {worker: Joiner(worker) for worker in self._joining} | self._entered
-        return [found[worker] for worker in sorted(found)]
+    def joiners(self) -> Sequence[Joiners]:
+        """Return the members of groups that have not finished a round yet."""
+        waiting = tuple(each for each in self._joining if self._has_fellows(each))
+        return [*self._entered, *([Joiners(waiting)] if waiting else [])]
 
-    def expect(self, joiners: Sequence[Joiner]) -> None:
+    def _has_fellows(self, worker: int) -> bool:
+        """Return whether a worker's rounds are of others as well."""
+        return len(self.groups[self._numbers[worker]]) > 1
+
+    def expect(self, joiners: Sequence[Joiners]) -> None:
         """Do nothing: this is shard 0, which lets workers in."""
 
     def join(self, worker: int) -> None:
@@ -217,7 +221,7 @@ class GroupRounds:
             self._move_clock(self._clocks[worker], None)
         self._drop_arrivals(worker)
         self._over.pop(worker, None)
-        self._entered.pop(worker, None)
+        self._entered = _without(self._entered, {worker})
         for workers in (self._live, self._joining, self._held):
             if worker in workers:
                 workers.remove(worker)
@@ -307,13 +311,14 @@ class GroupRounds:
         self._num_submitted[self._numbers[worker]] -= 1
         return True
 
-    def _finish_round(self, members: Iterable[int]) -> tuple[ArrivalToken, ...]:
+    def _finish_round(self, members: Collection[int]) -> tuple[ArrivalToken, ...]:
         taken = []
+        if self._entered:
+            self._entered = _without(self._entered, members)
         for worker in members:
             arrivals = self._submitted[worker]
             taken.append(arrivals.pop(0))
             self._over[worker] = max(taken[-1].step, self._over.get(worker, 0))
-            self._entered.pop(worker, None)
             if arrivals:  # for the next round
                 self._mark_dirty(worker)
             else:
@@ -337,10 +342,12 @@ class GroupRounds:
         """
         if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
             return
-        for worker in self._joining_of(number):
-            members = [each for each in self.groups[number] if each in self._over]
+        workers = self._joining_of(number)
+        if workers and self._has_fellows(workers[0]):
+            members = tuple(each for each in self.groups[number] if each in self._over)
             after = tuple(self._over[each] for each in members)
-            self._entered[worker] = Joiner(worker, True, tuple(members), after)
+            self._entered.append(Joiners(tuple(workers), True, members, after))
+        for worker in workers:
             self._enter(worker)
 
     def _joining_of(self, number: int) -> list[int]:
@@ -450,11 +457,11 @@ class FollowingRounds(GroupRounds):
     def __init__(self, groups: Groups) -> None:
         """Begin with nobody."""
         super().__init__(groups)
-        self._expected: dict[int, Joiner] = {}  # who has finished no round at shard 0
+        self._expected: Sequence[Joiners] = ()  # who has finished no round at shard 0
 
-    def expect(self, joiners: Sequence[Joiner]) -> None:
+    def expect(self, joiners: Sequence[Joiners]) -> None:
         """Take over the joiners of shard 0; they replace those before."""
-        self._expected = {each.worker: each for each in joiners}
+        self._expected = tuple(joiners)
         for worker in self._joining:
             self._mark_dirty(worker)
 
@@ -476,11 +483,11 @@ class FollowingRounds(GroupRounds):
 
         Of a worker that is not named shard 0 has finished a round: this shard was started later.
         """
-        joiner = self._expected.get(worker)
-        if joiner is None:
+        found = next((each for each in self._expected if worker in each.workers), None)
+        if found is None:
             return True
-        before = zip(joiner.members, joiner.after, strict=True)
-        return joiner.has_entered and all(self._is_over(each, step) for each, step in before)
+        before = zip(found.members, found.after, strict=True)
+        return found.has_entered and all(self._is_over(each, step) for each, step in before)
 
     def _is_over(self, worker: int, step: int) -> bool:
         """Return whether no push of a worker up to a step is still to be released here.
@@ -506,18 +513,28 @@ class FollowingRounds(GroupRounds):
             self._expected = _of_plain(state["expected"])
 
 
-def _as_plain(joiners: Mapping[int, Joiner]) -> list[list[Any]]:
+def _without(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:
+    """Return joiners but for some workers."""
+    kept = []
+    for each in joiners:
+        workers = tuple(worker for worker in each.workers if worker not in gone)
+        if workers:
+            kept.append(dataclasses.replace(each, workers=workers))
+    return kept
+
+
+def _as_plain(joiners: Sequence[Joiners]) -> list[list[Any]]:
     return [
-        [each.worker, each.has_entered, list(each.members), list(each.after)]
-        for each in joiners.values()
+        [list(each.workers), each.has_entered, list(each.members), list(each.after)]
+        for each in joiners
     ]
 
 
-def _of_plain(joiners: Sequence[Sequence[Any]]) -> dict[int, Joiner]:
-    return {
-        worker: Joiner(worker, has_entered, tuple(members), tuple(after))
-        for worker, has_entered, members, after in joiners
-    }
+def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
+    return [
+        Joiners(tuple(workers), has_entered, tuple(members), tuple(after))
+        for workers, has_entered, members, after in joiners
+    ]
 
 
 def _contains(ascending: Sequence[int], value: int) -> bool:

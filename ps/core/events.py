@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.downlink.types import Operation, RelayedRounds
-from thinwire.ops.sync.base import Draw, Joiner
+from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, State, Update
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class MembershipEpoch:
     formed: GroupAssignment | None = None  # the newest groups, if not those the run began with
     incarnations: tuple[int, ...] = ()  # of each of `live`; () or 0: not known
     draws: tuple[Draw, ...] = ()  # the newest rounds' workers, if not all live ones take part
-    joiners: tuple[Joiner, ...] = ()  # the live workers that have finished no round at shard 0
+    joiners: tuple[Joiners, ...] = ()  # the live workers that have finished no round at shard 0
 
 
 @dataclasses.dataclass(frozen=True)

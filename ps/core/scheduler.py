@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiner, SyncPolicy
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy
 from thinwire.ops.sync.groups import Groups
 from thinwire.ops.types import State
 
@@ -106,11 +106,11 @@ class RoundScheduler:
         """Take over the draws of shard 0."""
         self._rule.follow(draws)
 
-    def joiners(self) -> tuple[Joiner, ...]:
+    def joiners(self) -> tuple[Joiners, ...]:
         """Return the workers that have joined and have finished no round, on shard 0."""
         return tuple(self._rule.joiners())
 
-    def expect(self, joiners: Sequence[Joiner]) -> None:
+    def expect(self, joiners: Sequence[Joiners]) -> None:
         """Take over the joiners of shard 0."""
         self._rule.expect(joiners)
 

@@ -21,7 +21,7 @@ from thinwire.ops.downlink.types import ModelReply, Operation
 from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
-from thinwire.ops.sync.base import Draw, Joiner
+from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ops.wire.blocks import IndexCoding, ValueCoding, WireBlock
 from thinwire.ps.core import events, members, membership
@@ -90,7 +90,7 @@ _RECORDS = (
         "number live started formed incarnations draws joiners",
     ),
     _Record("Draw", Draw, "number of_round workers steps after"),
-    _Record("Joiner", Joiner, "worker has_entered members after"),
+    _Record("Joiners", Joiners, "workers has_entered members after"),
     _Record("PushRejected", events.PushRejected, "worker reason"),
     _Record("Stop", events.Stop, "reason"),
     _Record("ProcessStalled", events.ProcessStalled, "seconds"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.ops.sync.base import Draw, Joiner
+from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.sync.groups import Groups
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -36,8 +36,8 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
             for each in epoch.draws
         ],
         joiners=[
-            pb.Joiner(
-                worker=each.worker,
+            pb.Joiners(
+                workers=each.workers,
                 has_entered=each.has_entered,
                 members=each.members,
                 after=each.after,
@@ -68,7 +68,7 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     if any(len(each.after) != len(each.members) for each in message.joiners):
         raise Malformed(f"epoch {message.epoch}: a joiner of other steps than members")
     joiners = tuple(
-        Joiner(each.worker, each.has_entered, tuple(each.members), tuple(each.after))
+        Joiners(tuple(each.workers), each.has_entered, tuple(each.members), tuple(each.after))
         for each in message.joiners
     )
     draws = tuple(

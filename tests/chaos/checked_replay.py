@@ -32,7 +32,7 @@ from tests.chaos.recorder import follows
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.sync.base import ArrivalToken, Draw, Joiner, SyncPolicy
+from thinwire.ops.sync.base import ArrivalToken, Draw, Joiners, SyncPolicy
 from thinwire.ops.types import ModelSpec, Packet, Update
 from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core.model import model_for
@@ -73,7 +73,7 @@ def _argument(plain: Any) -> Any:
     if not isinstance(plain, list | tuple):
         return plain
     if plain and isinstance(plain[0], dict):
-        kind = Draw if "of_round" in plain[0] else Joiner
+        kind = Draw if "of_round" in plain[0] else Joiners
         return tuple(
             kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in each.items()})
             for each in plain

@@ -44,7 +44,7 @@ from tests.chaos.history import (
     digest,
 )
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.sync.base import ArrivalToken, Draw, Joiner
+from thinwire.ops.sync.base import ArrivalToken, Draw, Joiners
 from thinwire.ops.types import State, Update
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
@@ -84,7 +84,7 @@ def _plain(argument: Any) -> Any:
     """Return an argument of a rule's call as `checked_replay` reads it."""
     if isinstance(argument, ArrivalToken):
         return [argument.worker, argument.step]
-    if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw | Joiner):
+    if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw | Joiners):
         return [dataclasses.asdict(each) for each in argument]
     return argument
 

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import dataclasses
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.methods.builder import Choices, compose
-from thinwire.ops.sync.base import ArrivalToken
+from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.sync.drawn import DrawnSync, DrawsFile, draw, parse_draws
 from thinwire.ops.types import ConfigurationError, describe
 
@@ -305,3 +306,15 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
     assert not drawn.steps_together
     assert describe(drawn.sync) == {"nb_workers": 4, "fraction": 0.5}  # what nodes agree on
     assert made(fraction=1.0).sync == made().sync
+
+
+def test_who_gave_up_its_push_before_the_draw_was_known_is_not_waited_for():
+    follower, _ = begun(DrawnSync(2, 1.0).without_bound(), [1, 2])
+    follower.withdraw(1, 14)
+    drawn = Draw(19, 0, (1, 2), after=(13, 9))
+    follower.follow([drawn])
+    follower.advance(0.0)
+    over = dataclasses.replace(drawn, steps=(14, 10))
+    follower.follow([over, Draw(20, 1, (2,), after=(10,))])
+    follower.submit(ArrivalToken(2, 10), 0.0)
+    assert follower.advance(0.0).released == [(ArrivalToken(2, 10),)]

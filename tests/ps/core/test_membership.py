@@ -5,7 +5,7 @@ import pytest
 
 from tests.harness import KERNELS, method
 from tests.ps.cores import core_of, join, of, push
-from thinwire.ops.sync.base import Joiner
+from thinwire.ops.sync.base import Joiners
 from thinwire.ops.types import Update
 from thinwire.proto.framing import Malformed
 from thinwire.ps.core import events
@@ -140,7 +140,7 @@ def test_epochs_name_lives_and_travel():
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.incarnations == (1, 22, 33)
-    assert [each.worker for each in told.epoch.joiners if each.has_entered] == [1, 2, 3]
+    assert told.epoch.joiners == (Joiners((1, 3), True),)  # nobody waits for those who are alone
     assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
 
 
@@ -152,7 +152,7 @@ def test_lives_of_other_workers_than_there_are_are_malformed():
 
 
 def test_an_entry_of_other_steps_than_members_is_malformed():
-    joiner = Joiner(2, has_entered=True, members=(1, 3), after=(5,))
+    joiner = Joiners((2,), has_entered=True, members=(1, 3), after=(5,))
     epoch = events.MembershipEpoch(3, (1, 2, 3), True, joiners=(joiner,))
     with pytest.raises(Malformed, match="other steps than members"):
         decode_epoch(encode_epoch(epoch, ((1, 2, 3),)))
@@ -165,11 +165,11 @@ def test_who_joins_in_the_middle_of_a_round_enters_in_an_epoch_of_its_own():
     core.handle(events.Leave(3, 3, "done"), 0.0)
     push(core, 1, 1, 0)
     (joined,) = of(events.NewEpoch, join(core, 3))
-    assert joined.epoch.joiners[-1] == Joiner(3)
+    assert joined.epoch.joiners[-1] == Joiners((3,))
     actions = push(core, 2, 1, 0)
     (entered,) = of(events.NewEpoch, actions)
     assert entered.epoch.number == joined.epoch.number + 1
-    assert entered.epoch.joiners == (Joiner(3, True, (1, 2), (1, 1)),)
+    assert entered.epoch.joiners == (Joiners((3,), True, (1, 2), (1, 1)),)
     assert {each.epoch for each in of(events.Reply, actions)} == {entered.epoch.number}
     for worker, step in ((1, 2), (2, 2), (3, 1)):
         push(core, worker, step, 1)
