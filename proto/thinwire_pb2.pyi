@@ -625,7 +625,7 @@ class Leave(_message.Message):
     def __init__(self, cause: _Optional[str] = ...) -> None: ...
 
 class Membership(_message.Message):
-    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch", "draws", "joiners")
+    __slots__ = ("epoch", "groups", "started", "formed", "formed_epoch", "draws", "joiners", "over")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
@@ -633,6 +633,7 @@ class Membership(_message.Message):
     FORMED_EPOCH_FIELD_NUMBER: _ClassVar[int]
     DRAWS_FIELD_NUMBER: _ClassVar[int]
     JOINERS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     groups: _containers.RepeatedCompositeFieldContainer[Group]
     started: bool
@@ -640,7 +641,16 @@ class Membership(_message.Message):
     formed_epoch: int
     draws: _containers.RepeatedCompositeFieldContainer[Draw]
     joiners: _containers.RepeatedCompositeFieldContainer[Joiners]
-    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., joiners: _Optional[_Iterable[_Union[Joiners, _Mapping]]] = ...) -> None: ...
+    over: _containers.RepeatedCompositeFieldContainer[OverStep]
+    def __init__(self, epoch: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., started: bool = ..., formed: _Optional[_Iterable[_Union[Group, _Mapping]]] = ..., formed_epoch: _Optional[int] = ..., draws: _Optional[_Iterable[_Union[Draw, _Mapping]]] = ..., joiners: _Optional[_Iterable[_Union[Joiners, _Mapping]]] = ..., over: _Optional[_Iterable[_Union[OverStep, _Mapping]]] = ...) -> None: ...
+
+class OverStep(_message.Message):
+    __slots__ = ("worker", "step")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    step: int
+    def __init__(self, worker: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Joiners(_message.Message):
     __slots__ = ("workers", "has_entered", "members", "after")

@@ -8,7 +8,7 @@ with grace does. So the same bookkeeping serves every shard, the Simulator and t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from thinwire.ops.types import Policy
@@ -136,6 +136,20 @@ class SyncRule(Protocol):
         Args:
             worker: A live one, which waits for no push of its own any more.
             step: Of the newest push that it has given up, here at least.
+        """
+
+    def over(self) -> Mapping[int, int]:
+        """Return live worker -> the newest step of it that was released or given up here."""
+
+    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
+        """Release what waits, though its round is not complete, up to these steps of workers.
+
+        Rounds of two shards may be pushes apart, where a shard began again from an older state or
+        refused what the other took; then each may wait for a push of a worker that waits at the
+        other.
+
+        Returns:
+            The arrivals of each update, in order of worker.
         """
 
     def advance(self, now: float) -> Advance:

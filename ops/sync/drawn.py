@@ -13,7 +13,7 @@ import hashlib
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from thinwire.ops.run.files import read_bounded
@@ -429,6 +429,15 @@ class DrawnRounds:
             self._begin(self._drawn)
             proceeding = sorted(each for each in self._open if each not in self._submitted)
         return Advance(released, proceeding, has_drawn=self._newest != before)
+
+    def over(self) -> Mapping[int, int]:
+        """Return {}: draws name the steps of each round."""
+        return {}
+
+    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
+        """Release nothing: draws name the steps of each round."""
+        del over
+        return ()
 
     def next_deadline(self) -> float | None:
         """Return None: nothing happens because time has passed."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
@@ -132,6 +132,7 @@ class GroupRounds:
         self._blocked_above = -1  # ... this one
         self._paused = False  # nobody may proceed, because groups are about to change
         self._over: dict[int, int] = {}  # live worker -> newest step released or given up
+        self._void: dict[int, int] = {}  # worker, live or not -> newest step given up
         self._entered: list[Joiners] = []  # live workers that have finished no round
 
     def _set_groups(self, groups: Groups) -> None:
@@ -271,6 +272,7 @@ class GroupRounds:
 
     def withdraw(self, worker: int, step: int) -> None:
         """Take back all arrivals of a worker; its round waits for another one."""
+        self._void[worker] = max(step, self._void.get(worker, 0))
         if self.is_live(worker):
             self._over[worker] = max(step, self._over.get(worker, 0))
         if self._drop_arrivals(worker) or self._joining:
@@ -296,6 +298,20 @@ class GroupRounds:
             self._admit(number, at_boundary)
         has_entered = len(self._joining) != num_joining
         return Advance(released, self._let_proceed(), has_entered=has_entered)
+
+    def over(self) -> Mapping[int, int]:
+        """Return live worker -> the newest step of it that was released or given up here."""
+        both = ((worker, self._over, self._void) for worker in self._live)
+        return {worker: max(one.get(worker, 0), two.get(worker, 0)) for worker, one, two in both}
+
+    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
+        """Release what waits up to these steps of workers, an update for each group."""
+        found: dict[int, list[int]] = {}
+        for worker in sorted(self._submitted):
+            if self._submitted[worker][0].step <= over.get(worker, 0):
+                found.setdefault(self._numbers[worker], []).append(worker)
+                self._mark_dirty(worker)
+        return [self._finish_round(workers) for workers in found.values()]
 
     def next_deadline(self) -> float | None:
         """Return None: nothing happens because time has passed."""
@@ -423,6 +439,7 @@ class GroupRounds:
             "paused": self._paused,
             "groups": self.groups,
             "over": dict(self._over),
+            "void": dict(self._void),
             "entered": _as_plain(self._entered),
         }
 
@@ -441,7 +458,8 @@ class GroupRounds:
         self._dirty, self._num_live = list(state["dirty"]), dict(state["num_live"])
         self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
         self._num_blocked, self._blocked_above = state["num_blocked"], state["blocked_above"]
-        self._paused, self._over = state["paused"], dict(state["over"])
+        self._paused = state["paused"]
+        self._over, self._void = dict(state["over"]), dict(state["void"])
         self._entered = _of_plain(state["entered"])
 
 

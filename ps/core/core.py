@@ -6,7 +6,7 @@ no lock. gRPC, the Simulator and the tests feed it the same events.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation
@@ -353,6 +353,8 @@ class PsCore:
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
+            for arrivals in self._scheduler.release_late(event.over):
+                actions += self._release(arrivals, now)
         # Settle in any case: a push may have waited for just this number.
         return [*actions, *self._settle(now)]
 
@@ -377,6 +379,9 @@ class PsCore:
             actions += self._settle(now, announces=True)
         if self._scheduler.is_due(now):
             actions += self._settle(now)
+        patience = self.membership.lease_seconds
+        if self.membership.leads and self._scheduler.is_stalled(now, patience):
+            actions += self._publish(self._over())
         if lifecycle.limit_is_due(now):
             actions += self._stop("max_seconds", now)
         if why := lifecycle.drain_is_over(now, self._scheduler.live(), self.model.lags):
@@ -550,20 +555,27 @@ class PsCore:
             actions.append(refusals.not_member(worker, incarnation, 0, epoch, may_have_left))
         return actions
 
-    def _publish(self) -> list[events.Action]:
-        """Announce to the other shards who is live."""
+    def _publish(self, over: Mapping[int, int] | None = None) -> list[events.Action]:
+        """Announce to the other shards who is live, and what they shall not hold any longer."""
         if not self.has_started:  # a restarted shard 0 must not empty rounds that wait elsewhere
             return []
-        return [events.NewEpoch(self._epoch_of(self.membership.epoch))]
+        return [events.NewEpoch(self._epoch_of(self.membership.epoch, over))]
 
-    def _epoch_of(self, number: int) -> events.MembershipEpoch:
+    def _over(self) -> dict[int, int]:
+        """Return live worker -> the newest step of it that is over here."""
+        given_up = self._scheduler.over().items()
+        return {each: max(step, self._members[each].applied_step) for each, step in given_up}
+
+    def _epoch_of(
+        self, number: int, over: Mapping[int, int] | None = None
+    ) -> events.MembershipEpoch:
         """Return the message that announces an epoch with everybody who is present."""
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
         draws, joiners = self._scheduler.draws(), self._scheduler.joiners()
         return events.MembershipEpoch(
-            number, live, self.has_started, formed, incarnations, draws, joiners
+            number, live, self.has_started, formed, incarnations, draws, joiners, over or {}
         )
 
     # -- rounds -----------------------------------------------------------------------------

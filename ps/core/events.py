@@ -150,6 +150,8 @@ class MembershipEpoch:
     incarnations: tuple[int, ...] = ()  # of each of `live`; () or 0: not known
     draws: tuple[Draw, ...] = ()  # the newest rounds' workers, if not all live ones take part
     joiners: tuple[Joiners, ...] = ()  # the live workers that have finished no round at shard 0
+    # Where rounds of shard 0 stand still: worker -> newest step that is over there.
+    over: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

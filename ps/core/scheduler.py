@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy
 from thinwire.ops.sync.groups import Groups
@@ -16,6 +16,7 @@ class RoundScheduler:
         """Begin with nobody, in a generation of the shard."""
         self._rule = policy.start(generation)
         self._group_epochs: dict[int, int] = {}  # group -> epoch of its last change
+        self._moved_at: float | None = None  # when a push was submitted or released last
 
     @property
     def groups(self) -> Groups:
@@ -84,6 +85,7 @@ class RoundScheduler:
 
     def submit(self, worker: int, step: int, now: float) -> None:
         """Let a push of a live worker wait for its round."""
+        self._moved_at = now
         self._rule.submit(ArrivalToken(worker, step), now)
 
     def withdraw(self, worker: int, step: int) -> None:
@@ -96,7 +98,25 @@ class RoundScheduler:
 
     def advance(self, now: float) -> Advance:
         """Settle everything that can be settled now."""
-        return self._rule.advance(now)
+        advance = self._rule.advance(now)
+        if advance.released:
+            self._moved_at = now
+        return advance
+
+    def is_stalled(self, now: float, patience_seconds: float) -> bool:
+        """Return whether pushes wait, and nothing has come or gone for so long; then anew."""
+        if self._moved_at is None or now - self._moved_at < patience_seconds:
+            return False
+        self._moved_at = now
+        return any(map(self._rule.has_submitted, self._rule.live()))
+
+    def over(self) -> Mapping[int, int]:
+        """Return live worker -> the newest step of it that was released or given up here."""
+        return self._rule.over()
+
+    def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
+        """Release what waits up to these steps of workers; see `SyncRule.release_late`."""
+        return self._rule.release_late(over)
 
     def draws(self) -> tuple[Draw, ...]:
         """Return the newest draws of rounds' workers, the newest last, if workers are drawn."""
@@ -151,10 +171,14 @@ class RoundScheduler:
     def state_dict(self, soft: bool) -> State:
         """Return the clocks, which outlive a restart, or who is where."""
         state = self._rule.state_dict(soft)
-        return state | {"group_epochs": dict(self._group_epochs)} if soft else state
+        if not soft:
+            return state
+        own = {"group_epochs": dict(self._group_epochs), "moved_at": self._moved_at}
+        return state | own
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Take back what `state_dict` gave."""
         self._rule.load_state_dict(state, soft)
         if soft:
             self._group_epochs = dict(state["group_epochs"])
+            self._moved_at = state["moved_at"]

@@ -87,7 +87,7 @@ _RECORDS = (
     _Record(
         "MembershipEpoch",
         events.MembershipEpoch,
-        "number live started formed incarnations draws joiners",
+        "number live started formed incarnations draws joiners over",
     ),
     _Record("Draw", Draw, "number of_round workers steps after"),
     _Record("Joiners", Joiners, "workers has_entered members after"),

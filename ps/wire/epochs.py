@@ -35,6 +35,7 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
             )
             for each in epoch.draws
         ],
+        over=[pb.OverStep(worker=worker, step=step) for worker, step in epoch.over.items()],
         joiners=[
             pb.Joiners(
                 workers=each.workers,
@@ -75,8 +76,9 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
         Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps), tuple(each.after))
         for each in message.draws
     )
+    over = {each.worker: each.step for each in message.over}
     return events.MembershipEpoch(
-        message.epoch, live, message.started, _formed_of(message), named, draws, joiners
+        message.epoch, live, message.started, _formed_of(message), named, draws, joiners, over
     )
 
 

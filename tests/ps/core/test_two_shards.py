@@ -1,6 +1,7 @@
-"""Rounds of two shards with workers that come and go: in the end everybody proceeds."""
+"""Rounds of two shards, with workers and shards that come and go: in the end all proceed."""
 
 import collections
+import dataclasses
 import random
 
 import numpy as np
@@ -13,11 +14,11 @@ from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
-from thinwire.ps.core.membership import FollowerMembership
+from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.worker.client import protocol
 from thinwire.worker.core.messages import PushRequest
 
-SHARDS = (0, 1)
+SHARDS, LEASE = (0, 1), 10.0
 
 
 class Part(PushRequest):
@@ -34,30 +35,37 @@ class Worker:
         epochs = protocol.NewestEpoch()
         self.number, self.step, self.num_rounds, self.welcome_epoch = number, 0, 0, 0
         self.parts = [protocol.ShardProtocol(shard, epochs, number) for shard in SHARDS]
-        self.versions = [None, None]
+        self.versions, self.generations = [None, None], [-1, -1]
 
 
 class Run:
     """Two cores and their workers; every stream keeps its order, and chance which goes first."""
 
     def __init__(self, nb_workers):
-        chosen = method("bsp", nb_workers=nb_workers)
-        leader = core_of(chosen, iter_max=10**9, lease=1e9)
-        follower = PsCore(
-            leader.config,
-            chosen,
-            np.zeros(4, np.float32),
-            KERNELS,
-            FollowerMembership(nb_workers, 1e9),
-            chosen.sync.without_bound(),
+        self.method, self.nb_workers, self.now = (
+            method("bsp", nb_workers=nb_workers),
+            nb_workers,
+            0.0,
         )
-        self.cores = [leader, follower]
+        self.config = core_of(self.method, iter_max=10**9).config
+        self.cores = [self.core(shard, 0) for shard in SHARDS]
         self.workers = [Worker(number) for number in range(1, nb_workers + 1)]
         #: What is under way: (worker, shard, "up" or "down"), or "epochs" -> messages.
         self.streams = collections.defaultdict(collections.deque)
         for worker in self.workers:
             for shard, part in enumerate(worker.parts):
                 self.perform(worker, shard, part.pull())
+
+    def core(self, shard, generation):
+        member = FollowerMembership if shard else Coordinator
+        return PsCore(
+            dataclasses.replace(self.config, generation=generation),
+            self.method,
+            np.zeros(4, np.float32),
+            KERNELS,
+            member(self.nb_workers, LEASE),
+            self.method.sync.without_bound() if shard else self.method.sync,
+        )
 
     # -- what is under way ----------------------------------------------------------------
 
@@ -76,17 +84,19 @@ class Run:
             worker.welcome_epoch = message.welcome.epoch
         if message.HasField("reply"):
             worker.versions[shard] = message.reply.version
-        self.perform(worker, shard, worker.parts[shard].receive(message, 0.0))
+            worker.generations[shard] = message.reply.generation
+        self.perform(worker, shard, worker.parts[shard].receive(message, self.now))
 
     def under_way(self):
         return [name for name, messages in self.streams.items() if messages]
 
     def handle(self, shard, event):
-        actions = self.cores[shard].handle(event, 0.0)
+        core = self.cores[shard]
+        actions = core.handle(event, self.now)
         if not shard:
             self.streams["epochs"] += [each.epoch for each in of(events.NewEpoch, actions)]
         for each in actions:
-            if (message := message_of(each)) is not None:
+            if (message := message_of(each, core.config.generation)) is not None:
                 self.streams[each.worker, shard, "down"].append(message)
 
     def expel(self, number):
@@ -94,7 +104,43 @@ class Run:
         member = events.WorkerIncarnation(number, number)
         self.handle(0, events.WorkerUnreachable(member))
 
+    def restart(self, shard):
+        """Let a shard come back as it is, but without what only its process knew."""
+        before = self.cores[shard]
+        self.cores[shard] = core = self.core(shard, before.config.generation + 1)
+        core.load_state_dict(before.state_dict())
+        self.streams["epochs"].clear()
+        if shard:  # shard 0 tells whoever follows what it told last
+            leader = self.cores[0]
+            self.streams["epochs"].append(leader._epoch_of(leader.membership.epoch))
+        for worker in self.workers:
+            part = worker.parts[shard]
+            self.cut(worker, shard)
+            actions = part.lost()
+            self.perform(worker, shard, actions)
+            if not actions:
+                self.hello(worker, shard)
+
+    def wait(self):
+        """Let more than a lease pass, in which nobody hears anything but that the others live."""
+        for _ in range(3):
+            self.now += LEASE / 2
+            for shard in SHARDS:
+                for worker in self.workers:
+                    if self.cores[shard].membership.state_of(worker.number) != "left":
+                        self.handle(shard, events.WorkerAlive(worker.number))
+
     # -- a worker -------------------------------------------------------------------------
+
+    def cut(self, worker, shard):
+        self.streams[worker.number, shard, "up"].clear()
+        self.streams[worker.number, shard, "down"].clear()
+
+    def hello(self, worker, shard):
+        number = worker.number
+        worker.parts[shard].join()
+        hello = events.Join(number, number, True, f"{number}", worker.welcome_epoch)
+        self.streams[number, shard, "up"].append(hello)
 
     def perform(self, worker, shard, actions):
         for each in actions:
@@ -121,33 +167,29 @@ class Run:
         gives_up = after is protocol.Trigger.EXPEL and not all(
             part.is_requesting for part in worker.parts
         )
-        self.streams[worker.number, shard, "up"].clear()
-        self.streams[worker.number, shard, "down"].clear()
-        number, part = worker.number, worker.parts[shard]
-        part.join()
-        hello = events.Join(number, number, True, f"{number}", worker.welcome_epoch)
-        self.streams[number, shard, "up"].append(hello)
+        self.cut(worker, shard)
+        self.hello(worker, shard)
         if gives_up:
             for other, each in enumerate(worker.parts):
                 self.perform(worker, other, each.abandon_push())
 
     def event_of(self, worker, shard, sending):
-        base, number = worker.versions[shard], worker.number
+        base, generation = worker.versions[shard], worker.generations[shard]
+        number = worker.number
         if isinstance(sending.request, pb.Pull):
-            return events.Pull(number, number, base, 0)
-        update = Update(None, np.ones(4, np.float32))
-        return events.Push(
-            number, number, sending.request.step, base, 0, sending.epoch, update, 1, 1, 1.0
-        )
+            return events.Pull(number, number, base, generation)
+        update, step = Update(None, np.ones(4, np.float32)), sending.request.step
+        return events.Push(number, number, step, base, generation, sending.epoch, update, 1, 1, 1.0)
 
 
-def message_of(action):
+def message_of(action, generation):
     match action:
         case events.Welcome():
             welcome = pb.Welcome(incarnation=action.incarnation, epoch=action.epoch)
             return pb.ToClient(welcome=welcome)
         case events.Reply():
             reply = pb.Reply(step=action.step, epoch=action.epoch, version=action.version)
+            reply.generation = generation
             return pb.ToClient(reply=reply)
         case events.Reject():
             reason = f"REASON_{action.reason}"
@@ -158,21 +200,32 @@ def message_of(action):
 
 def go_on(run, dice, deliveries):
     for _ in range(deliveries):
-        if not (names := run.under_way()):
-            return
-        run.deliver(dice.choice(names))
+        if names := run.under_way():
+            run.deliver(dice.choice(names))
+        else:
+            run.wait()
+
+
+FAULTS = st.sampled_from(["expel", "expel", "restart 0", "restart 1"])
 
 
 @settings(max_examples=100)
-@example(3, [25, 8], 804)  # each shard let a joiner in at a round's end of its own
-@example(3, [10, 12], 794)  # a pull behind a push that was refused for its epoch
-@given(st.integers(2, 4), st.lists(st.integers(1, 40), max_size=12), st.integers(0, 2**32))
-def test_nobody_waits_for_ever(nb_workers, pauses, seed):
+@example(3, [("expel", 25), ("expel", 8)], 804)  # joiners entered at a round's end of each shard
+@example(3, [("expel", 10), ("expel", 12)], 794)  # a pull behind a push that was refused
+@given(
+    st.integers(2, 4),
+    st.lists(st.tuples(FAULTS, st.integers(1, 40)), max_size=12),
+    st.integers(0, 2**32),
+)
+def test_nobody_waits_for_ever(nb_workers, faults, seed):
     run, dice = Run(nb_workers), random.Random(seed)
     go_on(run, dice, 400)
-    for pause in pauses:
-        run.expel(dice.randint(1, nb_workers))
-        go_on(run, dice, pause)
+    for fault, deliveries in faults:
+        if fault == "expel":
+            run.expel(dice.randint(1, nb_workers))
+        else:
+            run.restart(int(fault[-1]))
+        go_on(run, dice, deliveries)
     go_on(run, dice, 400)
     before = [worker.num_rounds for worker in run.workers]
     go_on(run, dice, 400)
