@@ -139,7 +139,10 @@ class SyncRule(Protocol):
         """
 
     def over(self) -> Mapping[int, int]:
-        """Return live worker -> the newest step of it that was released or given up here."""
+        """Return the newest step of workers that was released or given up here.
+
+        Of the live workers of groups in which pushes wait.
+        """
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
         """Release what waits, though its round is not complete, up to these steps of workers.

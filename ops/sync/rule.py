@@ -300,9 +300,11 @@ class GroupRounds:
         return Advance(released, self._let_proceed(), has_entered=has_entered)
 
     def over(self) -> Mapping[int, int]:
-        """Return live worker -> the newest step of it that was released or given up here."""
-        both = ((worker, self._over, self._void) for worker in self._live)
-        return {worker: max(one.get(worker, 0), two.get(worker, 0)) for worker, one, two in both}
+        """Return the newest step that is over of each live member of groups that wait."""
+        waits = {self._numbers[worker] for worker in self._submitted}
+        members = [worker for worker in self._live if self._numbers[worker] in waits]
+        both = ((each, self._over.get(each, 0), self._void.get(each, 0)) for each in members)
+        return {worker: max(released, given_up) for worker, released, given_up in both}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
         """Release what waits up to these steps of workers, an update for each group."""
@@ -419,9 +421,12 @@ class GroupRounds:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return the clocks, which outlive a restart, or who is where; see SyncRule."""
+        """Return what outlives a restart, or who is where; see SyncRule."""
         if not soft:
-            return {"clocks": {str(worker): clock for worker, clock in self._clocks.items()}}
+            return {
+                "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
+                "void": {str(worker): step for worker, step in self._void.items()},
+            }
         return {
             "live": list(self._live),
             "joining": list(self._joining),
@@ -447,6 +452,8 @@ class GroupRounds:
         """Take back what `state_dict` gave."""
         if not soft:
             self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
+            void = state.get("void", {})  # checkpoints of before have none
+            self._void = {int(worker): step for worker, step in void.items()}
             return
         self._set_groups(state["groups"])
         self._live, self._joining = list(state["live"]), list(state["joining"])

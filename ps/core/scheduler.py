@@ -111,7 +111,7 @@ class RoundScheduler:
         return any(map(self._rule.has_submitted, self._rule.live()))
 
     def over(self) -> Mapping[int, int]:
-        """Return live worker -> the newest step of it that was released or given up here."""
+        """Return the newest step that is over of each live worker of groups that wait."""
         return self._rule.over()
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:

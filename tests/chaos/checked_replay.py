@@ -69,7 +69,9 @@ def replayed_rule(policy: SyncPolicy, life: Life, calls: Sequence[RuleCall]) -> 
 
 
 def _argument(plain: Any) -> Any:
-    """Return what a call was given: a token, draws, joiners, or groups."""
+    """Return what a call was given: a token, draws, joiners, steps of workers, or groups."""
+    if isinstance(plain, dict):
+        return dict(plain["steps"])
     if not isinstance(plain, list | tuple):
         return plain
     if plain and isinstance(plain[0], dict):

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -66,7 +66,10 @@ from thinwire.worker.core.messages import PushRequest
 FOLLOWS = ("version", "theta", "optimizer", "weighting")
 #: Models larger than this are recorded by digests alone.
 MOST_ENTRIES = 4096
-_MUTATORS = ("join", "leave", "submit", "withdraw", "follow", "expect", "pause", "regroup")
+_MUTATORS = (
+    *("join", "leave", "submit", "withdraw", "follow", "expect", "release_late", "pause"),
+    "regroup",
+)
 
 
 def follows(model: ShardModel) -> str:
@@ -86,6 +89,8 @@ def _plain(argument: Any) -> Any:
         return [argument.worker, argument.step]
     if isinstance(argument, tuple) and argument and isinstance(argument[0], Draw | Joiners):
         return [dataclasses.asdict(each) for each in argument]
+    if isinstance(argument, Mapping):
+        return {"steps": [list(pair) for pair in argument.items()]}
     return argument
 
 
@@ -100,9 +105,11 @@ class RecordingRule:
         if name not in _MUTATORS:
             return found
 
-        def call(*arguments: Any) -> None:
-            found(*arguments)
-            self._write(call=name, arguments=[_plain(each) for each in arguments])
+        def call(*arguments: Any) -> Any:
+            result = found(*arguments)
+            if name != "release_late" or arguments[0]:  # mostly there is nothing to release
+                self._write(call=name, arguments=[_plain(each) for each in arguments])
+            return result
 
         return call
 

@@ -42,11 +42,8 @@ class Run:
     """Two cores and their workers; every stream keeps its order, and chance which goes first."""
 
     def __init__(self, nb_workers):
-        self.method, self.nb_workers, self.now = (
-            method("bsp", nb_workers=nb_workers),
-            nb_workers,
-            0.0,
-        )
+        self.method, self.nb_workers = method("bsp", nb_workers=nb_workers), nb_workers
+        self.now = 0.0
         self.config = core_of(self.method, iter_max=10**9).config
         self.cores = [self.core(shard, 0) for shard in SHARDS]
         self.workers = [Worker(number) for number in range(1, nb_workers + 1)]
