@@ -155,7 +155,7 @@ def exchange(name: str, where: str) -> Counts:
     return counts
 
 
-class Worker:
+class DeviceWorker:
     """A worker without a network: its model and core on a device, and replies made up."""
 
     def __init__(self, name: str) -> None:
@@ -220,7 +220,7 @@ def worker_round(name: str, where: str) -> Counts:
 
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
-        worker = Worker(name)
+        worker = DeviceWorker(name)
         for step in range(_WARM + 1):
             with copies(counts) if step == _WARM else contextlib.nullcontext():
                 counts.sent = worker.round()
