@@ -137,13 +137,17 @@ def _prepare_process(given: Mapping[str, str]) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)  # it is a pipe, and somebody looks
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
+    # A step waits within TensorFlow, in one of its threads, for an exchange that calls it, too.
+    calls = 2 if given.get("kernels") == "tf" else 1
     random.seed(seed)
     sys.meta_path.insert(
         0,
         _AfterImport(
             {
                 "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
-                "tensorflow": lambda tensorflow: _prepare_tensorflow(tensorflow, seed, threads),
+                "tensorflow": lambda tensorflow: _prepare_tensorflow(
+                    tensorflow, seed, threads, calls
+                ),
             }
         ),
     )
@@ -155,9 +159,9 @@ def _prepare_process(given: Mapping[str, str]) -> None:
         os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int) -> None:
+def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) -> None:
     tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
-    tensorflow.config.threading.set_inter_op_parallelism_threads(threads)
+    tensorflow.config.threading.set_inter_op_parallelism_threads(threads * calls)
     tensorflow.random.set_seed(seed)
 
 

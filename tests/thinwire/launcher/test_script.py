@@ -24,10 +24,10 @@ RECORD.at_end(lambda failed, message: print("END", failed, message))
 """
 
 
-def start(folder, text, *arguments, seed=True):
+def start(folder, text, *arguments, own=()):
     (folder / "sub").mkdir(exist_ok=True)
     (folder / "sub" / "mine.py").write_text(textwrap.dedent(text))
-    command = [sys.executable, *program.SCRIPT, *FLAGS, "--", "sub/mine.py", *arguments]
+    command = [sys.executable, *program.SCRIPT, *FLAGS, *own, "--", "sub/mine.py", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -38,8 +38,8 @@ def start(folder, text, *arguments, seed=True):
     )
 
 
-def run(folder, text, *arguments):
-    process = start(folder, text, *arguments)
+def run(folder, text, *arguments, own=()):
+    process = start(folder, text, *arguments, own=own)
     out, error = process.communicate(timeout=60)
     failures = [found for line in error.splitlines() if (found := Failure.read(line)[1])]
     return process.returncode, out, error, failures[0] if failures else None
@@ -85,6 +85,17 @@ print(oct(stat.S_IMODE(os.stat(path).st_mode)), open(path).read())
     assert whole <= {*found["flags"]}, "the script may change its folder"
     folder = tmp_path / "run" / "settings"
     assert not list(folder.iterdir()) and stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@pytest.mark.product
+@pytest.mark.parametrize(("kernels", "calls"), [("numpy", 1), ("tf", 2)])
+def test_an_exchange_within_a_step_has_a_thread_of_tensorflow_s(tmp_path, kernels, calls):
+    """One that calls it, too, would wait for ever for the step that waits for it."""
+    text = TRAINED + (
+        "import tensorflow as tf\nprint(tf.config.threading.get_inter_op_parallelism_threads())\n"
+    )
+    code, out, error, _ = run(tmp_path, text, own=(f"--kernels={kernels}",))
+    assert (code, out.splitlines()[0]) == (0, str(calls)), error
 
 
 @pytest.mark.product
