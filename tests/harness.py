@@ -74,7 +74,7 @@ class MiniWorker:
             run.kernels,
             [run.seed, number],
             num_examples=len(run.problem.y),
-            keeps_on_device=True,
+            keeps_on_device=run.keeps_on_device,
         )
         self.batches = np.random.default_rng([run.seed, number, 7])
         self.incarnation = number * 1000
@@ -154,6 +154,8 @@ class MiniWorker:
 
 class MiniRun:
     """Shards and workers of one run, driven in a seeded random order."""
+
+    keeps_on_device = True
 
     def __init__(
         self,

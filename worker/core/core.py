@@ -598,7 +598,10 @@ class WorkerCore:
             self._mirror.catch_up()
         if self.method.ahead:
             self._start[:] = self._newest
-            self._start += self._packer.unsent() * np.float32(self.method.ahead)
+            unsent = self._packer.unsent()
+            if self._mirror is None:
+                unsent = np.asarray(unsent)  # of a codec that works on the device
+            self._start += unsent * np.float32(self.method.ahead)
         self.round.restart()
         return self.weights
 

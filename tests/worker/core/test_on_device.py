@@ -61,6 +61,22 @@ def test_a_run_is_the_same_bit_for_bit(name, wrap, nb_ps):
         np.testing.assert_array_equal(worker.core.base, other.base)
 
 
+class HostRun(DeviceRun):
+    """The same workers with their weights on the host, as the Simulator and scripts have them."""
+
+    keeps_on_device = False
+
+
+@pytest.mark.parametrize("name", ["dgs", "esync", "ahead"])
+def test_weights_of_the_host_go_with_kernels_of_the_device(name):
+    made, choices = METHODS[name]
+    chosen = method(made, nb_workers=2, **choices)
+    expected = played(MiniRun, chosen, np.asarray, nb_ps=1)
+    found = played(HostRun, chosen, np.asarray, nb_ps=1)
+    assert isinstance(found.workers[1].core.weights, np.ndarray)
+    np.testing.assert_array_equal(found.theta, expected.theta)
+
+
 def test_local_steps_survive_the_process():
     chosen = method("esync", nb_workers=2, local_optimizer="momentum", local_momentum=0.5)
     run = played(DeviceRun, chosen, DeviceArray, nb_ps=1)
