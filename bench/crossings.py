@@ -136,14 +136,13 @@ def exchange(name: str, where: str) -> Counts:
     from thinwire.ops.kernels.device import DeviceArray
 
     bodies, rng = load_kernels("tf"), np.random.default_rng(0)
-    spec = SPEC
     choices = CodecChoices(compression_rate=RATE, **CODECS[name])
     codec = build_codec(name, choices, nb_workers=4)
     counts = Counts()
     with tf.device(where), graphs_made(where, counts):
-        state = codec.init(spec, bodies)
+        state = codec.init(SPEC, bodies)
         for step in range(1, _WARM + 2):
-            drawn = [rng.standard_normal(tensor.size, np.float32) for tensor in spec.tensors]
+            drawn = [rng.standard_normal(tensor.size, np.float32) for tensor in SPEC.tensors]
             gradient = [DeviceArray(each) for each in drawn]
             context = EncodeContext(step, 0.1, np.random.default_rng(step), bodies, epoch=1.0)
             with copies(counts) if step > _WARM else contextlib.nullcontext():
@@ -180,7 +179,7 @@ class DeviceWorker:
             shared.spec, layouts, method, load_kernels("tf"), [0, 1], keeps_on_device=True
         )
         self._rng, self._version = np.random.default_rng(0), 0
-        self._layout, self._is_first = layouts[0], True
+        self._layout = layouts[0]
         self.finish([None] * len(self._layout.slices))
 
     def round(self) -> int:

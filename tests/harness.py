@@ -146,10 +146,7 @@ class MiniWorker:
         if self.outgoing is None or self.core.own is not None:
             self.core.finish(replies)
             return
-        for shard, reply in enumerate(replies):
-            self.core.receive(shard, reply)
-        self.core.handle_refusals(replies)
-        self.core.restart_from_base()
+        self.core.settle(replies)
 
 
 class MiniRun:

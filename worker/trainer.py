@@ -357,11 +357,7 @@ class WorkerSession:
             return []
         replies = self.exchange.replies()
         seconds = self.exchange_watch.lap("wait")
-        for number, reply in enumerate(replies):
-            if reply is not None:
-                self.core.receive(number, reply)
-        self.core.handle_refusals(replies)
-        take_over(self.core.restart_from_base())
+        take_over(self.core.settle(replies))
         self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         self.measure.record_exchange(seconds + self.exchange_watch.lap("compute"))
         self.measure.end_round(request, replies, epoch, seconds)

@@ -25,26 +25,9 @@ def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership
         started=epoch.started,
         formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
         formed_epoch=formed.epoch if formed else 0,
-        draws=[
-            pb.Draw(
-                number=each.number,
-                of_round=each.of_round,
-                workers=each.workers,
-                steps=each.steps,
-                after=each.after,
-            )
-            for each in epoch.draws
-        ],
+        draws=[pb.Draw(**vars(each)) for each in epoch.draws],
         over=[pb.OverStep(worker=worker, step=step) for worker, step in epoch.over.items()],
-        joiners=[
-            pb.Joiners(
-                workers=each.workers,
-                has_entered=each.has_entered,
-                members=each.members,
-                after=each.after,
-            )
-            for each in epoch.joiners
-        ],
+        joiners=[pb.Joiners(**vars(each)) for each in epoch.joiners],
     )
 
 

@@ -256,13 +256,9 @@ class SimulatedWorker:
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
         """Go on at the shards' model."""
-        for number, reply in enumerate(replies):
-            if reply is not None:
-                self.core.receive(number, reply)
+        self.core.settle(replies)
         self._book(replies)
-        self.core.handle_refusals(replies)
         self._divergence.record(was_accepted(replies))
-        self.core.restart_from_base()
         self._pacing.begin_round(self.core.step + 1, self._step_seconds)
         if self._overlaps:
             self._means = self.core.statistics.copy()

@@ -274,12 +274,13 @@ class WorkerCore:
             rate_in_round: Of local steps; None: the rate that the shards have sent last.
             keeps_on_device: Whether `weights` are of the device where TensorFlow's kernels are.
         """
-        self._keeps_on_device = keeps_on_device
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
         self.base = aligned(spec.num_parameters)  # the model as received from the shards
         # Its like where steps are computed: on the device, or the base itself.
-        self._mirror = self._new_mirror() if self._weights_on_device else None
+        on_host = method.steps_on_workers or method.collective != THROUGH_PS
+        is_there = keeps_on_device and kernels.name == "tf" and not on_host
+        self._mirror = self._new_mirror() if is_there else None
         self._newest = newest = self.base if self._mirror is None else self._mirror.array
         steps_itself = method.steps_on_workers and not method.takes_local_steps
         # With a momentum more is sent than a step's own change, and only the codec shows what.
@@ -314,14 +315,8 @@ class WorkerCore:
 
         Where workers sum among themselves, local steps are of the host, whose model they change.
         """
-        on_host = self.method.takes_local_steps and not self._weights_on_device
+        on_host = self.method.takes_local_steps and self._mirror is None
         return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
-
-    @property
-    def _weights_on_device(self) -> bool:
-        through_ps = self.method.collective == THROUGH_PS
-        is_there = self._keeps_on_device and self.kernels.name == "tf"
-        return is_there and through_ps and not self.method.steps_on_workers
 
     def _new_mirror(self) -> DeviceMirror:
         from thinwire.worker.core.mirror import DeviceMirror
@@ -521,6 +516,18 @@ class WorkerCore:
             np.copyto(self.weights, self.base)
         if self.own is not None:
             self.own.catch_up()
+        return self.restart_from_base()
+
+    def settle(self, replies: Sequence[ShardReply | None]) -> Float32:
+        """Apply what came of a push, a reply of every shard; return the weights to train on.
+
+        Args:
+            replies: None: the shard refused the push as not finite.
+        """
+        for shard, reply in enumerate(replies):
+            if reply is not None:
+                self.receive(shard, reply)
+        self.handle_refusals(replies)
         return self.restart_from_base()
 
     def receive(self, shard: int, reply: ShardReply) -> None:
