@@ -33,6 +33,7 @@ SPEC = ModelSpec(tuple(TensorSpec(str(n), shape) for n, shape in enumerate(SHAPE
 RATE = 0.01
 _WARM = 3  # steps before what is counted: the graphs are made
 _DOWN, _UP = 16, 32  # bytes an entry: position, value and what it is coded as; where it is cleared
+_WHOLE = 4.1  # where all is sent, with the scores of its blocks
 _REST = 200  # numbers, flags; of each step
 _REPLY = 12  # bytes an entry of a reply: position and value
 _LOCAL_STEPS = 4
@@ -44,21 +45,28 @@ CODECS = {
     "random_k": {"error_feedback": True},
     "powersgd": {},
 }
-#: Rounds of workers: the method and its choices, and entries of the reply / entries pushed.
-WORKERS: dict[str, tuple[str, dict[str, Any], float]] = {
-    "adacomp": ("adacomp", {"compression_rate": RATE}, 2.0),
+#: Rounds of workers: the method and its choices; entries of the reply / entries pushed; and most
+#: bytes an entry pushed, to the host.
+WORKERS: dict[str, tuple[str, dict[str, Any], float, float]] = {
+    "adacomp": ("adacomp", {"compression_rate": RATE}, 2.0, _DOWN),
     "esync, top k": (
         "esync",
         {"compression_rate": RATE, "overrides": {"codec": "topk", "down_codec": "delta"}},
         2.0,
+        _DOWN,
     ),
     "sparseloco": (
         "sparseloco",
         {"local_steps": _LOCAL_STEPS, "chunk_k": 41, "error_ahead": 0.3},
         1.0,
+        _DOWN,
     ),
-    "fedprox": ("fedprox", {"local_steps": _LOCAL_STEPS, "prox_mu": 0.1}, 1.0),
-    "diloco": ("diloco", {"local_steps": _LOCAL_STEPS}, 1.0),
+    "fedprox": ("fedprox", {"local_steps": _LOCAL_STEPS, "prox_mu": 0.1}, 1.0, _DOWN),
+    "diloco": ("diloco", {"local_steps": _LOCAL_STEPS}, 1.0, _DOWN),
+    "dgt": ("dgt", {"dgt_k": 0.3}, 1.0, _WHOLE),
+    "dgt, 8 bits": ("dgt", {"dgt_k": 0.3, "dgt_low_bits": 8}, 1.0, 0.3 * _WHOLE + 0.7),
+    "dgt, 4 bits": ("dgt", {"dgt_k": 0.3, "dgt_low_bits": 4}, 1.0, 0.3 * _WHOLE + 0.35),
+    "dgt, dropped": ("dgt", {"dgt_k": 0.3, "dgt_send_drop": True}, 1.0, 0.3 * _WHOLE),
 }
 
 
@@ -172,7 +180,7 @@ class DeviceWorker:
         self._images, self._labels = tf.random.normal([4, 1024]), tf.zeros([4], tf.int32)
         self._step, self._none = TrainStep(shared), np.zeros(0, np.float32)
         self.variables = [each.value for each in shared.variables]
-        made, choices, self._reply_size = WORKERS[name]
+        made, choices, self._reply_size, _ = WORKERS[name]
         method = compose(Choices(method=made, nb_workers=2, **choices))
         layouts = method.place(shared.spec, 1)
         self.core = WorkerCore(
@@ -257,11 +265,11 @@ def hop(where: str) -> int:
     return counts.inside
 
 
-def _exceeds(counts: Counts, reply: float, steps: int) -> bool:
+def _exceeds(counts: Counts, reply: float, down: float, steps: int) -> bool:
     """Return whether more crosses than what is sent, and received: so much of what is sent."""
     most_up = (_UP + reply * _REPLY) * counts.sent + steps * _REST
     return counts.inside > 0 or (
-        counts.down > _DOWN * counts.sent + steps * _REST or counts.up > most_up
+        counts.down > down * counts.sent + steps * _REST or counts.up > most_up
     )
 
 
@@ -281,11 +289,11 @@ def main() -> int:
     sys.stdout.write(f"{where}; a graph with a transfer to the host counts {control}\n")
     for name in CODECS:
         counts = exchange(name, where)
-        failed |= _exceeds(counts, 0.0, 1)
+        failed |= _exceeds(counts, 0.0, _DOWN, 1)
         sys.stdout.write(_line(name, counts))
-    for name, (_, _, reply) in WORKERS.items():
+    for name, (_, _, reply, down) in WORKERS.items():
         counts = worker_round(name, where)
-        failed |= _exceeds(counts, reply, _LOCAL_STEPS)
+        failed |= _exceeds(counts, reply, down, _LOCAL_STEPS)
         sys.stdout.write(_line(name, counts))
     return 1 if failed or control != 1 else 0
 

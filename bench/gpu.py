@@ -214,6 +214,24 @@ def _of_blocks(given: Given) -> Iterator[Op]:
     rows = x[: size // BLOCK * BLOCK].reshape(-1, BLOCK)
     coded = given.plain.to_levels(rows, LEVEL_BITS)
     yield Op("to_levels", bodies._to_levels, (rows, LEVEL_BITS), coded, 10 * size, 1e-6)
+    classes, sums = np.ones(averages.size, np.uint8), scored[1]
+    order = given.plain.best_first([scored[0]], classes).astype(np.int32)
+    inputs = scored[0], classes
+    yield Op("best_first", bodies._best_first, inputs, (order,), 10 * averages.size)
+    flags = given.plain.block_flags(sums)
+    yield Op("block_flags", bodies._block_flags, (sums,), flags, 6 * sums.size)
+    numbers = np.arange(0, len(rows), 2)
+    taken = rows[numbers]
+    inputs = x, numbers, BLOCK
+    yield Op("take_blocks", bodies._take_blocks, inputs, (taken,), 2 * taken.nbytes)
+    blocks = given.plain.code_blocks(x, numbers, BLOCK, LEVEL_BITS)
+    inputs = x, numbers, BLOCK, LEVEL_BITS
+    yield Op("code_blocks", bodies._code_blocks, inputs, blocks, 10 * size, 1e-6)
+    levels = given.plain.to_levels(rows, 4)[0].astype(np.uint16)
+    octets = levels.astype(np.uint8)
+    yield Op("octets", bodies._octets, (levels,), (octets,), 3 * levels.size)
+    pairs = octets[:, ::2] | octets[:, 1::2] << np.uint8(4)
+    yield Op("nibbles", bodies._nibbles, (levels,), (pairs,), 3 * levels.size)
 
 
 def _of_chunks(given: Given) -> Iterator[Op]:

@@ -59,6 +59,8 @@ class EncodeContext:
     epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
     # Tensor's number -> where it is not 0; left out: anywhere.
     touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
+    # Float32 values of whole tensors may stay on the device, if they are there.
+    leaves_dense: bool = False
     # From a wrapper to the codec inside it:
     keep: float | None = None  # fraction of entries to send, instead of the codec's own
     factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors

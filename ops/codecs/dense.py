@@ -15,12 +15,12 @@ from thinwire.ops.codecs.base import (
 )
 from thinwire.ops.codecs.packets import code_values, feed_in_turn
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import CHUNK_ENTRIES, Block, Kind, ModelSpec, Packet, State
+from thinwire.ops.types import CHUNK_ENTRIES, Block, CodedValues, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
     from thinwire.ops.codecs.base import Codec
     from thinwire.ops.kernels.base import Selected
-    from thinwire.ops.types import CodedValues, Float32, Int64
+    from thinwire.ops.types import Float32, Int64
 
 
 class StatelessCodec:
@@ -247,10 +247,14 @@ def _whole(
     ctx: EncodeContext,
     chunk: int = CHUNK_ENTRIES,
 ) -> Packet:
-    """Return one dense block per tensor."""
+    """Return one dense block per tensor; values may be arrays of the device."""
     given = value_dtype, ctx.kernels, chunk
+    if ctx.leaves_dense and value_dtype == "float32":
+        coded = [CodedValues(value_dtype, tensor[:]) for tensor in tensors]
+    else:
+        coded = [code_values(tensor, None, tensor.size, *given) for tensor in tensors]
     blocks = [
-        Block(slot, tensor.size, None, code_values(tensor, None, tensor.size, *given))
-        for slot, tensor in enumerate(tensors)
+        Block(slot, tensor.size, None, values)
+        for slot, (tensor, values) in enumerate(zip(tensors, coded, strict=True))
     ]
     return Packet(tuple(blocks), kind)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from thinwire.ops.types import CodedValues, State
 
@@ -98,6 +98,11 @@ class Kernels:
         contribution: (values [size], block entries, averages [n], alpha) -> (averages, sums of
             magnitudes).
         to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]).
+        best_first: (parts of scores [m], order of classes [m]) -> positions by class and score.
+        block_flags: (sums [n]) -> (which are not 0, which are not finite).
+        take_blocks: (values [size], numbers [m], rows [m, e] to be filled).
+        code_blocks: (values [size], numbers [m], block entries, bits) -> (levels [m, e], lows [m],
+            steps [m], errors [size]).
         power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], Q), or None.
         entries: (P [rows, rank], Q [columns, rank], first, size) -> entries of P Q^T [size].
     """
@@ -129,6 +134,12 @@ class Kernels:
     adapt: Callable[[Float32, Float32, float, float], tuple[Float32, Float32]]
     contribution: Callable[[Float32, int, Float32, float], tuple[Float32, Float32]]
     to_levels: Callable[[Float32, int], tuple[NDArray[np.integer], Float32, Float32]]
+    best_first: Callable[[Sequence[Float32], NDArray[np.uint8]], Int64]
+    block_flags: Callable[[Float32], tuple[NDArray[np.bool_], NDArray[np.bool_]]]
+    take_blocks: Callable[[NDArray[Any], Int64, NDArray[Any]], None]
+    code_blocks: Callable[
+        [Float32, Int64, int, int], tuple[NDArray[np.integer], Float32, Float32, Float32]
+    ]
     power_step: Callable[[Float32, Float32], tuple[Float32, Float32] | None]
     entries: Callable[[Float32, Float32, int, int], Float32]
 

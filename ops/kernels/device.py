@@ -91,6 +91,14 @@ class DeviceArray:
         else:
             raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
 
+    def any(self) -> bool:
+        """Return whether an entry is not 0."""
+        return bool(tf.reduce_any(self.value != 0))
+
+    def zeros(self) -> DeviceArray:
+        """Return [n] zeros on the same device."""
+        return DeviceArray(tf.zeros_like(self.value))
+
     def __len__(self) -> int:
         """Return the number of entries."""
         return self.size

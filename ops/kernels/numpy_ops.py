@@ -498,6 +498,76 @@ def _dtype(bits: int) -> type:
     return np.uint16 if bits == 16 else np.uint8
 
 
+# -- blocks of a tensor ----------------------------------------------------------------------------
+
+
+def is_on_device(array: Any) -> bool:
+    """Return whether an array is a `thinwire.ops.kernels.device.DeviceArray`."""
+    return not isinstance(array, np.ndarray)
+
+
+def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which sums of magnitudes [n] are not 0, and which are not finite."""
+    return sums != 0, ~np.isfinite(sums)
+
+
+def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
+    """Return positions by class, in each by descending score, ties by position.
+
+    Args:
+        scores: Parts of [m] float32; those of class 1 finite.
+        classes: [m] 0: before all others; 1; 2: left out.
+    """
+    order = np.lexsort((-joined(scores), classes))  # lexsort is stable
+    positions: Int64 = order[: int(np.count_nonzero(classes < 2))]
+    return positions
+
+
+def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None:
+    """Copy some blocks of full length.
+
+    Args:
+        values: [size], of any dtype.
+        numbers: [m] int64 of the blocks.
+        out: [m, entries of a block], overwritten.
+    """
+    np.take(rows_of(values, out.shape[1]), numbers, axis=0, out=out, mode="clip")
+
+
+def code_blocks(
+    values: Float32, numbers: Int64, block_entries: int, bits: int
+) -> tuple[NDArray[Any], Float32, Float32, Float32]:
+    """Code some blocks of full length by `to_levels`.
+
+    Args:
+        values: [size] float32.
+        numbers: [m] int64 of the blocks, ascending.
+        block_entries: e.
+        bits: 16, 8 or 4.
+
+    Returns:
+        Levels [m, e], lows [m], steps [m], and errors [size] float32: value minus what its level
+        stands for, 0 in other blocks.
+    """
+    rows, errors = rows_of(values, block_entries), np.zeros(values.size, np.float32)
+    levels: NDArray[Any] = np.empty((numbers.size, block_entries), _dtype(bits))
+    lows, steps = np.empty((2, numbers.size), np.float32)
+    piece = max(1, _PIECE // block_entries)
+    for first in range(0, numbers.size, piece):
+        at = slice(first, first + piece)
+        chunk = rows[numbers[at]]
+        levels[at], lows[at], steps[at] = to_levels(chunk, bits)
+        chunk -= from_levels(levels[at], lows[at, None], steps[at, None])
+        rows_of(errors, block_entries)[numbers[at]] = chunk
+    return levels, lows, steps, errors
+
+
+def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
+    """Return a view of the blocks of full length, [m, e]."""
+    body = values.size - values.size % block_entries
+    return values[:body].reshape(-1, block_entries)
+
+
 # -- products of thin matrices ---------------------------------------------------------------------
 
 
@@ -617,6 +687,10 @@ KERNELS = Kernels(
     adapt=adapt,
     contribution=contribution,
     to_levels=to_levels,
+    best_first=best_first,
+    block_flags=block_flags,
+    take_blocks=take_blocks,
+    code_blocks=code_blocks,
     power_step=power_step,
     entries=entries,
 )

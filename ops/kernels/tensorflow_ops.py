@@ -154,6 +154,49 @@ def _to_levels(rows: Any, bits: Any) -> Any:
     return tf.cast(tf.floor(levels), tf.uint16), lows, steps
 
 
+@traced(FLOATS)
+def _block_flags(sums: Any) -> Any:
+    return sums != 0, tf.logical_not(tf.math.is_finite(sums))
+
+
+@traced(FLOATS, tf.TensorSpec([None], tf.uint8))
+def _best_first(scores: Any, classes: Any) -> Any:
+    order = tf.argsort(scores, direction="DESCENDING", stable=True)
+    order = tf.gather(order, tf.argsort(tf.gather(classes, order), stable=True))
+    return order[: tf.math.count_nonzero(classes < 2)]
+
+
+@traced(FLOATS, PLACES, NUMBER)
+def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
+    body = tf.size(values) // block_entries * block_entries
+    return tf.gather(tf.reshape(values[:body], [-1, block_entries]), numbers)
+
+
+@traced(FLOATS, PLACES, NUMBER, NUMBER)
+def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
+    """Levels, lows and steps of some blocks, and the errors of all entries."""
+    rows = _take_blocks(values, numbers, block_entries)
+    levels, lows, steps = _to_levels(rows, bits)
+    stands_for = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
+    num_rows, size = tf.size(values) // block_entries, tf.size(values)
+    shape = tf.stack([num_rows, block_entries])
+    errors = tf.scatter_nd(tf.cast(numbers, tf.int32)[:, None], rows - stands_for, shape)
+    rest = tf.zeros([size - num_rows * block_entries])
+    return levels, lows, steps, tf.concat([tf.reshape(errors, [-1]), rest], 0)
+
+
+@traced(tf.TensorSpec([None, None], tf.uint16))
+def _octets(levels: Any) -> Any:
+    return tf.cast(levels, tf.uint8)
+
+
+@traced(tf.TensorSpec([None, None], tf.uint16))
+def _nibbles(levels: Any) -> Any:
+    """Two levels in a byte, as they are sent: half as much leaves the device."""
+    octets = tf.cast(levels, tf.uint8)
+    return tf.bitwise.bitwise_or(octets[:, ::2], tf.bitwise.left_shift(octets[:, 1::2], 4))
+
+
 @traced(FLOATS, _MATRIX)
 def _image(tensor: Any, right: Any) -> Any:
     return tf.matmul(tf.reshape(tensor, [-1, tf.shape(right)[0]]), right)
@@ -244,19 +287,63 @@ def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple
     return averaged.numpy(), strengths.numpy()
 
 
-def contribution(
-    values: Any, block_entries: int, averages: Float32, alpha: float
-) -> tuple[Float32, Float32]:
-    """See `numpy_ops.contribution`; sums differ in their last bits."""
-    averaged, sums = _contribution(values, block_entries, averages, alpha, 1 - alpha)
+def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -> tuple[Any, Any]:
+    """See `numpy_ops.contribution`; sums differ in their last bits, and stay where values are."""
+    given = tensor_of(values), block_entries, tensor_of(averages)
+    averaged, sums = _contribution(*given, alpha, 1 - alpha)
+    if isinstance(values, DeviceArray):
+        return DeviceArray(averaged), DeviceArray(sums)
     return averaged.numpy(), sums.numpy()
 
 
 def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
     """See `numpy_ops.to_levels`."""
     levels, lows, steps = _to_levels(rows, bits)
-    dtype = np.uint16 if bits == 16 else np.uint8
-    return levels.numpy().astype(dtype, copy=False), lows.numpy(), steps.numpy()
+    return _levels_on_host(levels, bits), lows.numpy(), steps.numpy()
+
+
+def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
+    """Return levels [m, e] as few bytes as they can cross in."""
+    if bits == 16:
+        return cast("NDArray[Any]", levels.numpy())
+    if bits == 8 or levels.shape[1] % 2:
+        return cast("NDArray[Any]", _octets(levels).numpy())
+    pairs = _nibbles(levels).numpy()
+    return np.stack([pairs & 15, pairs >> 4], axis=2).reshape(len(pairs), 2 * pairs.shape[1])
+
+
+def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """See `numpy_ops.block_flags`."""
+    if not isinstance(sums, DeviceArray):
+        return numpy_ops.block_flags(sums)
+    some, bad = _block_flags(sums.value)
+    return some.numpy(), bad.numpy()
+
+
+def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
+    """See `numpy_ops.best_first`; on the device if one part of the scores is there."""
+    if not any(isinstance(part, DeviceArray) for part in scores):
+        return numpy_ops.best_first(scores, classes)
+    order = _best_first(tensor_of(joined(scores)), classes)
+    return cast("Int64", order.numpy().astype(np.int64))
+
+
+def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
+    """See `numpy_ops.take_blocks`; nothing else leaves the device."""
+    if isinstance(values, DeviceArray):
+        np.copyto(out, _take_blocks(values.value, numbers, out.shape[1]).numpy())
+    else:
+        numpy_ops.take_blocks(values, numbers, out)
+
+
+def code_blocks(
+    values: Any, numbers: Int64, block_entries: int, bits: int
+) -> tuple[NDArray[Any], Float32, Float32, Any]:
+    """See `numpy_ops.code_blocks`; the errors stay on the device."""
+    if not isinstance(values, DeviceArray):
+        return numpy_ops.code_blocks(values, numbers, block_entries, bits)
+    levels, lows, steps, errors = _code_blocks(values.value, numbers, block_entries, bits)
+    return _levels_on_host(levels, bits), lows.numpy(), steps.numpy(), DeviceArray(errors)
 
 
 def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
@@ -344,6 +431,10 @@ KERNELS = dataclasses.replace(
     adapt=adapt,
     contribution=contribution,
     to_levels=to_levels,
+    best_first=best_first,
+    block_flags=block_flags,
+    take_blocks=take_blocks,
+    code_blocks=code_blocks,
     power_step=power_step,
     entries=entries,
 )

@@ -185,6 +185,10 @@ class Router(Policy, Protocol):
     def delivers_all(self) -> bool:
         """Whether what arrives is what was sent, to the last bit."""
 
+    @property
+    def takes_device_arrays(self) -> bool:
+        """Whether values of dense blocks may lie on a device."""
+
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
         """Return the state before a worker's first exchange."""
 

@@ -70,6 +70,11 @@ class Dgt(DgtChoices):
         return not self.divides
 
     @property
+    def takes_device_arrays(self) -> bool:
+        """Whether values of dense blocks may lie on a device: what is not sent stays there."""
+        return self.divides
+
+    @property
     def keeps(self) -> bool:
         """Whether something is kept back for the next step."""
         return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)

@@ -1,5 +1,8 @@
 """How DGT partitions a shard's blocks: score, rank, assign channels, cut; on arrays only.
 
+Dense blocks may lie on a device, where they are then scored, ranked and coded; what comes to the
+host is what travels, and a few bytes for each block of DGT.
+
 `Partition` works in four passes over the slots, never in a loop over blocks: it scores every slot's
 blocks by their contribution, ranks them, gives ranks their channels, and cuts each slot into what
 travels reliably and what in datagrams, with --dgt_low_bits in few bits. A slot's last block is its
@@ -13,12 +16,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.kernels.numpy_ops import contribution_at, dequantise, from_levels, to_levels_at
+from thinwire.ops.kernels.numpy_ops import (
+    contribution_at,
+    dequantise,
+    from_levels,
+    is_on_device,
+    rows_of,
+    to_levels_at,
+)
 from thinwire.ops.routing import residuals
 from thinwire.ops.routing.base import RouteContext, Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, LowRankBlock, RangedBlock, State
@@ -39,7 +49,8 @@ CODEC_ENCODINGS = {
     "float16": ValueEncoding.FLOAT16,
     "int8": ValueEncoding.INT8,
 }
-_CHUNK = 1 << 16  # entries coded at a time: buffers stay in cache
+#: Classes of blocks, by which they are ranked before their scores.
+_BAD, _SENT, _LEFT_OUT = range(3)
 
 
 def _no_numbers() -> Any:
@@ -63,7 +74,13 @@ class ScoredBlock:
     @property
     def size(self) -> int:
         """How many blocks of DGT the slot has."""
-        return self.scores.size
+        return self.is_sent.size
+
+    def classes(self) -> NDArray[np.uint8]:
+        """Return how each block but the end is ranked, whatever its score: [n - 1] uint8."""
+        classes = np.where(self.is_bad[:-1], _BAD, _SENT)
+        classes[~self.is_sent[:-1]] = _LEFT_OUT
+        return classes.astype(np.uint8)
 
 
 def all_reliable(choices: DgtChoices, blocks: Sequence[Block], k: float) -> Routed:
@@ -108,7 +125,7 @@ class Partition:
             if self._choices.num_blocks(block.size) > 1:
                 ranked.append(self._score(block))
             else:
-                plain.append(block)
+                plain.append(on_host(block))
         self._decay({block.slot for block in blocks})
         rest = all_reliable(self._choices, plain, self._k)
         self._rank(ranked, rest)
@@ -130,7 +147,9 @@ class Partition:
             averages, sums = self._context.kernels.contribution(
                 values, entries, averages, choices.dgt_alpha
             )
-            is_sent = sums != 0 if choices.dgt_clear_zero else np.ones(sums.size, bool)
+            is_sent, is_bad = self._context.kernels.block_flags(sums)
+            if not choices.dgt_clear_zero:
+                is_sent = np.ones(is_sent.size, bool)
         else:
             marks = np.arange(averages.size + 1) * entries
             edges = np.searchsorted(block.indices, marks)
@@ -138,37 +157,37 @@ class Partition:
                 values, edges, block.size, entries, averages, choices.dgt_alpha
             )
             is_sent = sums != 0 if choices.dgt_clear_zero else edges[1:] > edges[:-1]
+            is_bad = ~np.isfinite(sums)
         self._averages[block.slot] = averages
         is_sent[-1] = True
-        return ScoredBlock(block, entries, averages, is_sent, ~np.isfinite(sums), edges)
+        return ScoredBlock(block, entries, averages, is_sent, is_bad, edges)
 
     def _rank(self, slots: Sequence[ScoredBlock], rest: Routed) -> None:
         """Give every slot its unreliable blocks and their channels."""
         together = self._choices.dgt_scope == "model"
         num_others = rest.num_blocks if together else 0
         for group in [slots] if together and slots else [[slot] for slot in slots]:
-            candidates = [np.flatnonzero(slot.is_sent[:-1]) for slot in group]
-            is_bad = _joined(slot.is_bad[at] for slot, at in zip(group, candidates, strict=True))
+            classes = np.concatenate([slot.classes() for slot in group])
+            num_bad = int(np.count_nonzero(classes == _BAD))
             if self._choices.dgt_random == "0":
-                scores = _joined(
-                    slot.scores[at] for slot, at in zip(group, candidates, strict=True)
-                )
-                order = best_first(scores, is_bad)
+                scores = [slot.scores[:-1] for slot in group]
+                order = self._context.kernels.best_first(scores, classes)
             else:
-                order = at_random(self._seed(group, is_bad.size), is_bad)
+                candidates = np.flatnonzero(classes != _LEFT_OUT)
+                is_bad = classes[candidates] == _BAD
+                order = candidates[at_random(self._seed(group, is_bad.size), is_bad)]
             channels = channels_by_rank(
-                is_bad.size,
+                order.size,
                 len(group) + num_others,
                 self._k,
                 self._choices.dgt_channels,
-                int(is_bad.sum()),
+                num_bad,
             )
             order, channels = order[channels > 0], channels[channels > 0]
-            edges = np.cumsum([0, *(at.size for at in candidates)])
+            edges = np.cumsum([0, *(slot.size - 1 for slot in group)])
             for number, slot in enumerate(group):
                 mine = (order >= edges[number]) & (order < edges[number + 1])
-                slot.numbers = candidates[number][order[mine] - edges[number]]
-                slot.channels = channels[mine]
+                slot.numbers, slot.channels = order[mine] - edges[number], channels[mine]
 
     def _seed(self, group: Sequence[ScoredBlock], count: int) -> tuple[int, ...]:
         """Return what a random order depends on: if fixed only the count, else the exchange."""
@@ -187,7 +206,7 @@ class Partition:
         for slot in slots:
             if slot.numbers.size and not is_dropped:
                 unreliable.append(self._unreliable(slot))
-            reliable.append(_reliable(slot, self._k))
+            reliable.append(_reliable(slot, self._k, self._context.kernels))
         unreliable.sort(key=lambda part: part.slot)
         reliable.sort(key=lambda block: block.slot)
         if self._kept is not None and self._choices.dgt_error_feedback:
@@ -208,12 +227,13 @@ class Partition:
     def _unreliable(self, slot: ScoredBlock) -> UnreliableBlocks:
         """Return the part of the slot that travels in datagrams."""
         block, low_bits = slot.block, self._choices.dgt_low_bits
+        kernels = self._context.kernels
         if low_bits == 32:
-            encoding, data, scales = _as_coded(block.values, slot.size)
+            encoding, data, scales = _as_coded(slot, kernels)
             lows = np.zeros(slot.size, np.float32)
         else:
             code = code_dense if block.indices is None else code_sparse
-            coded = code(low_bits, slot, self._context.kernels)
+            coded = code(low_bits, slot, kernels)
             if self._kept is not None:
                 residuals.store_errors(self._kept, block, coded.entries, coded.errors)
             encoding, data = LEVEL_ENCODINGS[low_bits], coded.data
@@ -232,28 +252,31 @@ class Partition:
         )
 
 
-def _joined(parts: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    arrays = list(parts)
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+def on_host(block: Block) -> Block:
+    """Return a block whose values are the host's."""
+    if not is_on_device(block.values.data):
+        return block
+    values = dataclasses.replace(block.values, data=np.asarray(block.values.data))
+    return dataclasses.replace(block, values=values)
 
 
-def _reliable(slot: ScoredBlock, k: float) -> Block:
+def _reliable(slot: ScoredBlock, k: float, kernels: Kernels) -> Block:
     """Return the blocks of the slot that travel on the stream; all: the same object."""
     block, stays = slot.block, slot.is_sent.copy()
     stays[slot.numbers] = False
     if stays.all() or k >= 1:
-        return block
+        return on_host(block)
     if block.indices is not None:
         chosen = np.repeat(stays, np.diff(slot.edges))
         if chosen.all():
             return block
         return Block(block.slot, block.size, block.indices[chosen], _some(block, chosen))
-    body = (slot.size - 1) * slot.entries
     data, numbers = block.values.data, np.flatnonzero(stays[:-1])
-    there = np.empty(numbers.size * slot.entries + block.size - body, data.dtype)
-    rows = there[: numbers.size * slot.entries].reshape(-1, slot.entries)
-    np.take(data[:body].reshape(-1, slot.entries), numbers, axis=0, out=rows, mode="clip")
-    there[rows.size :] = data[body:]
+    end = np.asarray(data[(slot.size - 1) * slot.entries :])
+    body = numbers.size * slot.entries
+    there = np.empty(body + end.size, data.dtype)
+    kernels.take_blocks(data, numbers, there[:body].reshape(-1, slot.entries))
+    there[body:] = end
     coded = dataclasses.replace(block.values, data=there)
     return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
 
@@ -262,12 +285,19 @@ def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
     return dataclasses.replace(block.values, data=block.values.data[chosen])
 
 
-def _as_coded(values: CodedValues, count: int) -> tuple[ValueEncoding, NDArray[Any], Float32]:
+def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArray[Any], Float32]:
     """Return encoding, data and scales of values that travel as the codec coded them."""
+    values = slot.block.values
     encoding = CODEC_ENCODINGS[values.dtype]
+    if is_on_device(values.data):
+        numbers, data = np.sort(slot.numbers), np.zeros(slot.block.size, np.float32)
+        there = np.empty((numbers.size, slot.entries), np.float32)
+        kernels.take_blocks(values.data, numbers, there)
+        rows_of(data, slot.entries)[numbers] = dequantise(dataclasses.replace(values, data=there))
+        return encoding, data, np.ones(slot.size, np.float32)
     if encoding is ValueEncoding.FLOAT32:
-        return encoding, dequantise(values), np.ones(count, np.float32)
-    return encoding, values.data, np.full(count, values.scale, np.float32)
+        return encoding, dequantise(values), np.ones(slot.size, np.float32)
+    return encoding, values.data, np.full(slot.size, values.scale, np.float32)
 
 
 # -- ranks --------------------------------------------------------------------------------------
@@ -311,16 +341,6 @@ def channels_by_rank(
     return channels
 
 
-def best_first(scores: Float32, is_first: NDArray[np.bool_]) -> Int64:
-    """Return positions [m] int64 by descending score, ties by position.
-
-    Args:
-        scores: [m] float32, finite.
-        is_first: [m] bool: to be put before all others.
-    """
-    return np.lexsort((-scores, ~is_first))  # lexsort is stable
-
-
 def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
     """Return positions [m] int64 in an order that depends on nothing but the seed and m."""
     order = np.random.default_rng(seed).permutation(is_first.size)
@@ -343,28 +363,14 @@ class CodedLevels:
 
 def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
     """Code blocks of a dense slot, all of them of full length."""
-    size, entries = slot.block.size, slot.entries
-    body = (slot.size - 1) * entries
-    rows = dequantise(slot.block.values)[:body].reshape(-1, entries)
-    data = np.zeros(size, np.uint16 if bits == 16 else np.uint8)
-    coded = CodedLevels(
-        data,
-        np.zeros(slot.size, np.float32),
-        np.zeros(slot.size, np.float32),
-        None,
-        np.zeros(size, np.float32),
-    )
-    numbers = np.sort(slot.numbers)
-    step = max(1, _CHUNK // entries)
-    for first in range(0, numbers.size, step):
-        some = numbers[first : first + step]
-        chunk = rows[some]
-        levels, lows, scales = kernels.to_levels(chunk, bits)
-        coded.lows[some], coded.scales[some] = lows, scales
-        data[:body].reshape(-1, entries)[some] = levels
-        chunk -= from_levels(levels, lows[:, None], scales[:, None])
-        coded.errors[:body].reshape(-1, entries)[some] = chunk
-    return coded
+    size, numbers = slot.block.size, np.sort(slot.numbers)
+    values = dequantise(slot.block.values)
+    levels, lows, scales, errors = kernels.code_blocks(values, numbers, slot.entries, bits)
+    data = np.zeros(size, levels.dtype)
+    rows_of(data, slot.entries)[numbers] = levels
+    all_lows, all_scales = np.zeros((2, slot.size), np.float32)
+    all_lows[numbers], all_scales[numbers] = lows, scales
+    return CodedLevels(data, all_lows, all_scales, None, errors)
 
 
 def code_sparse(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from thinwire.ops.kernels.numpy_ops import dequantise, from_levels, union
+from thinwire.ops.kernels.numpy_ops import dequantise, from_levels, is_on_device, union
 from thinwire.ops.routing.base import LostEntries, UnreliableBlocks, ValueEncoding
 from thinwire.ops.types import Block, CodedValues, State
 
@@ -58,6 +58,8 @@ def compensate(kept: State, block: Block) -> Block:
     slot = block.slot
     residual = kept["residual"][slot]
     if not kept["holds"][slot]:
+        if not isinstance(block.values.data, type(residual)):  # one is on a device, the other not
+            residual = kept["residual"][slot] = _zeros_like(block)
         kept["before"][slot] = {"at": None, "residual": residual, "owed": kept["owed"][slot]}
         return block
     values, owed = dequantise(block.values), kept["owed"][slot]
@@ -65,7 +67,7 @@ def compensate(kept: State, block: Block) -> Block:
         at = None
         kept["before"][slot] = {"at": at, "residual": residual, "owed": owed}
         values = values + residual
-        kept["residual"][slot] = np.zeros(block.size, np.float32)
+        kept["residual"][slot] = _zeros_like(block)
         kept["holds"][slot] = False
     else:
         at, values = _united(block.indices, values, owed)
@@ -74,6 +76,15 @@ def compensate(kept: State, block: Block) -> Block:
         residual[at] = 0
     kept["owed"][slot] = owed[:0]
     return Block(slot, block.size, at, CodedValues("float32", values))
+
+
+def _zeros_like(block: Block) -> Float32:
+    """Return zeros for all entries of a block's slot, where its values are if these are dense."""
+    data: Any = block.values.data
+    if block.indices is not None or not is_on_device(data):
+        return np.zeros(block.size, np.float32)
+    zeros: Float32 = data.zeros()
+    return zeros
 
 
 def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float32]:

@@ -18,6 +18,9 @@ def test_what_crosses_is_what_is_sent():
         down, up, gradient = map(int, re.findall(r"(\d+) B", line))
         if line[:12].strip() in ("fedprox", "diloco"):  # what is sent, and received, is the model
             assert down < gradient + 1000 and up < gradient + 1000
+        elif line.startswith("dgt"):
+            _, _, _, most = WORKERS[line[:12].strip()]
+            assert down < most / 4 * gradient + 1000 and up < gradient + 6000
         else:
             assert 0 < down < gradient / 20 and up < gradient / 10
         assert line.endswith(" 0")

@@ -129,6 +129,7 @@ class UpdatePacker:
             kernels=self._kernels,
             epoch=epoch,
             touched={own: rows[n] for own, n in enumerate(numbers) if n in rows},
+            leaves_dense=self._method.router.takes_device_arrays,
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
@@ -222,7 +223,7 @@ class UpdatePacker:
         return {
             "codec": first,
             "more_codecs": {str(number): state for number, state in enumerate(others, 1)},
-            "router": self._router_state,
+            "router": self._kernels.as_saved(self._router_state),
             "rng": json.dumps(self._rng.bit_generator.state),
         }
 

@@ -11,6 +11,7 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels import numpy_ops as numpy_body
 
 FLOAT = np.float32
+WRAPS = [np.asarray, lambda values: load_kernels("tf").joined([values])]
 
 
 @pytest.fixture(scope="module", params=["numpy", "tf"])
@@ -109,6 +110,16 @@ def test_entries_alone_count_as_a_dense_tensor_with_zeros(size, entries, seed):
     for one, other in zip(dense, sparse, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5)
         np.testing.assert_array_equal(one == 0, other == 0)
+
+
+@pytest.mark.parametrize("wrap", WRAPS, ids=["host", "device"])
+def test_ranks_go_by_class_then_score_then_position(bodies, wrap):
+    parts = [wrap(np.array(part, FLOAT)) for part in ([1, 3, 1], [3, 2, 0, 9])]
+    classes = np.array([1, 1, 1, 1, 1, 1, 2], np.uint8)
+    assert bodies.best_first(parts, classes).tolist() == [1, 3, 4, 0, 2, 5]
+    classes[5] = 0
+    assert bodies.best_first(parts, classes).tolist() == [5, 1, 3, 4, 0, 2]
+    assert bodies.best_first([wrap(np.zeros(0, FLOAT))], classes[:0]).tolist() == []
 
 
 # -- levels -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from tests.ops.routers import (
 )
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.routing.dgt import Dgt
-from thinwire.ops.routing.dgt_partition import at_random, best_first, channels_by_rank, num_first
+from thinwire.ops.routing.dgt_partition import at_random, channels_by_rank, num_first
 from thinwire.ops.types import ConfigurationError, RangedBlock
 
 SMALL = {"dgt_block_size": 16}  # four entries
@@ -114,12 +114,8 @@ def test_the_closed_form_equals_the_walk(k):
             assert found.tolist() == channels_by_walking(n, k, num_channels)
 
 
-def test_ties_go_by_position_and_the_forced_come_first():
-    scores = np.array([1, 3, 1, 3, 2, 0], FLOAT)
-    nothing = np.zeros(6, bool)
-    assert best_first(scores, nothing).tolist() == [1, 3, 4, 0, 2, 5]
+def test_the_forced_come_first_at_random_too():
     forced = np.array([0, 0, 0, 0, 0, 1], bool)
-    assert best_first(scores, forced).tolist() == [5, 1, 3, 4, 0, 2]
     order = at_random((1, 2), forced)
     assert order[0] == 5 and sorted(order) == list(range(6))
     np.testing.assert_array_equal(order, at_random((1, 2), forced))

@@ -1,0 +1,120 @@
+"""DGT of gradients on a device cuts them as it does on the host, and fetches what it sends.
+
+The device is the processor, with soft placement off; contributions are summed by TensorFlow in
+both cases, since numpy's sums differ in their last bits.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.ops.routers import parts_of
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.kernels.device import DeviceArray
+from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.routing.base import LostEntries, UnreliableBlocks
+from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.worker.core.core import UpdatePacker
+
+SPEC = ModelSpec((TensorSpec("kernel", (50, 20)), TensorSpec("bias", (20,)), TensorSpec("x", (7,))))
+BODIES, STEPS = load_kernels("tf"), 6
+COMPOSITIONS = {
+    "plain": {},
+    "one ranking": {"dgt_scope": "model", "dgt_clear_zero": True},
+    "lost": {"dgt_error_feedback": True},
+    "levels of 16 bits": {"dgt_low_bits": 16},
+    "levels of 8": {"dgt_low_bits": 8, "dgt_error_feedback": True},
+    "levels of 4": {"dgt_low_bits": 4, "dgt_error_feedback": True},
+    "levels of 4 in odd blocks": {"dgt_low_bits": 4, "dgt_block_size": 60},
+    "dropped": {"dgt_send_drop": True},
+    "at random": {"dgt_random": "1"},
+    "bfloat16": {"value_dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(autouse=True)
+def hard_placement():
+    before = tf.config.get_soft_device_placement()
+    tf.config.set_soft_device_placement(False)
+    yield
+    tf.config.set_soft_device_placement(before)
+
+
+def packer_of(name, nb_ps):
+    chosen = {"dgt_block_size": 64, "dgt_k": 0.3, "dgt_reception": "drop"} | COMPOSITIONS[name]
+    method = compose(Choices(method="dgt", nb_workers=2, **chosen))
+    return UpdatePacker(SPEC, method.place(SPEC, nb_ps), method, BODIES, [0, 1])
+
+
+def gradient(step):
+    values = np.random.default_rng(step).standard_normal(SPEC.num_parameters, np.float32)
+    values[100:180] = 0
+    return values
+
+
+def plain(value):
+    """Data classes and arrays as what can be compared; all arrays must be numpy's."""
+    assert not isinstance(value, DeviceArray)
+    if isinstance(value, UnreliableBlocks):  # whatever is beside its blocks is not sent
+        return [value.slot, int(value.encoding), *map(plain, parts_of(value))]
+    if dataclasses.is_dataclass(value):
+        fields = {each.name: plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+        return type(value).__name__, fields
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+def driven(packer, wrap, steps=STEPS):
+    """What each step sends: datagrams lost at one, refused at one, lost and taken back at one."""
+    sent = []
+    for step in range(1, steps + 1):
+        packet = packer.encode(wrap(gradient(step)), step, 0.1, 0.0)
+        parts = packer.route(packet, step, 1.0 / step)
+        sent.append(plain(parts))
+        if step == 4:
+            packer.undelivered()
+            continue
+        for shard, part in enumerate(parts):
+            lost = []
+            for each in part.unreliable if step != 2 else ():
+                starts = each.blocks[: 1 + step % 2] * each.block_entries
+                ranges = np.stack([starts, starts + 3], axis=1)
+                lost.append(LostEntries(each.slot, ranges))
+            packer.record_loss(shard, lost)
+    return sent
+
+
+@pytest.mark.parametrize("nb_ps", [1, 2])
+@pytest.mark.parametrize("name", COMPOSITIONS)
+def test_a_device_cuts_as_the_host_does(name, nb_ps):
+    expected = driven(packer_of(name, nb_ps), np.asarray)
+    assert any(part[1]["unreliable"] for parts in expected for part in parts) or name == "dropped"
+    assert driven(packer_of(name, nb_ps), DeviceArray) == expected
+
+
+@pytest.mark.parametrize("name", ["lost", "levels of 8"])
+def test_residuals_survive_the_process(name):
+    packer, other = packer_of(name, 1), packer_of(name, 1)
+    driven(packer, DeviceArray, steps=3)
+    other.restore(packer.save(), fits=True)
+    assert driven(other, DeviceArray) == driven(packer, DeviceArray)
+
+
+def test_only_what_is_sent_leaves_the_device(monkeypatch):
+    packer, fetched = packer_of("levels of 4", 1), []
+    tensor = next(each for each in type(tf.constant(0)).__mro__ if "_numpy" in vars(each))
+    fetch = tensor._numpy
+
+    def counted(self):
+        fetched.append(np.asarray(fetch(self)).nbytes)
+        return fetch(self)
+
+    packet = packer.encode(DeviceArray(gradient(1)), 1, 0.1, 0.0)
+    monkeypatch.setattr(tensor, "_numpy", counted)
+    (part,) = packer.route(packet, 1, 1.0)
+    num_levels = sum(each.blocks.size * each.block_entries for each in part.unreliable)
+    sent = sum(block.values.data.nbytes for block in part.reliable) + num_levels / 2
+    assert 0 < sum(fetched) <= sent + 16 * part.num_blocks < SPEC.num_parameters * 4
