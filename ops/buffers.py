@@ -67,6 +67,13 @@ def buffer(num_bytes: int) -> NDArray[Any]:
     return np.asarray(_InUse(raw))[:num_bytes]
 
 
+def copied(values: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy of an array [n] in a buffer."""
+    copy = buffer(values.nbytes).view(values.dtype)
+    np.copyto(copy, values)
+    return copy
+
+
 def _aligned(num_bytes: int) -> NDArray[Any]:
     raw = np.empty(num_bytes + _ALIGNMENT_BYTES, np.uint8)
     start = -raw.ctypes.data % _ALIGNMENT_BYTES
@@ -102,19 +109,62 @@ class Spill:
             return self._in_file(num_bytes)
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
+    def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
+        """Return a copy of an array [n], for one who reads it part by part and never writes."""
+        if values.nbytes < LEAST_BYTES:
+            return copied(values)
+        try:
+            return FileCopy(values, self._folder)
+        except OSError as error:
+            self._warn(values.nbytes, error)
+            return copied(values)
+
     def _in_file(self, num_bytes: int) -> NDArray[Any]:
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to it could fail
                 return np.asarray(_InFile(mmap.mmap(file.fileno(), num_bytes)))
         except OSError as error:
-            if not self._has_warned:
-                _log.warning(
-                    "no file of %d bytes in %s (%s): what was to wait there stays in memory",
-                    *(num_bytes, self._folder, error),
-                )
-            self._has_warned = True
+            self._warn(num_bytes, error)
             return buffer(num_bytes)
+
+    def _warn(self, num_bytes: int, error: OSError) -> None:
+        if not self._has_warned:
+            _log.warning(
+                "no file of %d bytes in %s (%s): what was to wait there stays in memory",
+                *(num_bytes, self._folder, error),
+            )
+        self._has_warned = True
+
+
+class FileCopy:
+    """[n] values in a file without a name, which no memory of this process holds.
+
+    It is written and read by calls: pages of a file that are mapped take two to four times as long
+    to be written for the first time.
+
+    Attributes:
+        nbytes: Of the values.
+    """
+
+    def __init__(self, values: NDArray[Any], folder: Path) -> None:
+        """Copy an array [n]; raises OSError."""
+        self.nbytes, self._dtype = values.nbytes, values.dtype
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - as long as it
+        rest = values.view(np.uint8).data
+        while len(rest):
+            rest = rest[self._file.write(rest[:PIECE_BYTES]) :]
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """Return a copy of the values from `start` to `stop`."""
+        found = np.empty(part.stop - part.start, self._dtype)
+        rest, at = found.view(np.uint8).data, part.start * found.itemsize
+        while len(rest):
+            count = os.preadv(self._file.fileno(), [rest], at)
+            if not count:
+                raise OSError(f"a file ends at byte {at}; expected {self.nbytes}")
+            rest, at = rest[count:], at + count
+        return found
 
 
 class _Counted:

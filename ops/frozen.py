@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from thinwire.ops.buffers import FileCopy
     from thinwire.ops.types import Int64
 
 #: Returns what is kept of an array: a copy, or what stands for one.
 Keep = Callable[["NDArray[Any]"], Any]
+#: Copies an array [n]: into memory, or to where parts of it can be read.
+Copy = Callable[["NDArray[Any]"], "NDArray[Any] | FileCopy"]
 #: Announces that entries of an array (ascending; None: any) are about to change.
 BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
 #: Smaller arrays are copied.
@@ -52,15 +55,14 @@ class FrozenArray:
         dtype: Of the array.
         shape: Of the array.
         nbytes: Of the array.
-        in_memory: Whether what is put aside for it must not wait in files.
     """
 
-    def __init__(self, array: NDArray[Any], readers: _Readers, in_memory: bool) -> None:
+    def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
         """Stand for a contiguous array; `Freezer.freeze` makes these."""
-        self.in_memory = in_memory
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
-        self._aside: list[tuple[int, Int64 | None, NDArray[Any]]] = []  # first entry, which, values
+        # First entry, which, values.
+        self._aside: list[tuple[int, Int64 | None, NDArray[Any] | FileCopy]] = []
         self._aside_bytes = 0
         self.first = 0  # the first entry that has not been read
         readers.append(weakref.ref(self))
@@ -71,7 +73,7 @@ class FrozenArray:
 
     def again(self) -> FrozenArray:
         """Return another one of the same moment, for a further reader; of one that is not read."""
-        other = FrozenArray(self._array, self._readers, self.in_memory)
+        other = FrozenArray(self._array, self._readers)
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
@@ -91,7 +93,7 @@ class FrozenArray:
             yield piece.data.cast("B")
         self._aside.clear()
 
-    def put_aside(self, first: int, indices: Int64 | None, values: NDArray[Any]) -> None:
+    def put_aside(self, first: int, indices: Int64 | None, values: NDArray[Any] | FileCopy) -> None:
         """Keep values that are about to change: of these entries, or of all from `first` on."""
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
@@ -102,14 +104,10 @@ class FrozenArray:
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
-        from thinwire.ops.buffers import put_away
-
         piece = self._array.reshape(-1)[start:stop].copy()
         for first, indices, values in reversed(list(self._aside)):  # the oldest ones count
             if indices is None:
-                own = values[start - first : stop - first]
-                piece[:] = own
-                put_away(own)
+                piece[:] = values[start - first : stop - first]
             else:
                 low, high = indices.searchsorted((start, stop))
                 piece[indices[low:high] - start] = values[low:high]
@@ -124,26 +122,21 @@ class Freezer:
     """
 
     def __init__(self) -> None:
-        from thinwire.ops.buffers import buffer
+        from thinwire.ops.buffers import copied
 
         self.is_on = False
-        self._space: Callable[[int], NDArray[Any]] = buffer
+        self._copy: Copy = copied
         self._found: dict[int, _Readers] = {}  # by id of the array
 
-    def turn_on(self, space: Callable[[int], NDArray[Any]]) -> None:
-        """Expect readers; `space` returns the memory for what is put aside, of so many bytes."""
-        self.is_on, self._space = True, space
+    def turn_on(self, copy: Copy) -> None:
+        """Expect readers; `copy` makes the copy of an array that is put aside."""
+        self.is_on, self._copy = True, copy
 
-    def freeze(self, array: NDArray[Any], in_memory: bool = False) -> Any:
-        """Return what stands for a copy of an array: a `FrozenArray` if that is worth it.
-
-        Args:
-            array: Of the owner.
-            in_memory: Whether to put aside in memory, which takes the owner less time.
-        """
+    def freeze(self, array: NDArray[Any]) -> Any:
+        """Return what stands for a copy of an array: a `FrozenArray` if that is worth it."""
         if not self.is_on or array.nbytes < _LEAST_BYTES or not array.flags.c_contiguous:
             return array.copy()
-        return FrozenArray(array, self._found.setdefault(id(array), []), in_memory)
+        return FrozenArray(array, self._found.setdefault(id(array), []))
 
     def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
         """Put aside what readers still need; see `BeforeChange`."""
@@ -153,18 +146,12 @@ class Freezer:
         readers = [each for each in readers if each.first < array.size]
         first = min((each.first for each in readers), default=array.size)
         if first < array.size:
-            from thinwire.ops.buffers import buffer, pieces
-
             flat = array.reshape(-1)
+            values: NDArray[Any] | FileCopy
             if any(each.has_much_aside for each in readers):
                 indices = None  # one copy serves all
             if indices is None:
-                space = buffer if any(each.in_memory for each in readers) else self._space
-                values = space(array.nbytes).view(array.dtype)[first:]
-                start = first
-                for piece in pieces(values):
-                    piece[:] = flat[start : start + piece.size]
-                    start += piece.size
+                values = self._copy(flat[first:])
             else:
                 indices = indices[indices.searchsorted(first) :]
                 values = flat[indices]

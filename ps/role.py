@@ -394,7 +394,7 @@ class ShardProcess:
             self.bounds,
             self._groups,
         )
-        self.server.payloads = Spill(self.run.run_dir).buffer
+        self.server.wait_in(Spill(self.run.run_dir))
         if stage is None or stage.listening is None:
             self.server.guard = guard_of(self.run)
             self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)

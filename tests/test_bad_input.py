@@ -97,7 +97,21 @@ AT_ONCE = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "code", "words"), AT_ONCE, ids=lambda v: str(v)[:40])
+#: Of these each is a process; what flags refuse has tests of its own.
+SELDOM = [case for number, case in enumerate(AT_ONCE) if number % 3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        *AT_ONCE[::3],
+        *(
+            each if hasattr(each, "marks") else pytest.param(*each, marks=pytest.mark.product)
+            for each in SELDOM
+        ),
+    ],
+    ids=lambda v: str(v)[:40],
+)
 def test_bad_flags(flags, code, words, tmp_path):
     got, line = run_main(*flags, "--reconnect_timeout_seconds=0.5", cwd=tmp_path)
     assert got == code, line

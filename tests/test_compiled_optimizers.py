@@ -14,7 +14,7 @@ from thinwire.ops.sharding import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.core.messages import ScriptFigures
 
-STEPS, BATCH, BOUND = 20, 8, 1e-5
+STEPS, BATCH, BOUND = 10, 8, 1e-5
 o = keras.optimizers
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -388,7 +387,7 @@ class ShardModel:
 
     def snapshot(self) -> State:
         """Return what `state_dict` does, to be read by another thread; large arrays are frozen."""
-        return self._durable_state(functools.partial(self.freezer.freeze, in_memory=True))
+        return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
         return {

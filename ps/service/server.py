@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
-from thinwire.ops.buffers import buffer
+from thinwire.ops import buffers
+from thinwire.ops.frozen import Copy
 from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
@@ -104,7 +105,8 @@ class ShardServer:
         self.document = "{}"  # of the run, for supervisors and shards, in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
-        self.payloads: Callable[[int], NDArray[Any]] = buffer
+        self.payloads: Callable[[int], NDArray[Any]] = buffers.buffer
+        self.copied: Copy = buffers.copied
         barriers = Barriers(
             core.config.nb_workers, lease_seconds, core.config.start_timeout_seconds
         )
@@ -126,6 +128,10 @@ class ShardServer:
         self._due = [time.monotonic()] * 2
         self.server: GrpcServer | None = None
 
+    def wait_in(self, spill: buffers.Spill) -> None:
+        """Let payloads that arrive, and what is put aside for readers, wait in files."""
+        self.payloads, self.copied = spill.buffer, spill.copied
+
     def _take_model(
         self,
         layout: ShardLayout,
@@ -135,7 +141,7 @@ class ShardServer:
     ) -> None:
         """Be ready for the pushes of the core's model."""
         core, model = self.core, self.core.model
-        model.freezer.turn_on(lambda num_bytes: self.payloads(num_bytes))
+        model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
         self.decoder = PushDecoder(
             *(layout, model.kind, model.kernels, core.averages.size, bounds, groups),

@@ -9,6 +9,7 @@ from thinwire.ops.aggregation.merge import mean_update
 from thinwire.ops.buffers import (
     LEAST_BYTES,
     PIECE_BYTES,
+    FileCopy,
     Spill,
     buffer,
     is_in_file,
@@ -90,8 +91,23 @@ def test_pieces_are_put_away_behind_their_use(tmp_path):
     assert most < before + 4 * PIECE_BYTES
 
 
+def test_a_copy_in_a_file_is_in_no_memory(tmp_path):
+    values = np.arange(8 * LEAST_BYTES // 4, dtype=np.float32)
+    before = resident_bytes()
+    copy = Spill(tmp_path).copied(values)
+    assert isinstance(copy, FileCopy) and copy.nbytes == values.nbytes
+    assert resident_bytes() < before + 2 * PIECE_BYTES
+    np.testing.assert_array_equal(copy[1234567:2345678], values[1234567:2345678])
+    np.testing.assert_array_equal(copy[0 : values.size], values)
+    assert copy[3:3].size == 0
+    assert not list(tmp_path.iterdir())
+
+
 def test_where_no_file_can_be_made_memory_is_taken(tmp_path):
-    assert not is_in_file(Spill(tmp_path / "none", in_memory=0).buffer(LEAST_BYTES))
+    spill = Spill(tmp_path / "none", in_memory=0)
+    assert not is_in_file(spill.buffer(LEAST_BYTES))
+    values = np.arange(LEAST_BYTES, dtype=np.float32)
+    np.testing.assert_array_equal(spill.copied(values)[0 : values.size], values)
 
 
 @pytest.mark.parametrize("seed", range(3))

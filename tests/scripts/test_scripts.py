@@ -29,9 +29,6 @@ FAILS = {
 #: on the workers. The quality is measured over three seeds by `make product`.
 SHORT = (
     ("mixed_float16", "dgs", 0.875),
-    ("ragged_input", "asgd", 0.796),
-    ("generator_interleave", "dgs", 0.696),
-    ("early_stopping", "dgs", 0.787),
     ("distillation", "asgd", 0.938),
     ("eager_loop", "bsp", 0.847),
 )

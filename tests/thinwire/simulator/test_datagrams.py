@@ -55,9 +55,10 @@ def test_all_reliable_is_the_reliable_router(nb_ps, choices):
     np.testing.assert_array_equal(weights(dgt(nb_ps=nb_ps, **choices)), weights(reliable(nb_ps)))
 
 
-@pytest.mark.parametrize("nb_ps", [1, 3])
-@pytest.mark.parametrize("k", [0.0, 0.4, 0.8])
-@pytest.mark.parametrize("marker", ["step", "tensor"])
+@pytest.mark.parametrize(
+    ("nb_ps", "k", "marker"),
+    [(1, 0.0, "tensor"), (1, 0.8, "step"), (3, 0.0, "step"), (3, 0.4, "tensor")],
+)
 def test_no_loss_and_a_long_wait_is_the_reliable_router(nb_ps, k, marker):
     simulation = dgt(nb_ps=nb_ps, dgt_k=k, dgt_marker=marker, **PATIENT)
     np.testing.assert_array_equal(weights(simulation), weights(reliable(nb_ps)))
