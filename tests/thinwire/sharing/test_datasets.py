@@ -151,7 +151,7 @@ PIPELINES = (
     ("make", "one_group"),
     [(make, number % 2 == 0) for number, make in enumerate(PIPELINES)]
     + [(make, number % 2 == 1) for number, make in enumerate(PIPELINES[:6])],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", None),
 )
 def test_parts_are_disjoint_and_complete_in_every_epoch(make, one_group):
     spec = make(source()).element_spec
