@@ -403,6 +403,11 @@ class Session:
         return self.settings.run.method.steps_on_workers
 
     @property
+    def keeps_values(self) -> bool:
+        """Whether the values given to `step` must stay as they are after it."""
+        return self.part.core.own is None
+
+    @property
     def loss_scale(self) -> float:
         """The factor of the loss for the next gradient, which the server keeps; 0: none."""
         return self.part.core.loss_scale

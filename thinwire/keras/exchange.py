@@ -141,7 +141,8 @@ class StepExchange:
                         for number, each in zip(sparse, touched, strict=True)
                     },
                 )
-                own, rows = np.array(values), int(rows)
+                own = np.array(values) if session.keeps_values else values
+                rows = int(rows)
                 given = own, rows, float(loss), statistics, float(rate), figures
                 self._try_step(step, held, has_assigned, *given)
             if not is_offered:

@@ -684,8 +684,9 @@ class WorkerCore:
         """Return what an exchange sends, and the learning rate that goes with it."""
         if self.method.takes_local_steps:
             return self.weights - self._start, rate
-        began_at = self.weights if self.own is None else self.own.origin
-        return self.method.local.as_gradient(began_at, values, rate)
+        if self.own is not None:
+            return self.own.step_taken, 1.0
+        return self.method.local.as_gradient(self.weights, values, rate)
 
     def _encode(self, values: Float32, rate: float, figures: ScriptFigures = NO_FIGURES) -> Packet:
         step = self.step + 1

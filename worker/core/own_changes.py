@@ -24,7 +24,8 @@ class OwnChanges:
     Attributes:
         unsent: [n] float32, of all steps so far.
         weights: [n] float32 to begin the next step at: the base and what is unsent.
-        origin: [n] float32 at which the newest step began.
+        step_taken: [n] float32 weights before the newest step minus those after it, which is what
+            travels; it stays as it is until the next step.
         is_ahead: Whether that step is yet to be coded.
 
     Args:
@@ -33,7 +34,7 @@ class OwnChanges:
 
     def __init__(self, base: Float32) -> None:
         self._base = base
-        self.weights, self.origin, self.unsent = (aligned(len(base)) for _ in range(3))
+        self.weights, self.step_taken, self.unsent = (aligned(len(base)) for _ in range(3))
         self.is_ahead = False
 
     def step(self, values: Float32, loss: float, statistics: Float32 | None = None) -> None:
@@ -54,9 +55,8 @@ class OwnChanges:
                 "finite values. Lower its learning rate, or clip its gradients (clipnorm, "
                 "global_clipnorm)."
             )
-        self.weights, self.origin = self.origin, self.weights
-        np.subtract(values, self.origin, out=self.weights)
-        self.unsent += self.weights
+        np.subtract(self.weights, values, out=self.step_taken)
+        self.unsent -= self.step_taken
         self.catch_up()
         self.is_ahead = True
 
