@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -151,6 +152,7 @@ class FileCopy:
         """Copy an array [n]; raises OSError."""
         self.nbytes, self._dtype = values.nbytes, values.dtype
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - as long as it
+        weakref.finalize(self, self._file.close)
         rest = values.view(np.uint8).data
         while len(rest):
             rest = rest[self._file.write(rest[:PIECE_BYTES]) :]

@@ -122,6 +122,18 @@ def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
     return dataclasses.replace(packet, blocks=tuple(blocks))
 
 
+def on_host(block: Block) -> Block:
+    """Return a block whose values are the host's."""
+    import numpy as np
+
+    from thinwire.ops.kernels.numpy_ops import is_on_device
+
+    if not is_on_device(block.values.data):
+        return block
+    values = dataclasses.replace(block.values, data=np.asarray(block.values.data))
+    return dataclasses.replace(block, values=values)
+
+
 def rescaled(block: Block, factor: float) -> Block:
     """Return a block whose values decode to `factor` > 0 times as much; its bytes stay.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from thinwire.ops.codecs.packets import on_host
 from thinwire.ops.kernels.numpy_ops import (
     contribution_at,
     dequantise,
@@ -154,7 +155,7 @@ class Partition:
             marks = np.arange(averages.size + 1) * entries
             edges = np.searchsorted(block.indices, marks)
             averages, sums = contribution_at(
-                values, edges, block.size, entries, averages, choices.dgt_alpha
+                values, edges, block.size, entries, np.asarray(averages), choices.dgt_alpha
             )
             is_sent = sums != 0 if choices.dgt_clear_zero else edges[1:] > edges[:-1]
             is_bad = ~np.isfinite(sums)
@@ -250,14 +251,6 @@ class Partition:
             scales,
             lows,
         )
-
-
-def on_host(block: Block) -> Block:
-    """Return a block whose values are the host's."""
-    if not is_on_device(block.values.data):
-        return block
-    values = dataclasses.replace(block.values, data=np.asarray(block.values.data))
-    return dataclasses.replace(block, values=values)
 
 
 def _reliable(slot: ScoredBlock, k: float, kernels: Kernels) -> Block:

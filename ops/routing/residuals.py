@@ -71,8 +71,9 @@ def compensate(kept: State, block: Block) -> Block:
         kept["holds"][slot] = False
     else:
         at, values = _united(block.indices, values, owed)
-        kept["before"][slot] = {"at": at, "residual": residual[at], "owed": owed}
-        values = values + residual[at]
+        held = residual[at]
+        kept["before"][slot] = {"at": at, "residual": held, "owed": owed}
+        values = values + np.asarray(held)  # a few entries are the host's
         residual[at] = 0
     kept["owed"][slot] = owed[:0]
     return Block(slot, block.size, at, CodedValues("float32", values))

@@ -18,6 +18,7 @@ import numpy as np
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows
 from thinwire.ops.codecs.error_feedback import residuals_of, wrappers_of
+from thinwire.ops.codecs.packets import on_host
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.types import Operation, RepeatedRound
@@ -558,7 +559,7 @@ class WorkerCore:
 
     def _sent_to(self, shard: int) -> list[Block]:
         """Return the blocks that were sent last to a shard, as it decodes them."""
-        return list(map(expanded, self._packer.sent[shard]))
+        return [on_host(expanded(block)) for block in self._packer.sent[shard]]
 
     def _repeat(self, shard: int, round_: RepeatedRound) -> None:
         """Change the base model by a round as the shard does, by the same functions in order."""

@@ -16,7 +16,7 @@ from thinwire.ops.kernels.device import DeviceArray
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.routing.base import LostEntries, UnreliableBlocks
 from thinwire.ops.types import ModelSpec, TensorSpec
-from thinwire.worker.core.core import UpdatePacker
+from thinwire.worker.core.core import UpdatePacker, WorkerCore
 
 SPEC = ModelSpec((TensorSpec("kernel", (50, 20)), TensorSpec("bias", (20,)), TensorSpec("x", (7,))))
 BODIES, STEPS = load_kernels("tf"), 6
@@ -42,10 +42,10 @@ def hard_placement():
     tf.config.set_soft_device_placement(before)
 
 
-def packer_of(name, nb_ps):
+def packer_of(name, nb_ps, groups=()):
     chosen = {"dgt_block_size": 64, "dgt_k": 0.3, "dgt_reception": "drop"} | COMPOSITIONS[name]
     method = compose(Choices(method="dgt", nb_workers=2, **chosen))
-    return UpdatePacker(SPEC, method.place(SPEC, nb_ps), method, BODIES, [0, 1])
+    return UpdatePacker(SPEC, method.place(SPEC, nb_ps), method, BODIES, [0, 1], groups)
 
 
 def gradient(step):
@@ -93,6 +93,36 @@ def test_a_device_cuts_as_the_host_does(name, nb_ps):
     expected = driven(packer_of(name, nb_ps), np.asarray)
     assert any(part[1]["unreliable"] for parts in expected for part in parts) or name == "dropped"
     assert driven(packer_of(name, nb_ps), DeviceArray) == expected
+
+
+@pytest.mark.parametrize("name", ["lost", "levels of 8"])
+def test_what_is_owed_travels_with_pushes_of_nothing_and_of_other_optimizers(name):
+    made = []
+    for wrap in (np.asarray, DeviceArray):
+        for groups in ((), ((0,), (1, 2))):
+            packer, sent = packer_of(name, 1, groups), []
+            driven(packer, wrap, steps=3)
+            empty = packer.route(packer.empty(), 4, 1.0)
+            sent.append(plain(empty))
+            packer.record_loss(0, [])
+            for group in range(max(1, len(groups))):
+                packet = packer.encode(wrap(gradient(5)), 5, 0.1, 0.0, group=group)
+                sent.append(plain(packer.route(packet, 5, 1.0)))
+                packer.record_loss(0, [])
+            made.append(sent)
+    assert made[0][0][0][1]["reliable"] or name != "lost"  # what is owed
+    assert made[:2] == made[2:]
+
+
+def test_a_packet_of_a_codec_s_device_can_be_added_on_the_host():
+    chosen = {"overrides": {"router": "dgt"}, "compression_rate": 1.0}
+    method = compose(Choices(method="gd", nb_workers=2, dgt_block_size=64, **chosen))
+    core = WorkerCore(SPEC, method.place(SPEC, 1), method, BODIES, [0, 1])
+    core.learning_rate = 1.0
+    core.begin(gradient(1), 8, 1.0)
+    weights = np.zeros(SPEC.num_parameters, np.float32)
+    core._add_sent(weights, 0)  # what is sent are changes: gd's rate is the workers'
+    np.testing.assert_array_equal(weights, -gradient(1))
 
 
 @pytest.mark.parametrize("name", ["lost", "levels of 8"])
