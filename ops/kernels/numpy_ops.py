@@ -549,7 +549,8 @@ def code_blocks(
         Levels [m, e], lows [m], steps [m], and errors [size] float32: value minus what its level
         stands for, 0 in other blocks.
     """
-    rows, errors = rows_of(values, block_entries), np.zeros(values.size, np.float32)
+    errors = np.zeros(values.size, np.float32)
+    rows, missed = rows_of(values, block_entries), rows_of(errors, block_entries)
     levels: NDArray[Any] = np.empty((numbers.size, block_entries), _dtype(bits))
     lows, steps = np.empty((2, numbers.size), np.float32)
     piece = max(1, _PIECE // block_entries)
@@ -558,7 +559,7 @@ def code_blocks(
         chunk = rows[numbers[at]]
         levels[at], lows[at], steps[at] = to_levels(chunk, bits)
         chunk -= from_levels(levels[at], lows[at, None], steps[at, None])
-        rows_of(errors, block_entries)[numbers[at]] = chunk
+        missed[numbers[at]] = chunk
     return levels, lows, steps, errors
 
 

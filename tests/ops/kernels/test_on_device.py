@@ -20,6 +20,8 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.worker.core.core import UpdatePacker
 
+pytestmark = pytest.mark.usefixtures("hard_placement")
+
 SPEC = ModelSpec(
     (
         TensorSpec("kernel", (100, 60)),
@@ -92,14 +94,6 @@ def memories(state):
     return found
 
 
-@pytest.fixture(autouse=True)
-def hard_placement():
-    before = tf.config.get_soft_device_placement()
-    tf.config.set_soft_device_placement(False)
-    yield
-    tf.config.set_soft_device_placement(before)
-
-
 @pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize("wrap", [DeviceArray, np.asarray], ids=["device", "host"])
 def test_a_device_sends_what_numpy_sends(name, wrap):
@@ -129,22 +123,6 @@ def test_clipping_differs_in_the_last_bits_alone(scope):
         for block, other in zip(expected.blocks, packet.blocks, strict=True):
             np.testing.assert_array_equal(block.indices, other.indices)
             np.testing.assert_allclose(block.values.data, other.values.data, rtol=1e-5)
-
-
-@pytest.fixture
-def copied(monkeypatch):
-    """Bytes of every copy of a tensor to the host."""
-    found = []
-    base = next(each for each in type(tf.constant(0)).__mro__ if "_numpy" in vars(each))
-    fetch = base._numpy
-
-    def counting(self):
-        array = fetch(self)
-        found.append(np.asarray(array).nbytes)
-        return array
-
-    monkeypatch.setattr(base, "_numpy", counting)
-    return found
 
 
 @pytest.mark.parametrize("name", STAYING)

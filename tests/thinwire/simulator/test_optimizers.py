@@ -67,7 +67,7 @@ def model_of(simulation):
 @pytest.mark.parametrize(
     ("optimizer", "name", "nb_workers", "nb_ps"),
     [
-        *((optimizer, "asgd", 1, 1) for optimizer in ("adam", "ftrl", "nadam", "lion")),
+        *((optimizer, "asgd", 1, 1) for optimizer in OPTIMIZERS),
         *((optimizer, "bsp", 2, 2) for optimizer in ("momentum", "adamw", "lamb", "muon")),
     ],
 )
