@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
@@ -58,15 +60,12 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         """Entries of all tensors together."""
-        return sum(tensor.size for tensor in self.tensors)
+        return self.offsets[-1]
 
-    @property
+    @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Position of each tensor's first entry in the flat model, plus the total at the end."""
-        positions = [0]
-        for tensor in self.tensors:
-            positions.append(positions[-1] + tensor.size)
-        return tuple(positions)
+        return (0, *itertools.accumulate(tensor.size for tensor in self.tensors))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,15 +91,12 @@ class ShardLayout:
     @property
     def size(self) -> int:
         """Entries of the shard's flat buffer."""
-        return sum(piece.size for piece in self.slices)
+        return self.offsets[-1]
 
-    @property
+    @functools.cached_property
     def offsets(self) -> tuple[int, ...]:
         """Position of each slice in the shard's flat buffer, plus the total at the end."""
-        positions = [0]
-        for piece in self.slices:
-            positions.append(positions[-1] + piece.size)
-        return tuple(positions)
+        return (0, *itertools.accumulate(piece.size for piece in self.slices))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +169,7 @@ def where_of(indices: Int64 | None) -> Int64 | slice:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """One tensor (or, after routing, one slice of it) of a packet.
+    """One tensor (or, after routing, one slice of it, or several) of a packet.
 
     ``indices`` are ascending, unique positions relative to the block's first entry; ``None`` means
     every entry (dense). A sparse block may be empty.
@@ -183,6 +179,8 @@ class Block:
     size: int  # entries the block spans
     indices: Int64 | None  # [k] int64
     values: CodedValues  # [k], or [size] when dense
+    _: dataclasses.KW_ONLY
+    slots: int = 1  # slices that it spans, from `slot` on; of a tensor always 1
 
     @property
     def num_bytes(self) -> int:

@@ -59,7 +59,7 @@ __all__ = [
 ]
 
 #: Goes into every Hello.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 _MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
 _DTYPE_NUMBERS = {
@@ -170,6 +170,7 @@ def blocks_to_message(
             value_bytes=len(block.value_bytes) if block.value_coding else 0,
             chunk=block.chunk,
             chunk_first=block.chunk_first,
+            slots=block.slots if block.slots > 1 else 0,
         )
         pieces += (block.index_bytes, block.value_bytes)
     return pieces
@@ -200,26 +201,30 @@ def blocks_from_message(
         Malformed: Slots are not ascending or out of range, lengths do not add up, or a block's
             bytes do not decode.
     """
-    previous = -1
-    position = 0
+    free = position = 0
     result = []
     for block in blocks:
-        if not previous < block.slot < len(sizes):
+        end_slot = block.slot + max(1, block.slots)
+        if not free <= block.slot < end_slot <= len(sizes):
             raise Malformed(
-                f"block of slot {block.slot} after {previous}; slots ascend below {len(sizes)}"
+                f"block of slots {block.slot} to {end_slot - 1} after {free - 1}; slots ascend "
+                f"below {len(sizes)}"
             )
-        previous = block.slot
+        size = sum(sizes[block.slot : end_slot])
+        free = end_slot
         middle = position + block.index_bytes
-        value_dtype = _checked_dtype(block, sizes[block.slot])
+        value_dtype = _checked_dtype(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
             raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
+        if block.slots > 1 and ranges:
+            raise Malformed(f"slot {block.slot}: a block of {block.slots} slots beside datagrams")
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
                 f"the block of slot {block.slot} ends at byte {end} of a payload of {len(payload)}"
             )
         result.append(
-            _decode(block, value_dtype, payload[position:middle], payload[middle:end], sizes)
+            _decode(block, value_dtype, payload[position:middle], payload[middle:end], size)
         )
         position = end
     if position != len(payload):
@@ -245,6 +250,7 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
                 value_coding=ValueCoding(block.value_coding),
                 chunk=block.chunk,
                 chunk_first=block.chunk_first,
+                slots=block.slots or 1,
             )
         )
         position = end
@@ -367,7 +373,7 @@ def _decode(
     value_dtype: str,
     index_bytes: memoryview,
     value_bytes: memoryview,
-    sizes: Sequence[int],
+    size: int,
 ) -> Block:
     try:
         return decode_block(
@@ -379,10 +385,11 @@ def _decode(
             value_dtype,
             block.scale,
             value_bytes,
-            sizes[block.slot],
+            size,
             block.value_coding,
             block.chunk,
             block.chunk_first,
+            max(1, block.slots),
         )
     except WireError as error:
         raise Malformed(f"slot {block.slot}: {error}") from error

@@ -371,7 +371,7 @@ class Refusal(_message.Message):
     def __init__(self, reason: _Optional[_Union[Reason, str]] = ..., message: _Optional[str] = ..., step: _Optional[int] = ..., epoch: _Optional[int] = ..., retry_after_seconds: _Optional[float] = ..., phase: _Optional[int] = ...) -> None: ...
 
 class Block(_message.Message):
-    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes", "chunk", "chunk_first")
+    __slots__ = ("slot", "count", "coding", "coding_parameter", "index_bytes", "value_dtype", "scale", "value_coding", "value_bytes", "chunk", "chunk_first", "slots")
     SLOT_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CODING_FIELD_NUMBER: _ClassVar[int]
@@ -383,6 +383,7 @@ class Block(_message.Message):
     VALUE_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIRST_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
     slot: int
     count: int
     coding: IndexCoding
@@ -394,7 +395,8 @@ class Block(_message.Message):
     value_bytes: int
     chunk: int
     chunk_first: int
-    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ..., value_coding: _Optional[_Union[ValueCoding, str]] = ..., value_bytes: _Optional[int] = ..., chunk: _Optional[int] = ..., chunk_first: _Optional[int] = ...) -> None: ...
+    slots: int
+    def __init__(self, slot: _Optional[int] = ..., count: _Optional[int] = ..., coding: _Optional[_Union[IndexCoding, str]] = ..., coding_parameter: _Optional[int] = ..., index_bytes: _Optional[int] = ..., value_dtype: _Optional[_Union[ValueDtype, str]] = ..., scale: _Optional[float] = ..., value_coding: _Optional[_Union[ValueCoding, str]] = ..., value_bytes: _Optional[int] = ..., chunk: _Optional[int] = ..., chunk_first: _Optional[int] = ..., slots: _Optional[int] = ...) -> None: ...
 
 class Pull(_message.Message):
     __slots__ = ("base_version", "has_base", "generation", "observe")

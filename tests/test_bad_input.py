@@ -153,7 +153,7 @@ def test_data_that_cannot_be_used(tmp_path):
 
 def test_what_a_worker_alone_can_notice(nodes):
     """All at the same time: no PS; a port that is no PS; a PS of another version; cut data."""
-    message = "protocol_version: this PS speaks 9, the client 1"
+    message = "protocol_version: this PS speaks 9, the client 2"
     refusal = pb.Refusal(reason=pb.REASON_PROTOCOL_VERSION, message=message)
 
     def refuse(stream):
@@ -195,7 +195,7 @@ def test_what_a_ps_refuses(nodes):
     ends_with(nodes, "model", 4, "model differs")
     ends_with(nodes, "taken", 4, "--id_worker=2", "127.0.0.1")
     ends_with(nodes, "port", 2, str(nodes.port))
-    says_hello_in_vain(nodes, "protocol_version", protocol_version=2)
+    says_hello_in_vain(nodes, "protocol_version", protocol_version=1)
     says_hello_in_vain(nodes, "codec.compression_rate.*0.01.*0.5", compression_rate="0.5")
     says_hello_in_vain(nodes, "id_worker=2", compression_rate="0.01")
     nodes.kill("ps")  # else its lock is what refuses

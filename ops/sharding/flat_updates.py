@@ -2,78 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import Block, CodedValues, ShardLayout, Update, where_of
+from thinwire.ops.types import Block, CodedValues, ShardLayout, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Int64
 
-#: Above this share of the shard a sparse update is cheaper to handle as a dense one.
-_DENSE_FRACTION = 0.25
 _NO_ENTRIES = np.empty(0, np.int64)
+#: Entries of a block that spans several slices, at most: beyond, what each block costs is nothing.
+_MOST_JOINED = 1 << 20
 
 
-def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
-    """Divide an update in shard coordinates into one block per slice; empty ones are left out."""
-    offsets = layout.offsets
-    blocks = []
-    for slot, piece in enumerate(layout.slices):
-        start, stop = offsets[slot], offsets[slot + 1]
-        if update.indices is None:
-            values = CodedValues("float32", update.values[start:stop])
-            blocks.append(Block(slot, piece.size, None, values))
-            continue
-        first, last = update.indices.searchsorted((start, stop))
-        if first < last:
-            values = CodedValues("float32", update.values[first:last])
-            indices = update.indices[first:last] - start
-            blocks.append(Block(slot, piece.size, indices, values))
-    return blocks
+def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
+    """Join neighbouring sparse blocks whose values are of one kind: one then spans their slices.
 
-
-def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> Update:
-    """Join blocks in shard coordinates, dense where that is cheaper.
+    To describe, code and decode a block takes tenths of a millisecond, whatever is in it.
 
     Args:
         blocks: At most one for each slice, in order of slots.
         layout: Of the shard.
+    """
+    runs: list[list[Block]] = []
+    num_entries = 0
+    for block in blocks:
+        num_entries += len(block.values.data)
+        if not (runs and num_entries <= _MOST_JOINED and _fit(runs[-1][-1], block)):
+            runs.append([])
+            num_entries = len(block.values.data)
+        runs[-1].append(block)
+    return tuple(run[0] if len(run) == 1 else _one(run, layout) for run in runs)
+
+
+def _fit(one: Block, other: Block) -> bool:
+    """Return whether a block can span the slices of both."""
+    for block in (one, other):
+        is_plain = type(block) is Block and type(block.values) is CodedValues
+        if not is_plain or block.indices is None or not isinstance(block.values.data, np.ndarray):
+            return False
+    mine, theirs = one.values, other.values
+    return mine.dtype == theirs.dtype and mine.scale == theirs.scale
+
+
+def _one(run: Sequence[Block], layout: ShardLayout) -> Block:
+    first, last, offsets = run[0], run[-1], layout.offsets
+    start, stop = offsets[first.slot], offsets[last.slot + last.slots]
+    positions = _positions(run, layout)
+    if start:
+        positions -= start
+    indices = positions if positions.size < stop - start else None  # as it is decoded
+    data = np.concatenate([block.values.data for block in run])
+    values = CodedValues(first.values.dtype, data, first.values.scale)
+    slots = last.slot + last.slots - first.slot
+    return Block(first.slot, stop - start, indices, values, slots=slots)
+
+
+class SlicesInModel:
+    """Where the slices of a shard lie in the flat model.
+
+    Args:
+        layout: Of the shard.
+        offsets: Of the model's tensors.
+    """
+
+    def __init__(self, layout: ShardLayout, offsets: Sequence[int]) -> None:
+        self._layout = layout
+        self._starts = [offsets[piece.tensor] + piece.start for piece in layout.slices]
+        # Of each slot, the first one after it that does not follow it directly in the model.
+        self._ends = [len(layout.slices)] * len(layout.slices)
+        for slot in reversed(range(len(layout.slices) - 1)):
+            follows = self._starts[slot] + layout.slices[slot].size == self._starts[slot + 1]
+            self._ends[slot] = self._ends[slot + 1] if follows else slot + 1
+
+    def places(self, blocks: Iterable[Block]) -> Iterator[tuple[slice, Block]]:
+        """Yield the place in the model of each of the shard's blocks, and the block.
+
+        One that spans slices which do not follow each other is cut.
+        """
+        for block in blocks:
+            stop = block.slot + block.slots
+            is_one = self._ends[block.slot] >= stop
+            edges = self._layout.offsets[block.slot : stop + 1]
+            for part in (block,) if is_one else _cut(block, [edge - edges[0] for edge in edges]):
+                start = self._starts[part.slot]
+                yield slice(start, start + part.size), part
+
+
+def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
+    """Return the part of a spanning block in each of its slices; empty ones are left out."""
+    indices, values = block.indices, block.values
+    parts = []
+    for number, (start, stop) in enumerate(itertools.pairwise(edges)):
+        first, last = (start, stop) if indices is None else indices.searchsorted((start, stop))
+        if first < last:
+            some = None if indices is None else indices[first:last] - start
+            data = CodedValues(values.dtype, values.data[first:last], values.scale)
+            parts.append(Block(block.slot + number, stop - start, some, data))
+    return parts
+
+
+def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
+    """Return an update in shard coordinates as blocks: one, or one per slice; none of nothing."""
+    values = CodedValues("float32", update.values)
+    whole = Block(0, layout.size, update.indices, values, slots=len(layout.slices))
+    if update.indices is not None and update.indices.size <= _MOST_JOINED:
+        return [whole] if update.indices.size else []
+    return _cut(whole, layout.offsets)
+
+
+def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> Update:
+    """Join blocks in shard coordinates; dense if all that the shard has is in dense ones.
+
+    Args:
+        blocks: In order of slots; no two of one slice.
+        layout: Of the shard.
         kernels: The array work.
     """
-    num_sent = sum(len(block.values.data) for block in blocks)
-    if num_sent > _DENSE_FRACTION * layout.size:
-        return _dense(blocks, layout, kernels)
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))
-    values = [kernels.dequantise(block.values) for block in blocks]
-    return Update(_positions(blocks, layout), np.concatenate(values))
+    # A copy even of one: a block may lie in the memory of a message.
+    values = np.concatenate([kernels.dequantise(block.values) for block in blocks])
+    is_whole = sum(block.slots for block in blocks) == len(layout.slices)
+    if is_whole and all(block.indices is None for block in blocks):
+        return Update(None, values)
+    return Update(_positions(blocks, layout), values)
 
 
 def _positions(blocks: Sequence[Block], layout: ShardLayout) -> Int64:
-    """Return what the blocks touch, in shard coordinates, ascending."""
-    offsets = layout.offsets
-    return np.concatenate(
-        [
-            (np.arange(block.size) if block.indices is None else block.indices)
-            + offsets[block.slot]
-            for block in blocks
-        ]
-    )
-
-
-def _dense(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> Update:
-    complete = [block.slot for block in blocks] == list(range(len(layout.slices)))
-    all_dense = complete and all(block.indices is None for block in blocks)
-    flat, offsets = (np.empty if all_dense else np.zeros)(layout.size, np.float32), layout.offsets
+    """Return what the blocks touch, in shard coordinates, ascending; a new array."""
+    parts = []
     for block in blocks:
-        start = offsets[block.slot]
-        target = flat[start : start + block.size]
-        target[where_of(block.indices)] = kernels.dequantise(block.values)
-    if all_dense:
-        return Update(None, flat)
-    touched = _positions(blocks, layout)
-    return Update(touched, flat[touched])
+        indices = np.arange(block.size) if block.indices is None else block.indices
+        start = layout.offsets[block.slot]
+        parts.append(indices + start if start else indices)
+    return np.concatenate(parts)

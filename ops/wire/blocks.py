@@ -106,7 +106,8 @@ __all__ = [
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
-_DEFLATED_SAMPLE = 4096  # positions deflated as an estimate: all would cost a reply's time
+#: Of a block's bytes: what a search for repeated gaps saves, at least; it takes five times as long.
+_WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
@@ -125,6 +126,8 @@ class IndexCoding(enum.IntEnum):
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
 #: Of blocks that have some of their slot's entries, and only such: positions of their values.
 _OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
+#: Of blocks that may span several slots: of all their entries, or of some.
+_OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,6 +145,7 @@ class WireBlock:
     value_coding: ValueCoding = ValueCoding.PLAIN
     chunk: int = 0  # entries of a chunk, where values have scales for each; else 0
     chunk_first: int = 0  # place of the first entry in its chunk
+    slots: int = 1  # slices that it spans, from `slot` on
 
     @property
     def num_bytes(self) -> int:
@@ -154,9 +158,9 @@ class IndexChooser:
 
     Attributes:
         interval: Blocks of one slot between two trials.
-        state: Plain ints, ``"<slot>.coding"``, ``"<slot>.values"`` (a ValueCoding) and
-            ``"<slot>.blocks"`` (since the last trial). Put it into a checkpoint, hand it back, and
-            the same bytes come out.
+        state: Plain ints, ``"<slot>.coding"``, ``"<slot>.searches"`` (for repeated gaps),
+            ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (since the last trial). Put
+            it into a checkpoint, hand it back, and the same bytes come out.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
@@ -192,6 +196,7 @@ class IndexChooser:
             value_coding=value_coding,
             chunk=chunk,
             chunk_first=first,
+            slots=block.slots,
         )
 
     def _code_values(
@@ -219,13 +224,16 @@ class IndexChooser:
             return IndexCoding.DENSE, 0, b""
         if not indices.size:
             return IndexCoding.UINT32, 0, b""
-        remembered, seen = f"{block.slot}.coding", f"{block.slot}.blocks"
+        names = [f"{block.slot}.{name}" for name in ("coding", "searches", "blocks")]
+        remembered, searches, seen = names
         blocks_since_trial = self.state.get(seen, self.interval)
         if blocks_since_trial >= self.interval:
-            self.state |= {remembered: int(_smallest(indices, block.size)), seen: 1}
+            coding, pays = _smallest(indices, block.size, block.values.data.nbytes)
+            self.state |= {remembered: int(coding), searches: int(pays), seen: 1}
         else:
             self.state[seen] = blocks_since_trial + 1
-        return _encode_as(IndexCoding(self.state[remembered]), indices, block.size)
+        coding, pays = IndexCoding(self.state[remembered]), bool(self.state.get(searches, 1))
+        return _encode_as(coding, indices, block.size, pays)
 
 
 def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
@@ -243,21 +251,29 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
     )
 
 
-def _smallest(indices: Int64, size: int) -> IndexCoding:
-    """Return the coding that is smallest; only deflating must be tried to be known."""
+def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
+    """Return the coding that is smallest, and whether it shall search for repeated gaps.
+
+    Only deflating must be tried to be known.
+    """
+    searches = False
     sizes = {
         IndexCoding.RICE: index_codings.best_rice(indices)[1],
         IndexCoding.BITMAP: -(-size // 8),
     }
     if size <= _UINT32_RANGE:
-        sample = indices[:_DEFLATED_SAMPLE]
-        deflated = len(index_codings.encode_deflated_gaps(sample))
-        sizes[IndexCoding.DEFLATED_GAPS] = deflated * indices.size // sample.size
         sizes[IndexCoding.UINT32] = 4 * indices.size
-    return min(sizes, key=sizes.__getitem__)
+        deflated = index_codings.estimated_deflated_bytes(indices, searches=False)
+        searched = index_codings.estimated_deflated_bytes(indices, searches=True)
+        best = min(deflated, *sizes.values())
+        searches = best - searched >= _WORTH_A_SEARCH * (value_bytes + best)
+        sizes[IndexCoding.DEFLATED_GAPS] = searched if searches else deflated
+    return min(sizes, key=sizes.__getitem__), searches
 
 
-def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCoding, int, bytes]:
+def _encode_as(
+    coding: IndexCoding, indices: Int64, size: int, searches: bool
+) -> tuple[IndexCoding, int, bytes]:
     """Return (coding, its best parameter, index bytes)."""
     parameter = 0
     if coding is IndexCoding.ELIAS_FANO:  # remembered in a checkpoint of an older version
@@ -267,7 +283,7 @@ def _encode_as(coding: IndexCoding, indices: Int64, size: int) -> tuple[IndexCod
     elif coding is IndexCoding.BITMAP:
         data = index_codings.encode_bitmap(indices, size)
     elif coding is IndexCoding.DEFLATED_GAPS:
-        data = index_codings.encode_deflated_gaps(indices)
+        data = index_codings.encode_deflated_gaps(indices, searches)
     else:
         data = index_codings.encode_uint32(indices)
     return coding, parameter, data
@@ -286,6 +302,7 @@ def decode_block(
     value_coding: int = ValueCoding.PLAIN,
     chunk: int = 0,
     chunk_first: int = 0,
+    slots: int = 1,
 ) -> Block:
     """Check and decode one block.
 
@@ -298,11 +315,12 @@ def decode_block(
         value_dtype: One of thinwire.ops.types.VALUE_DTYPES, or of FEW_BITS.
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
         value_bytes: The values, little-endian.
-        size: Entries of the slot.
+        size: Entries of the slot, or of those that the block spans.
         value_coding: A ValueCoding; EXPONENTS only with positions, CODES and DEFLATED_CODES with
             all dtypes of FEW_BITS and no others.
         chunk: Entries of a chunk, with these dtypes; else 0.
         chunk_first: Place of the slot's first entry in its chunk, with these dtypes; else 0.
+        slots: How many it spans; several only with positions, or with all values one by one.
 
     Returns:
         The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
@@ -312,6 +330,8 @@ def decode_block(
     Raises:
         WireError: Anything does not fit.
     """
+    if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
+        raise WireError(f"index coding {coding} of {value_dtype} values for {slots} slots")
     if value_dtype in FEW_BITS:
         _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
@@ -352,14 +372,14 @@ def decode_block(
             raise WireError(f"coding {coding} has no parameter; got {coding_parameter}")
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
-    return Block(slot, size, indices, coded)
+    return Block(slot, size, indices, coded, slots=slots)
 
 
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
     """Check that values of few bits are coded in a way that they can be."""
-    if value_coding not in _OF_FEW_BITS or coding not in _OF_POSITIONS | {IndexCoding.DENSE}:
+    if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
             f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
             "expected codes, with positions or of all entries"

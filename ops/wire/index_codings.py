@@ -25,6 +25,7 @@ DEFLATE_LEVEL = 6  # 4-21 % smaller than level 1 on clustered positions; 0.4 ms 
 _ESCAPE = 255  # a gap of 255 or more: the rest follows behind all the bytes
 _ESCAPE_BYTES = 4
 _MANY = 4096  # numbers: for fewer the calls cost more than what they work on
+_SAMPLED, _SAMPLE_RUN = 4096, 512  # gaps: to deflate all as an estimate would cost a reply's time
 
 
 class WireError(ValueError):
@@ -84,14 +85,36 @@ def decode_elias_fano(data: memoryview, count: int, size: int, low_bits: int) ->
     return indices
 
 
-def encode_deflated_gaps(indices: Int64) -> bytes:
-    """Raw deflate of one byte per gap, then what exceeds 255 in four planes, lowest bytes first."""
+def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
+    """Raw deflate of one byte per gap, then what exceeds 255 in four planes, lowest bytes first.
+
+    Args:
+        indices: See above.
+        searches: Whether gaps that repeat are looked for, which clustered positions have. Without,
+            their bytes are only coded by how often each occurs: in a fifth of the time.
+    """
+    return _deflate_gaps(_gaps(indices), searches)
+
+
+def estimated_deflated_bytes(indices: Int64, searches: bool) -> int:
+    """Return about how many bytes `encode_deflated_gaps` makes: of many, a sample is deflated."""
     gaps = _gaps(indices)
+    if gaps.size <= _SAMPLED:
+        return len(_deflate_gaps(gaps, searches))
+    starts = np.linspace(0, gaps.size - _SAMPLE_RUN, _SAMPLED // _SAMPLE_RUN).astype(np.int64)
+    sample = np.concatenate([gaps[start : start + _SAMPLE_RUN] for start in starts.tolist()])
+    return len(_deflate_gaps(sample, searches)) * gaps.size // sample.size
+
+
+def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
     heads = np.minimum(gaps, _ESCAPE).astype(np.uint8)
     excess = (gaps[heads == _ESCAPE] - _ESCAPE).astype("<u4")
     planes = excess.view(np.uint8).reshape(-1, _ESCAPE_BYTES).T
-    crowded = 4 * indices.size > indices[-1]  # few different gaps: level 6 searches 14 times longer
-    deflater = zlib.compressobj(1 if crowded else DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
+    if searches:
+        crowded = gaps.sum() < 3 * gaps.size  # few different gaps: level 6 searches 14 times longer
+        deflater = zlib.compressobj(1 if crowded else DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
+    else:
+        deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_RLE)
     return deflater.compress(heads.tobytes() + planes.tobytes()) + deflater.flush()
 
 

@@ -102,14 +102,14 @@ _RECORDS = (
     _Record("ModelSpec", ModelSpec, "tensors"),
     _Record("TensorSpec", TensorSpec, "path shape dtype"),
     _Record("Update", Update, "indices values"),
-    _Record("Block", Block, "slot size indices values"),
+    _Record("Block", Block, "slot size indices values slots"),
     _Record("CodedValues", CodedValues, "dtype data scale"),
     _Record("ChunkedValues", ChunkedValues, "dtype data scale scales edges chunk first"),
     _Record(
         "WireBlock",
         WireBlock,
         "slot count coding coding_parameter index_bytes value_dtype scale value_bytes value_coding "
-        "chunk chunk_first",
+        "chunk chunk_first slots",
     ),
     _Record("ModelReply", ModelReply, "operation update version kind is_resync"),
     _Record("LastReply", LastReply, "step base_version reply"),

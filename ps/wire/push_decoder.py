@@ -232,7 +232,8 @@ class PushDecoder:
         if not self._groups:
             return
         for block in push.blocks:
-            if block.slot not in self._groups[push.optimizer]:
+            spanned = range(block.slot, block.slot + max(1, block.slots))
+            if not self._groups[push.optimizer].issuperset(spanned):
                 raise Malformed(
                     f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
                     "one of its own"

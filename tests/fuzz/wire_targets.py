@@ -236,7 +236,8 @@ def hello(data: bytes) -> None:
     if not parsed(message, source.rest()):
         return
     if mends & 1:
-        message.protocol_version, message.num_shards, message.shard = 1, 1, 0
+        message.protocol_version = messages.PROTOCOL_VERSION
+        message.num_shards, message.shard = 1, 0
     if mends & 2:
         message.run_id = ""
     if mends & 4:
@@ -254,7 +255,7 @@ def hello(data: bytes) -> None:
 
 def _hello_seeds() -> list[bytes]:
     mine = pb.Hello(
-        protocol_version=1,
+        protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_WORKER,
         id=2,
         num_shards=1,

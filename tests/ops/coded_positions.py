@@ -25,7 +25,7 @@ def encode_elias_fano(indices, low_bits):
 def encode_positions(coding, indices, size):
     """The coding that is used, its parameter and the bytes."""
     if coding is not IndexCoding.ELIAS_FANO:
-        return _encode_as(coding, indices, size)
+        return _encode_as(coding, indices, size, searches=False)
     middle = (int(indices[-1]) // indices.size).bit_length()
     tried = range(max(0, middle - 2), middle + 2)
     low_bits = min(tried, key=lambda bits: (len(encode_elias_fano(indices, bits)), bits))

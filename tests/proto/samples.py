@@ -92,7 +92,7 @@ def _of_scripts() -> dict[str, Message]:
 
 def _to_server() -> dict[str, Message]:
     hello = pb.Hello(
-        protocol_version=1,
+        protocol_version=2,
         role=pb.ROLE_WORKER,
         id=3,
         run_id="run-1",
@@ -114,7 +114,7 @@ def _to_server() -> dict[str, Message]:
     )
     return {
         "to_server_hello": pb.ToServer(hello=hello),
-        "to_server_hello_bulk": pb.ToServer(hello=pb.Hello(protocol_version=1, bulk=True)),
+        "to_server_hello_bulk": pb.ToServer(hello=pb.Hello(protocol_version=2, bulk=True)),
         "to_server_hello_peer": pb.ToServer(hello=pb.Hello(id=3, peer_address="10.0.0.3:2300")),
         "to_server_pull": pb.ToServer(pull=pull),
         "to_server_query": pb.ToServer(query=query),
@@ -149,6 +149,7 @@ def _pushes() -> dict[str, Message]:
     few_bits = pb.Block(count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, value_bytes=5)
     few_bits.value_dtype, few_bits.value_coding = pb.VALUE_DTYPE_INT2, pb.VALUE_CODING_CODES
     few_bits.chunk, few_bits.chunk_first = 4096, 7
+    spanning = pb.Block(slot=1, count=3, coding=pb.INDEX_CODING_BITMAP, index_bytes=1, slots=4)
     with_aux = pb.Push(step=41, aux_count=2, payload_bytes=8, payload=_TWO_FLOATS)
     changed = pb.Push(
         step=41,
@@ -173,6 +174,7 @@ def _pushes() -> dict[str, Message]:
         "to_server_push_aux": pb.ToServer(push=with_aux),
         "to_server_push_exponents": pb.ToServer(push=pb.Push(step=41, blocks=[coded])),
         "to_server_push_few_bits": pb.ToServer(push=pb.Push(step=41, blocks=[few_bits])),
+        "to_server_push_spanning": pb.ToServer(push=pb.Push(step=41, blocks=[spanning])),
         "to_server_push_checksum": pb.ToServer(push=checked),
         "to_server_push_parted": pb.ToServer(push=pb.Push(step=41, manifest=manifest, more=True)),
         "to_server_push_values": pb.ToServer(push=values),
@@ -266,7 +268,7 @@ def _memberships() -> dict[str, Message]:
 
 
 def _among_workers() -> dict[str, Message]:
-    greeting = peers.Greeting(protocol_version=1, run_id="run-1", worker=3)
+    greeting = peers.Greeting(protocol_version=2, run_id="run-1", worker=3)
     part = peers.Part(
         view=2**63 + 5, generation=1, round=41, number=2, payload_bytes=4, payload=b"\0\0\x80?"
     )

@@ -1,4 +1,4 @@
-"""The wire of version 1 stays readable: golden bytes, and generated code that fits the .proto."""
+"""The wire stays readable: golden bytes, and generated code that fits the .proto."""
 
 import subprocess
 import sys

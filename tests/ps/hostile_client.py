@@ -60,7 +60,7 @@ class Liar:
             yield self._noise()
 
     def _supervisor(self):
-        yield frame(hello=pb.Hello(protocol_version=1, role=pb.ROLE_SUPERVISOR, num_shards=1))
+        yield frame(hello=pb.Hello(protocol_version=2, role=pb.ROLE_SUPERVISOR, num_shards=1))
         for _ in range(self.dice.randrange(20)):
             yield self.dice.choice(
                 (
@@ -177,7 +177,7 @@ class Liar:
         nan, dice = math.nan, self.dice
         odd = dice.choice(
             (
-                {"protocol_version": 2},
+                {"protocol_version": 99},
                 {"role": 9},
                 {"role": pb.ROLE_SHARD, "id": dice.getrandbits(32)},
                 {"id": dice.choice((0, 3, HONEST, 2**32 - 1))},

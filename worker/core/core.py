@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +26,7 @@ from thinwire.ops.kernels.numpy_ops import KERNELS, aligned, all_finite
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import RateInRound
 from thinwire.ops.routing.base import LostEntries, RouteContext, Routed
-from thinwire.ops.sharding.flat_updates import blocks_of, flatten
+from thinwire.ops.sharding.flat_updates import SlicesInModel, blocks_of, flatten, joined
 from thinwire.ops.sharding.split import part_of_spec, shard_positions, split_packet
 from thinwire.ops.types import (
     Block,
@@ -35,7 +35,6 @@ from thinwire.ops.types import (
     ModelSpec,
     Packet,
     ShardLayout,
-    Slice,
     State,
     where_of,
 )
@@ -173,6 +172,8 @@ class UpdatePacker:
         """Split a packet over the shards, and each shard's part by class of service."""
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
+        if not router.channels and len(self._groups) == 1:  # else each block has its own way
+            self.sent = [joined(*each) for each in zip(self.sent, self._layouts, strict=True)]
         context = RouteContext(step, loss, self._seed, self._number, self._kernels)
         self._router_state = router.begin(self._router_state, context)
         routed = []
@@ -308,7 +309,7 @@ class WorkerCore:
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
         self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
-        self._offsets = spec.offsets
+        self._slices = [SlicesInModel(layout, spec.offsets) for layout in layouts]
         self._unanswered: set[int] = set()  # shards that have not answered the newest push
 
     @property
@@ -569,22 +570,21 @@ class WorkerCore:
             for blocks in round_.updates
         ]
         merged = Mean().merge(updates, layout.size)
-        for block in blocks_of(merged, layout):
-            target = self._changing(self.base, layout.slices[block.slot], block)
+        for target, block in self._changing(self.base, shard, blocks_of(merged, layout)):
             KERNELS.apply(target, block.indices, block.values.data, round_.rate)
 
-    def _changing(self, weights: Float32, piece: Slice, block: Block) -> Float32:
-        """Return the view of a model [num_parameters] that a block of a slice is to change."""
-        start = self._offsets[piece.tensor] + piece.start
-        if self._mirror is not None and weights is self.base:
-            self._mirror.note(start, piece.size, block.indices)
-        return weights[start : start + piece.size]
+    def _changing(
+        self, weights: Float32, shard: int, blocks: Iterable[Block]
+    ) -> Iterator[tuple[Float32, Block]]:
+        """Yield the views of a model [num_parameters] that a shard's blocks are to change."""
+        for place, block in self._slices[shard].places(blocks):
+            if self._mirror is not None and weights is self.base:
+                self._mirror.note(place.start, block.size, block.indices)
+            yield weights[place], block
 
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
-        slices = self.layouts[shard].slices
-        for block in blocks:
-            target = self._changing(weights, slices[block.slot], block)
+        for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
             if sign > 0:

@@ -13,6 +13,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed, frame
 from thinwire.proto.grpc import ClientStream, StreamLost, wire_bytes
 from thinwire.proto.grpc.common import PEER_SERVICE
+from thinwire.proto.messages import PROTOCOL_VERSION
 from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers, listening_address
@@ -201,19 +202,23 @@ def test_a_worker_of_another_run_is_refused(start):
     other.close()
 
 
+def greeting(**fields):
+    return peers.Greeting(protocol_version=PROTOCOL_VERSION, run_id="run", **fields)
+
+
 @pytest.mark.parametrize(
     "messages",
     [
         [peers.ToPeer(query=peers.ModelQuery())],  # before the greeting
         [peers.ToPeer(greeting=peers.Greeting(protocol_version=9, run_id="run", worker=2))],
-        [peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run"))],
-        [peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run", worker=2))] * 2,
+        [peers.ToPeer(greeting=greeting())],
+        [peers.ToPeer(greeting=greeting(worker=2))] * 2,
         [
-            peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run", worker=2)),
+            peers.ToPeer(greeting=greeting(worker=2)),
             peers.ToPeer(part=peers.Part(payload=b"123", payload_bytes=3)),
         ],
         [
-            peers.ToPeer(greeting=peers.Greeting(protocol_version=1, run_id="run", worker=2)),
+            peers.ToPeer(greeting=greeting(worker=2)),
             peers.ToPeer(part=peers.Part(payload_bytes=1 << 30)),
         ],
     ],

@@ -20,6 +20,7 @@ from tests.worker.cores import (
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import aligned
+from thinwire.ops.sharding.flat_updates import SlicesInModel
 from thinwire.ops.sharding.split import place_tensors, shard_positions
 from thinwire.ops.types import Kind, where_of
 from thinwire.worker.core.core import WorkerCore
@@ -92,7 +93,7 @@ def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
     outgoing = core.begin(gradient, 1, 0.5)
     expected = core.base.copy()
     for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
-        for block, at in ((b, shard_positions(core.spec, layout)[b.slot]) for b in blocks):
+        for at, block in SlicesInModel(layout, core.spec.offsets).places(blocks):
             expected[at][block.indices] += BODIES.dequantise(block.values)
     first = shard_positions(core.spec, core.layouts[0])[0].start
     expected[first] = 7
@@ -145,10 +146,8 @@ def running_ahead(**choices):
 
 def add(shard, outgoing, layout):
     """Add what was sent to the model of the only shard."""
-    for block in outgoing.shards[0]:
-        piece = layout.slices[block.slot]
-        start = SPEC.offsets[piece.tensor] + piece.start
-        shard[start : start + piece.size][where_of(block.indices)] += block.values.data
+    for at, block in SlicesInModel(layout, SPEC.offsets).places(outgoing.shards[0]):
+        shard[at][where_of(block.indices)] += block.values.data
 
 
 def test_a_script_keeps_its_own_changes_whatever_is_sent_of_them():
