@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Float32 = NDArray[np.float32]
+    Int32 = NDArray[np.int32]
     Int64 = NDArray[np.int64]
 
 #: A policy's state: nested dicts of arrays, ints, floats and strings, owned by the caller.

@@ -171,7 +171,8 @@ class DownDelta(_WithoutReplicas):
         before_change(state["last_changed"], indices)
         if own is not None:
             untouched = state["last_changed"][own.indices] <= own.base_version
-            state["scratch"][str(own.worker)] = own.as_state(own.indices[untouched])
+            mine = own.indices if untouched.all() else own.indices[untouched]
+            state["scratch"][str(own.worker)] = own.as_state(mine)
         state["last_changed"][indices] = version
         _keep_positions(state, indices, version, own)
         return state

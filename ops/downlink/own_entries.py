@@ -70,5 +70,5 @@ def find(
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         same = (before + values).view(np.uint32) == after.view(np.uint32)
         same &= (np.abs(values) >= _TINY) & (np.abs(after) >= _TINY)
-    mine: Int64 = indices[same]  # type: ignore[index]
+    mine: Int64 = indices if same.all() else indices[same]  # type: ignore[assignment, index]
     return OwnEntries(arrival.worker, arrival.step, arrival.base_version, version, mine)

@@ -9,6 +9,7 @@ than the new weights in float32, and in any case the shard codes nothing: it pas
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,7 +28,7 @@ from thinwire.ops.types import Block, State
 
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
-    from thinwire.ops.types import Int64
+    from thinwire.ops.types import Int32, Int64
     from thinwire.ops.wire.blocks import WireBlock
 
 #: Bytes of updates that are kept to be relayed, for each entry of the shard; the last round is kept
@@ -53,14 +54,28 @@ class _KeptRound:
         round: The updates, in memory of their own.
         num_bytes: About, of each update, with the descriptions of its blocks.
         num_entries: Of all updates, decoded.
-        at_least: See `_ages`.
+        changed_at: [k] int32, the versions that had changed the round's entries last before it, or
+            how many entries there are, where it has changed all.
     """
 
     version: int
     round: RelayedRound
     num_bytes: tuple[float, ...]
     num_entries: int
-    at_least: Int64
+    changed_at: Int32 | int
+
+    @functools.cached_property
+    def at_least(self) -> Int64:
+        """[_MOST_ROUNDS + 1]: at how many entries the change before is at least so old.
+
+        Needed only where some worker lacks the round, so never with a single one.
+        """
+        import numpy as np
+
+        if isinstance(self.changed_at, int):
+            return np.full(_MOST_ROUNDS + 1, self.changed_at)
+        ages = np.minimum(self.version - self.changed_at, _MOST_ROUNDS)
+        return np.bincount(ages, minlength=_MOST_ROUNDS + 1)[::-1].cumsum()[::-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,8 +142,8 @@ def _keep(
         dataclasses.replace(each, blocks=tuple(map(_copied, each.blocks)))
         for each in relayed.updates
     )
-    ages = _ages(indices, version, state)
-    return _KeptRound(version, RelayedRound(own, relayed.rate), num_bytes, num_entries, ages)
+    changed_at = size if indices is None else state["last_changed"][indices]
+    return _KeptRound(version, RelayedRound(own, relayed.rate), num_bytes, num_entries, changed_at)
 
 
 def _num_values(block: Block | WireBlock) -> int:
@@ -141,18 +156,6 @@ def _copied(block: Block | WireBlock) -> Block | WireBlock:
         return block
     index_bytes, value_bytes = bytes(block.index_bytes), bytes(block.value_bytes)
     return dataclasses.replace(block, index_bytes=index_bytes, value_bytes=value_bytes)
-
-
-def _ages(indices: Int64 | None, version: int, state: State) -> Int64:
-    """Return [_MOST_ROUNDS + 1]: at how many entries the change before is at least so old."""
-    import numpy as np
-
-    last_changed = state["last_changed"]
-    if indices is None:
-        return np.full(_MOST_ROUNDS + 1, last_changed.size)
-    ages = version - last_changed[indices]
-    counts = np.bincount(np.minimum(ages, _MOST_ROUNDS), minlength=_MOST_ROUNDS + 1)
-    return counts[::-1].cumsum()[::-1]
 
 
 def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:

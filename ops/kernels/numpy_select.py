@@ -28,8 +28,9 @@ _ACCUMULATE_PIECE = 1 << 16  # entries; target, addend and product stay in the s
 _PEELED_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
 _SCANNED_FRACTION = 0.2  # of entries kept; above it a threshold leaves too little out
 _SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
-_HINTED = 1.2  # times k: candidates that a hint aims at; seldom fewer than k then reach it
-_HINTED_AGAIN = 1.4  # the same, after a hint that was too high
+_HINTED = 1.4  # times k: candidates that a hint aims at; seldom fewer than k then reach it
+_COUNTED = 1 << 14  # magnitudes: from here on they are counted by size before any are ordered
+_COUNTED_BITS = 17  # of a magnitude's lower bits: those of one count differ by a 64th
 _FEW = 32  # magnitudes are too few to extrapolate from
 _SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
 _SAFETY = 4.0  # standard deviations by which the threshold is lowered
@@ -112,11 +113,11 @@ def feedback_top_k(
         candidates, values = add_at_least(residual, addend, threshold, factor, k)
         if candidates.size >= k:
             magnitudes = np.abs(values)
-            ordered = np.partition(magnitudes, values.size - k)
-            kept = _reaching(magnitudes, ordered[-k], k).nonzero()[0]
+            lowest, hint = _lowest_and_hint(magnitudes, k)
+            kept = _reaching(magnitudes, lowest, k).nonzero()[0]
             indices, values = _chosen(candidates, values, kept)
             residual[indices] = 0
-            return indices, values, _next_hint(ordered, k)
+            return indices, values, hint
     else:
         accumulate(residual, addend, factor)
     if hint > 0:  # gradients grow and shrink, and take the threshold with them
@@ -329,21 +330,35 @@ def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
 def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
     """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
     if magnitudes.size > _FEW:
-        threshold = np.float32(magnitude_at(magnitudes, _HINTED_AGAIN * k))
+        threshold = np.float32(magnitude_at(magnitudes, _HINTED * k))
         indices, values = at_least(x, threshold, k)
         if indices.size >= k:
             return _chosen(indices, values, largest(values, k))
     return top_k(x, k)
 
 
-def _next_hint(ordered: Float32, k: int) -> float:
-    """Return the magnitude at rank 1.2 k, from [m], m >= k, of which the last k are the largest."""
-    place = ordered.size - math.ceil(_HINTED * k)
-    if place < 0:
-        return magnitude_at(ordered, _HINTED * k)
-    surplus = ordered[:-k]  # a sixth of all: cheaper than once more all
-    surplus.partition(place)
-    return float(surplus[place])
+def _lowest_and_hint(magnitudes: Float32, k: int) -> tuple[np.float32, float]:
+    """Return the k-th largest of m >= k magnitudes, and about that of rank `_HINTED` k."""
+    wanted = math.ceil(_HINTED * k)
+    if magnitudes.size < _COUNTED:
+        ordered = np.partition(magnitudes, magnitudes.size - k)
+        if magnitudes.size < wanted:
+            return ordered[-k], magnitude_at(magnitudes, wanted)
+        return ordered[-k], magnitude_at(ordered[:-k], wanted - k)
+    # The bits of a float that is not negative ascend with it.
+    sizes = magnitudes.view(np.int32) >> _COUNTED_BITS
+    smallest = int(sizes.min())
+    sizes -= np.int32(smallest)
+    counts = np.bincount(sizes)
+    reached = counts[::-1].cumsum()  # how many are of the largest size, of the two largest, ...
+    place = int(reached.searchsorted(k))
+    same = magnitudes[sizes == counts.size - 1 - place]
+    rank = int(reached[place]) - k  # among these, from the smallest
+    lowest = np.partition(same, rank)[rank]
+    if magnitudes.size < wanted:
+        return lowest, magnitude_at(magnitudes, wanted)
+    size = smallest + counts.size - 1 - int(reached.searchsorted(wanted))
+    return lowest, float(np.int32(size << _COUNTED_BITS).view(np.float32))
 
 
 def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float32]:

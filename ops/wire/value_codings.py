@@ -62,6 +62,23 @@ def _lower_bytes(numbers: NDArray[Any]) -> bytes:
     return threes.tobytes()[: 3 * numbers.size]
 
 
+def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray[Any]:
+    """Invert `_lower_bytes`; the upper bytes are 0."""
+    if value_bytes != 4 or count < _MANY:
+        octets = np.zeros((count, value_bytes), np.uint8)
+        octets[:, :-1] = np.frombuffer(data, np.uint8).reshape(count, -1)
+        return octets.view(f"u{value_bytes}").ravel()
+    threes = np.zeros((-(-count // 4), 3), "<u4")
+    threes.reshape(-1).view(np.uint8)[: len(data)] = np.frombuffer(data, np.uint8)
+    first, second, third = threes.T
+    fours = np.empty((len(threes), 4), np.uint32)
+    fours[:, 0] = first & 0xFFFFFF
+    fours[:, 1] = first >> 24 | (second & 0xFFFF) << 8
+    fours[:, 2] = second >> 16 | (third & 0xFF) << 16
+    fours[:, 3] = third >> 8
+    return fours.reshape(-1)[:count]
+
+
 def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryview:
     """Return the plain little-endian bytes of so many values of so many bytes.
 
@@ -80,10 +97,9 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         raise WireError(f"deflated exponents do not inflate: {error}") from error
     if len(exponents) != count or not inflater.eof or inflater.unused_data:
         raise WireError(f"deflated exponents: not those of {count} values, or something behind")
-    octets = np.empty((count, value_bytes), np.uint8)
-    octets[:, :-1] = np.frombuffer(data[:plain], np.uint8).reshape(count, -1)
-    octets[:, -1] = np.frombuffer(exponents, np.uint8)
-    bits = octets.view(f"u{value_bytes}").ravel()
+    bits = _with_lower_bytes(data[:plain], count, value_bytes)
+    upper = np.frombuffer(exponents, np.uint8).astype(bits.dtype)
+    bits |= upper << bits.dtype.type(8 * value_bytes - 8)
     return _turned(bits, 8 * value_bytes - 1).data.cast("B")
 
 

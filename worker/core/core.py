@@ -587,12 +587,12 @@ class WorkerCore:
         for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
             where = where_of(block.indices)
-            if sign > 0:
-                target[where] += values
-            elif sign < 0:
-                target[where] -= values
-            else:
+            if not sign:
                 target[where] = values
+            elif block.indices is None:
+                target += sign * values
+            else:
+                (np.add if sign > 0 else np.subtract).at(target, where, values)
 
     def _adopt_means(self, means: Float32) -> None:
         """Adopt the averages over the workers."""

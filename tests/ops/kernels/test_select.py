@@ -131,17 +131,32 @@ def test_a_hint_changes_nothing_but_the_time(hint):
         assert 0 < following < np.abs(values).min()
 
 
-@pytest.mark.parametrize("size", [250, 1000])
-def test_the_next_hint_is_the_magnitude_at_rank_240(size):
+@pytest.mark.parametrize("size", [300, 1000])
+def test_the_next_hint_is_the_magnitude_at_rank_280(size):
     """Or beyond the entries that are known, where magnitudes falling on would have it."""
     magnitudes = np.arange(1, 20_001, dtype=np.float32)[::-1] ** np.float32(-0.5)
     ranked = np.sort(magnitudes)[::-1]
     signs = np.where(np.random.default_rng(4).random(magnitudes.size) < 0.5, -1, 1)
-    for known in (size, 210):
+    for known in (size, 250):
         addend = (signs * magnitudes).astype(np.float32)
         hint = float(ranked[known - 1])
         following = numpy_select.feedback_top_k(np.zeros_like(addend), addend, 200, hint=hint)[2]
-        assert following == pytest.approx(ranked[239], rel=0.0 if known >= 240 else 0.02)
+        assert following == pytest.approx(ranked[279], rel=0.0 if known >= 280 else 0.02)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 10.0])
+@pytest.mark.parametrize("share", [0.05, 0.6, 0.75, 1.0])
+def test_many_magnitudes_are_counted_and_the_same_is_the_kth(spread, share):
+    rng, size = np.random.default_rng(5), 20_000
+    magnitudes = np.exp(rng.normal(size=size) * spread).astype(np.float32)
+    magnitudes[::3] = magnitudes[0]  # ties
+    k = int(share * size)
+    ranked = np.sort(magnitudes)[::-1]
+    lowest, hint = numpy_select._lowest_and_hint(magnitudes.copy(), k)
+    assert lowest == ranked[k - 1]
+    if 1.4 * k <= size:  # counted in steps of a 64th of a power of two
+        assert hint <= ranked[int(np.ceil(1.4 * k)) - 1] < hint * (1 + 1 / 64)
+    assert 0 < hint <= lowest
 
 
 def test_set_bits():
