@@ -62,18 +62,16 @@ class TopK(FusedSparsifier):
         ctx: EncodeContext,
     ) -> list[Selected]:
         """Add tensors to residuals and take out what to send: its positions, the values there."""
-        kernels = ctx.kernels
-        is_exact = self.selection == "exact"
-        take_largest = kernels.feedback_top_k if is_exact else kernels.feedback_carried
+        counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         factors = ctx.factors or (1.0,) * len(tensors)
-        chosen = []
-        for place, (residual, tensor) in enumerate(zip(residuals, tensors, strict=True)):
-            count, hint = kept_entries(rate, tensor.size), _expected(place, state)
-            indices, values, state["thresholds"][place] = take_largest(
-                residual, tensor, count, factors[place], hint
-            )
-            chosen.append((indices, values))
-        return chosen
+        hints = _expected(state)
+        if self.selection == "exact":
+            found = ctx.kernels.feedback_of_each(residuals, tensors, counts, factors, hints)
+        else:
+            given = zip(residuals, tensors, counts, factors, hints, strict=True)
+            found = [ctx.kernels.feedback_carried(*each) for each in given]
+        state["thresholds"][:] = [threshold for _, _, threshold in found]
+        return [(indices, values) for indices, values, _ in found]
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
@@ -90,8 +88,11 @@ class TopK(FusedSparsifier):
         return chosen
 
 
-def _expected(place: int, state: State) -> float:
-    """Return the threshold to expect: that of the step before, or lower if thresholds fall."""
-    last, earlier = float(state["thresholds"][place]), float(state["earlier"][place])
-    state["earlier"][place] = last
-    return last * min(1.0, last / earlier) if earlier > 0 else last
+def _expected(state: State) -> list[float]:
+    """Return the thresholds to expect: those of the step before, or lower if thresholds fall."""
+    last, earlier = state["thresholds"].tolist(), state["earlier"].tolist()
+    state["earlier"][:] = last
+    return [
+        now * min(1.0, now / before) if before > 0 else now
+        for now, before in zip(last, earlier, strict=True)
+    ]

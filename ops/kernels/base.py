@@ -43,6 +43,21 @@ class SelectWithFeedback(Protocol):
         """Do ``residual += factor * addend``, take the selected entries out, return them."""
 
 
+class SelectOfEach(Protocol):
+    """Selection from each of several residuals plus their addends."""
+
+    def __call__(
+        self,
+        residuals: Sequence[Float32],
+        addends: Sequence[Float32],
+        counts: Sequence[int],
+        factors: Sequence[float],
+        hints: Sequence[float],
+        /,
+    ) -> list[SelectedWithThreshold]:
+        """Do what the function for one residual does with each."""
+
+
 class SelectOfChunks(Protocol):
     """Selection from each chunk of a residual plus an addend."""
 
@@ -72,8 +87,9 @@ class Kernels:
         name: "numpy" or "tf".
         top_k: (x [n], k).
         feedback_top_k: The k largest of a residual plus an addend, exactly.
+        feedback_of_each: The same of several residuals plus their addends.
         carried_top_k: (x [n], k, threshold of the step before).
-        feedback_carried: The same of a residual plus an addend.
+        feedback_carried: `carried_top_k` of a residual plus an addend.
         chunk_top_k: (x [n], k, entries of a chunk).
         feedback_chunk_top_k: The k largest of each chunk of a residual plus an addend.
         random_k: (n, k, rng) -> positions.
@@ -110,6 +126,7 @@ class Kernels:
     name: str
     top_k: Callable[[Float32, int], Selected]
     feedback_top_k: SelectWithFeedback
+    feedback_of_each: SelectOfEach
     carried_top_k: Callable[[Float32, int, float], SelectedWithThreshold]
     feedback_carried: SelectWithFeedback
     chunk_top_k: Callable[[Float32, int, int], Selected]

@@ -664,6 +664,7 @@ KERNELS = Kernels(
     name="numpy",
     top_k=numpy_select.top_k,
     feedback_top_k=numpy_select.feedback_top_k,
+    feedback_of_each=numpy_select.feedback_of_each,
     carried_top_k=numpy_select.carried_top_k,
     feedback_carried=numpy_select.feedback_carried,
     chunk_top_k=numpy_chunks.chunk_top_k,

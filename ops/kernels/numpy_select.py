@@ -12,6 +12,7 @@ Source: AdaComp's selection; docs/methods/adacomp.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +32,9 @@ _SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 
 _HINTED = 1.4  # times k: candidates that a hint aims at; seldom fewer than k then reach it
 _COUNTED = 1 << 14  # magnitudes: from here on they are counted by size before any are ordered
 _COUNTED_BITS = 17  # of a magnitude's lower bits: those of one count differ by a 64th
+_SMALL = 1024  # entries: to sort fewer with others' costs less than a call
+_TOGETHER = 3  # small arrays: fewer are faster one by one
+_MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float32 without its sign
 _FEW = 32  # magnitudes are too few to extrapolate from
 _SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
 _SAFETY = 4.0  # standard deviations by which the threshold is lowered
@@ -127,6 +131,64 @@ def feedback_top_k(
     residual[indices] = 0
     hint = magnitude_at(np.abs(values), _HINTED * k) if indices.size == k > 0 else 0.0
     return indices, values, hint
+
+
+def feedback_of_each(
+    residuals: Sequence[Float32],
+    addends: Sequence[Float32],
+    counts: Sequence[int],
+    factors: Sequence[float],
+    hints: Sequence[float],
+) -> list[tuple[Int64, Float32, float]]:
+    """Do `feedback_top_k` with each residual; small ones together, which otherwise cost calls.
+
+    Args:
+        residuals: Of each array [n], changed in place.
+        addends: Of each.
+        counts: Of each, k.
+        factors: Of each addend.
+        hints: Of each.
+    """
+    given = list(zip(residuals, addends, counts, factors, hints, strict=True))
+    small = [place for place, residual in enumerate(residuals) if 0 < residual.size < _SMALL]
+    if len(small) < _TOGETHER:
+        return [feedback_top_k(*each) for each in given]
+    for place in small:
+        addend, factor = addends[place], factors[place]
+        residuals[place][...] += addend if factor == 1 else np.float32(factor) * addend
+    taken = _take_of_small([residuals[n] for n in small], [counts[n] for n in small])
+    found = {place: (*each, 0.0) for place, each in zip(small, taken, strict=True)}
+    return [found.get(place) or feedback_top_k(*each) for place, each in enumerate(given)]
+
+
+def _take_of_small(
+    residuals: Sequence[Float32], counts: Sequence[int]
+) -> Iterator[tuple[Int64, Float32]]:
+    """Take the k largest entries out of each of some residuals, by one sorting of them all."""
+    sizes = np.array([each.size for each in residuals])
+    ends = sizes.cumsum()
+    starts, kept = ends - sizes, np.minimum(counts, sizes)
+    joined = np.concatenate(residuals)
+    bits = joined.view(np.int32) & _MAGNITUDE  # ascend with the magnitude
+    number = np.arange(sizes.size).repeat(sizes)
+    keys = (number << 32) + (_MAGNITUDE - bits)  # by array, the largest magnitude first
+    limits = np.sort(keys)[np.maximum(starts + kept - 1, 0)]
+    limits[kept == 0] = -1
+    is_chosen = keys <= limits[number]
+    surplus = np.add.reduceat(is_chosen, starts, dtype=np.int64) - kept
+    for place in (surplus > 0).nonzero()[0]:  # ties: the first ones stay
+        start, stop = starts[place], ends[place]
+        ties = start + (keys[start:stop] == limits[place]).nonzero()[0]
+        is_chosen[ties[ties.size - surplus[place] :]] = False
+    is_chosen &= bits != 0
+    where = is_chosen.nonzero()[0]
+    values = joined.take(where)
+    lasts = where.searchsorted(ends).tolist()
+    firsts = [0, *lasts[:-1]]
+    for residual, start, first, last in zip(residuals, starts.tolist(), firsts, lasts, strict=True):
+        indices = where[first:last] - start
+        residual[indices] = 0
+        yield indices, values[first:last]
 
 
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:

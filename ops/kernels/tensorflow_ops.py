@@ -410,6 +410,7 @@ KERNELS = dataclasses.replace(
     name="tf",
     top_k=tensorflow_select.top_k,
     feedback_top_k=tensorflow_select.feedback_top_k,
+    feedback_of_each=tensorflow_select.feedback_of_each,
     chunk_top_k=tensorflow_select.chunk_top_k,
     feedback_chunk_top_k=tensorflow_select.feedback_chunk_top_k,
     carried_top_k=tensorflow_select.carried_top_k,

@@ -9,6 +9,7 @@ TensorFlow's threads flush to zero.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -229,6 +230,18 @@ def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, flo
             return indices, values, numpy_select.magnitude_at(np.abs(values), k)
     indices, values = top_k(x, k)
     return indices, values, numpy_select.lowest_of(values, k)
+
+
+def feedback_of_each(
+    residuals: Sequence[Float32],
+    addends: Sequence[Float32],
+    counts: Sequence[int],
+    factors: Sequence[float],
+    hints: Sequence[float],
+) -> list[tuple[Int64, Float32, float]]:
+    """See `numpy_select.feedback_of_each`; here one by one."""
+    given = zip(residuals, addends, counts, factors, hints, strict=True)
+    return [feedback_top_k(*each) for each in given]
 
 
 def feedback_carried(

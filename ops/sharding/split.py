@@ -134,6 +134,8 @@ def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple
 def _part(block: Block, slot: int, piece: Slice) -> Block | None:
     if isinstance(block, LowRankBlock):
         return low_rank.part(block, slot, piece)
+    if piece.size == block.size:
+        return block if block.slot == slot else dataclasses.replace(block, slot=slot)
     if block.indices is None:
         return Block(slot, piece.size, None, _some(block.values, piece.start, piece.stop, piece))
     first, last = block.indices.searchsorted((piece.start, piece.stop))

@@ -130,6 +130,7 @@ class UpdatePacker:
             epoch=epoch,
             touched={own: rows[n] for own, n in enumerate(numbers) if n in rows},
             leaves_dense=self._method.router.takes_device_arrays,
+            finite=self._kernels.first_not_finite([values]) is None,  # in one call
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
@@ -586,13 +587,12 @@ class WorkerCore:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
         for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
-            where = where_of(block.indices)
             if not sign:
-                target[where] = values
+                target[where_of(block.indices)] = values
             elif block.indices is None:
                 target += sign * values
             else:
-                (np.add if sign > 0 else np.subtract).at(target, where, values)
+                (np.add if sign > 0 else np.subtract).at(target, block.indices, values)
 
     def _adopt_means(self, means: Float32) -> None:
         """Adopt the averages over the workers."""

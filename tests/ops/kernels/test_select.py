@@ -100,6 +100,39 @@ def test_feedback_takes_out_the_largest_of_the_sum(bodies, size, rate):
     np.testing.assert_array_equal(residual, total)
 
 
+@given(
+    arrays=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.5, 1e-40, 1e38]), max_size=8),
+            st.integers(0, 9),
+            st.sampled_from([1.0, 0.5, -3.0]),
+        ),
+        max_size=6,
+    ),
+    large=st.booleans(),
+)
+def test_what_is_taken_of_small_arrays_together_is_what_is_taken_of_each(arrays, large):
+    if large:
+        arrays = [
+            *arrays[:2],
+            (np.random.default_rng(1).standard_normal(2000), 20, 1.0),
+            *arrays[2:],
+        ]
+    residuals = [np.array(values, np.float32) for values, _, _ in arrays]
+    addends = [np.flip(each) * np.float32(0.25) for each in residuals]
+    counts, factors = ([each[place] for each in arrays] for place in (1, 2))
+    alone = [each.copy() for each in residuals]
+    hints = [0.0] * len(arrays)
+    found = numpy_select.feedback_of_each(residuals, addends, counts, factors, hints)
+    for number, (indices, values, _) in enumerate(found):
+        expected = numpy_select.feedback_top_k(
+            alone[number], addends[number], counts[number], factors[number]
+        )
+        np.testing.assert_array_equal(indices, expected[0])
+        np.testing.assert_array_equal(values.view(np.uint32), expected[1].view(np.uint32))
+        assert residuals[number].tobytes() == alone[number].tobytes()
+
+
 def test_feedback_falls_back_when_too_few_survive(monkeypatch):
     monkeypatch.setattr(numpy_select, "_sampled_threshold", lambda *_: np.float32(3.5))
     rng = np.random.default_rng(1)
