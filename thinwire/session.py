@@ -480,9 +480,9 @@ class Session:
         except Diverged:
             self.close("diverged")
             raise
-        info = self._info(done.request if applied else None, done.replies)
+        info = self._info(done.request if applied else None, done.replies, skipped)
         self.begin_compute()
-        return dataclasses.replace(info, skipped=skipped)
+        return info
 
     def _without_changes(self, weights: Float32, change: Float32 | None) -> Float32:
         """Return weights [num_parameters] without what the script itself has set of them.
@@ -645,7 +645,9 @@ class Session:
         exchange = self.part.exchange
         return exchange.bytes_up, exchange.bytes_down, dict(self.part.stopwatch.seconds)
 
-    def _info(self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None]) -> StepInfo:
+    def _info(
+        self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
+    ) -> StepInfo:
         """Return what has come since the last one."""
         core, before = self.part.core, self._counted
         up, down, seconds = self._counted = self._counters()
@@ -662,6 +664,7 @@ class Session:
             seconds={phase: spent - before[2][phase] for phase, spent in seconds.items()},
             exchanged=bool(answers),
             stopped=self.stopped,
+            skipped=skipped,
         )
 
 

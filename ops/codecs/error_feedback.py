@@ -171,7 +171,8 @@ class ErrorFeedback(CodecWrapper):
         if self.decay != 1:
             for residual in residuals:
                 residual *= residual.dtype.type(self.decay)
-        ctx = dataclasses.replace(ctx, finite=True)
+        if not ctx.finite:
+            ctx = dataclasses.replace(ctx, finite=True)
         packet, inner = self.inner.feed(residuals, tensors, state["inner"], ctx)
         if self.carry:
             _give_back(residuals, packet, self.carry)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -97,14 +97,19 @@ class PushDecoder:
         if push.more or push.HasField("manifest"):
             raise Malformed(f"step {push.step}: a part of an update, in a run without")
         contents = self.read(push, payload)
-        event = self.whole_event(worker, push, contents, contents.num_bytes)
-        if not self.keeps_coded:
-            return event
-        push.ClearField("payload")  # it is in the other argument as well
-        return dataclasses.replace(event, coded=(push, (payload,)))
+        coded = None
+        if self.keeps_coded:
+            push.ClearField("payload")  # it is in the other argument as well
+            coded = push, (payload,)
+        return self.whole_event(worker, push, contents, contents.num_bytes, coded)
 
     def whole_event(
-        self, worker: int, push: pb.Push, contents: DecodedPush, num_bytes: int
+        self,
+        worker: int,
+        push: pb.Push,
+        contents: DecodedPush,
+        num_bytes: int,
+        coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
         """Return the event of a push that came in one message.
 
@@ -113,15 +118,16 @@ class PushDecoder:
             push: The message.
             contents: What `read` has returned of it.
             num_bytes: Of its blocks, coded.
+            coded: The message with its payload, where it is kept.
 
         Raises:
             NonFinite: A value or the loss is NaN or infinite.
         """
         update = contents.plain or self.flatten(contents.blocks)
-        event = self.event(worker, push, update, contents.aux, num_bytes, contents.change)
-        if not self._keeps_blocks or contents.plain is not None:
-            return event
-        return dataclasses.replace(event, blocks=contents.coded)
+        keeps = self._keeps_blocks and contents.plain is None
+        blocks = contents.coded if keeps else None
+        given = contents.aux, num_bytes, contents.change, blocks, coded
+        return self.event(worker, push, update, *given)
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
         """Check and decode one message, but for finiteness.
@@ -179,6 +185,8 @@ class PushDecoder:
         aux: Float32 | None,
         num_bytes: int,
         change: Update | None = None,
+        blocks: tuple[WireBlock, ...] | None = None,
+        coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
         """Return a whole update as an event; the arguments are those of its fields.
 
@@ -215,6 +223,8 @@ class PushDecoder:
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
             change=change,
+            blocks=blocks,
+            coded=coded,
             peak=largest,
         )
 

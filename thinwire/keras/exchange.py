@@ -221,7 +221,8 @@ class StepExchange:
         try:
             if not session.stopped:
                 change = self._changed(session, held, has_assigned)
-                figures = dataclasses.replace(figures, change=change)
+                if change is not None:
+                    figures = dataclasses.replace(figures, change=change)
                 is_new = abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate)
                 if is_new and not member.is_offered:
                     self._scale_to_rate(session, rate)

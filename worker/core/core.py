@@ -136,7 +136,8 @@ class UpdatePacker:
         packet, self._codec_states[group] = self._method.codec.encode(
             tensors, self._codec_states[group], context
         )
-        packet = dataclasses.replace(packet, kind=self._method.kind)
+        if packet.kind is not self._method.kind:
+            packet = dataclasses.replace(packet, kind=self._method.kind)
         self._last_packet, self._last_group = packet, group
         if len(numbers) == len(self._spec.tensors):
             return packet
