@@ -27,6 +27,7 @@ from bench.shard_end import MOMENTUM, RUN_ID, method_of, spec_of
 from bench.table import Row, render
 from thinwire.ops.kernels.numpy_ops import peak
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
+from thinwire.ops.sharding.flat_updates import joined
 from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -60,7 +61,8 @@ class ReadyWorker:
         welcome = self._session.open(_TIMEOUT_SECONDS)
         self._incarnation, self._epoch = welcome.incarnation, welcome.epoch
         dense = name == "asgd"
-        self._ready = [tuple(_blocks(layout, dense, worker + 100 * n)) for n in range(_READY)]
+        seeds = (worker + 100 * number for number in range(_READY))
+        self._ready = [joined(list(_blocks(layout, dense, seed)), layout) for seed in seeds]
         self._session.send_control(pb.ToServer(pull=pb.Pull()), counted=True)
         self._step, self._version = 0, self._reply().version
 
