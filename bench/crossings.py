@@ -45,28 +45,43 @@ CODECS = {
     "random_k": {"error_feedback": True},
     "powersgd": {},
 }
-#: Rounds of workers: the method and its choices; entries of the reply / entries pushed; and most
-#: bytes an entry pushed, to the host.
-WORKERS: dict[str, tuple[str, dict[str, Any], float, float]] = {
-    "adacomp": ("adacomp", {"compression_rate": RATE}, 2.0, _DOWN),
-    "esync, top k": (
-        "esync",
-        {"compression_rate": RATE, "overrides": {"codec": "topk", "down_codec": "delta"}},
-        2.0,
-        _DOWN,
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerCase:
+    """Rounds of a worker.
+
+    Attributes:
+        method: Its method.
+        choices: Of the method.
+        reply: Entries of the reply / entries pushed.
+        most_down: Bytes an entry pushed, to the host, at most.
+    """
+
+    method: str
+    choices: dict[str, Any]
+    reply: float = 1.0
+    most_down: float = _DOWN
+
+
+_TOP_K = {"compression_rate": RATE, "overrides": {"codec": "topk", "down_codec": "delta"}}
+_LOCAL = {"local_steps": _LOCAL_STEPS}
+WORKERS = {
+    "adacomp": WorkerCase("adacomp", {"compression_rate": RATE}, reply=2.0),
+    "esync, top k": WorkerCase("esync", _TOP_K, reply=2.0),
+    "sparseloco": WorkerCase("sparseloco", _LOCAL | {"chunk_k": 41, "error_ahead": 0.3}),
+    "fedprox": WorkerCase("fedprox", _LOCAL | {"prox_mu": 0.1}),
+    "diloco": WorkerCase("diloco", _LOCAL),
+    "dgt": WorkerCase("dgt", {"dgt_k": 0.3}, most_down=_WHOLE),
+    "dgt, 8 bits": WorkerCase(
+        "dgt", {"dgt_k": 0.3, "dgt_low_bits": 8}, most_down=0.3 * _WHOLE + 0.7
     ),
-    "sparseloco": (
-        "sparseloco",
-        {"local_steps": _LOCAL_STEPS, "chunk_k": 41, "error_ahead": 0.3},
-        1.0,
-        _DOWN,
+    "dgt, 4 bits": WorkerCase(
+        "dgt", {"dgt_k": 0.3, "dgt_low_bits": 4}, most_down=0.3 * _WHOLE + 0.35
     ),
-    "fedprox": ("fedprox", {"local_steps": _LOCAL_STEPS, "prox_mu": 0.1}, 1.0, _DOWN),
-    "diloco": ("diloco", {"local_steps": _LOCAL_STEPS}, 1.0, _DOWN),
-    "dgt": ("dgt", {"dgt_k": 0.3}, 1.0, _WHOLE),
-    "dgt, 8 bits": ("dgt", {"dgt_k": 0.3, "dgt_low_bits": 8}, 1.0, 0.3 * _WHOLE + 0.7),
-    "dgt, 4 bits": ("dgt", {"dgt_k": 0.3, "dgt_low_bits": 4}, 1.0, 0.3 * _WHOLE + 0.35),
-    "dgt, dropped": ("dgt", {"dgt_k": 0.3, "dgt_send_drop": True}, 1.0, 0.3 * _WHOLE),
+    "dgt, dropped": WorkerCase(
+        "dgt", {"dgt_k": 0.3, "dgt_send_drop": True}, most_down=0.3 * _WHOLE
+    ),
 }
 
 
@@ -180,15 +195,17 @@ class DeviceWorker:
         self._images, self._labels = tf.random.normal([4, 1024]), tf.zeros([4], tf.int32)
         self._step, self._none = TrainStep(shared), np.zeros(0, np.float32)
         self.variables = [each.value for each in shared.variables]
-        made, choices, self._reply_size, _ = WORKERS[name]
-        method = compose(Choices(method=made, nb_workers=2, **choices))
+        case = WORKERS[name]
+        self._reply_size = case.reply
+        method = compose(Choices(method=case.method, nb_workers=2, **case.choices))
         layouts = method.place(shared.spec, 1)
         self.core = WorkerCore(
             shared.spec, layouts, method, load_kernels("tf"), [0, 1], keeps_on_device=True
         )
         self._rng, self._version = np.random.default_rng(0), 0
-        self._layout = layouts[0]
-        self.finish([None] * len(self._layout.slices))
+        offsets = layouts[0].offsets
+        nothing = CodedValues("float32", np.zeros(0, np.float32))
+        self.finish([Block(0, offsets[-1], None, nothing, slots=len(offsets) - 1)])
 
     def round(self) -> int:
         """Step and exchange; return how many entries were pushed."""
@@ -202,20 +219,19 @@ class DeviceWorker:
             if request is None:
                 self._step.set_weights(self.core.weights)
         blocks = request.shards[0]
-        sizes = [
-            None if block.indices is None else round(self._reply_size * len(block.indices))
-            for block in blocks
-        ]
-        self.finish(sizes)
+        self.finish(blocks)
         return sum(block.values.data.size for block in blocks)
 
-    def finish(self, sizes: Sequence[int | None]) -> None:
-        """Take in a reply that sets so many entries of each slice; None: all."""
+    def finish(self, pushed: Sequence[Block]) -> None:
+        """Take in a reply to such blocks: of sparse ones, other entries of the same slices."""
         blocks = []
-        for slot, (piece, k) in enumerate(zip(self._layout.slices, sizes, strict=True)):
-            at = None if k is None else np.sort(self._rng.choice(piece.size, k, replace=False))
-            values = self._rng.standard_normal(piece.size if k is None else k, np.float32)
-            blocks.append(Block(slot, piece.size, at, CodedValues("float32", values / 100)))
+        for block in pushed:
+            at, count = None, block.size
+            if block.indices is not None:
+                count = round(self._reply_size * len(block.indices))
+                at = np.sort(self._rng.choice(block.size, count, replace=False))
+            values = CodedValues("float32", self._rng.standard_normal(count, np.float32) / 100)
+            blocks.append(Block(block.slot, block.size, at, values, slots=block.slots))
         self._version += 1
         reply = ShardReply(Operation.SET, blocks, self._version, 0, 0.01, 0, False)
         self._step.set_weights(self.core.finish([reply]))
@@ -291,9 +307,9 @@ def main() -> int:
         counts = exchange(name, where)
         failed |= _exceeds(counts, 0.0, _DOWN, 1)
         sys.stdout.write(_line(name, counts))
-    for name, (_, _, reply, down) in WORKERS.items():
+    for name, case in WORKERS.items():
         counts = worker_round(name, where)
-        failed |= _exceeds(counts, reply, down, _LOCAL_STEPS)
+        failed |= _exceeds(counts, case.reply, case.most_down, _LOCAL_STEPS)
         sys.stdout.write(_line(name, counts))
     return 1 if failed or control != 1 else 0
 

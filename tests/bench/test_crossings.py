@@ -19,7 +19,7 @@ def test_what_crosses_is_what_is_sent():
         if line[:12].strip() in ("fedprox", "diloco"):  # what is sent, and received, is the model
             assert down < gradient + 1000 and up < gradient + 1000
         elif line.startswith("dgt"):
-            _, _, _, most = WORKERS[line[:12].strip()]
+            most = WORKERS[line[:12].strip()].most_down
             assert down < most / 4 * gradient + 1000 and up < gradient + 6000
         else:
             assert 0 < down < gradient / 20 and up < gradient / 10

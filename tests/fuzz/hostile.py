@@ -55,10 +55,14 @@ class Outcome:
     seconds: float = 0.0
     growth: int = 0
 
+    @property
+    def num_counted(self) -> int:
+        """What was refused or taken."""
+        return self.refused.total() + self.taken.total()
+
     def check(self) -> None:
         """Raise AssertionError unless everything is counted once, and memory has not grown."""
-        counted = self.refused.total() + self.taken.total()
-        assert counted == self.sent, f"{self.sent} sent, {counted} counted"
+        assert self.num_counted == self.sent, f"{self.sent} sent, {self.num_counted} counted"
         assert self.growth < MOST_GROWTH, f"the process has grown by {self.growth} bytes"
 
     def told(self, what: str) -> str:

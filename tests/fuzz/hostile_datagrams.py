@@ -184,6 +184,16 @@ class _Flooded:
         self.port.tick()
         assert self.port.core.version == version + 1, "the honest push did not come through"
 
+    def settled(self) -> Outcome:
+        """Return the outcome once the last datagram is counted, which has arrived before."""
+        until = time.monotonic() + _BATCH_SECONDS
+        outcome = self.outcome()
+        while outcome.num_counted < outcome.sent and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
+            self.port.tick()
+            outcome = self.outcome()
+        return outcome
+
     def outcome(self) -> Outcome:
         """Return what became of everything, the honest worker's own datagrams left out."""
         outcome = Outcome(self.num_hostile)
@@ -237,7 +247,7 @@ def flood(num_datagrams: int, seed: int, filtered: bool) -> Outcome:
                 flooded.flood(min(_A_ROUND, left))
                 rounds += 1
                 flooded.exchange(rounds)
-        outcome = flooded.outcome()
+        outcome = flooded.settled()
         outcome.rounds, outcome.seconds = rounds, time.monotonic() - started
         outcome.growth = resident_bytes() - before
         theta = flooded.port.theta.tobytes()
