@@ -108,7 +108,7 @@ def feedback_top_k(
     Returns:
         What `top_k` of the sum returns, and a hint for the next step with this residual.
     """
-    if hint > 0 and _is_worth_a_scan(residual.size, k):
+    if np.float32(hint) > 0 and _is_worth_a_scan(residual.size, k):
         threshold = np.float32(hint)
     else:
         threshold = _sampled_threshold(residual, addend, k, factor)

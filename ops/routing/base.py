@@ -186,6 +186,10 @@ class Router(Policy, Protocol):
         """Whether what arrives is what was sent, to the last bit."""
 
     @property
+    def joins_slots(self) -> bool:
+        """Whether a block may span several slots."""
+
+    @property
     def takes_device_arrays(self) -> bool:
         """Whether values of dense blocks may lie on a device."""
 

@@ -70,6 +70,11 @@ class Dgt(DgtChoices):
         return not self.divides
 
     @property
+    def joins_slots(self) -> bool:
+        """No: each slot has blocks of its own, which are counted."""
+        return False
+
+    @property
     def takes_device_arrays(self) -> bool:
         """Whether values of dense blocks may lie on a device: what is not sent stays there."""
         return self.divides

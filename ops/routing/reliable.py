@@ -22,6 +22,7 @@ class Reliable:
     needs_datagrams_first: ClassVar[bool] = False
     marks_slots: ClassVar[bool] = False
     delivers_all: ClassVar[bool] = True
+    joins_slots: ClassVar[bool] = True
     takes_device_arrays: ClassVar[bool] = False
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:

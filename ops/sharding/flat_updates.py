@@ -94,12 +94,12 @@ class SlicesInModel:
 
 
 def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
-    """Return the part of a spanning block in each of its slices; empty ones are left out."""
+    """Return the part of a spanning block in each of its slices; sparse ones only if not empty."""
     indices, values = block.indices, block.values
     parts = []
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
         first, last = (start, stop) if indices is None else indices.searchsorted((start, stop))
-        if first < last:
+        if indices is None or first < last:
             some = None if indices is None else indices[first:last] - start
             data = CodedValues(values.dtype, values.data[first:last], values.scale)
             parts.append(Block(block.slot + number, stop - start, some, data))

@@ -134,7 +134,7 @@ def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple
 def _part(block: Block, slot: int, piece: Slice) -> Block | None:
     if isinstance(block, LowRankBlock):
         return low_rank.part(block, slot, piece)
-    if piece.size == block.size:
+    if piece.size == block.size and (block.indices is None or block.indices.size):
         return block if block.slot == slot else dataclasses.replace(block, slot=slot)
     if block.indices is None:
         return Block(slot, piece.size, None, _some(block.values, piece.start, piece.stop, piece))

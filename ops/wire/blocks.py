@@ -158,9 +158,10 @@ class IndexChooser:
 
     Attributes:
         interval: Blocks of one slot between two trials.
-        state: Plain ints, ``"<slot>.coding"``, ``"<slot>.searches"`` (for repeated gaps),
-            ``"<slot>.values"`` (a ValueCoding) and ``"<slot>.blocks"`` (since the last trial). Put
-            it into a checkpoint, hand it back, and the same bytes come out.
+        state: Plain ints, for each slot, or slots that a block spans: ``"<slot>.coding"``,
+            ``"<slot>.searches"`` (for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and
+            ``"<slot>.blocks"`` (since the last trial). Put it into a checkpoint, hand it back, and
+            the same bytes come out.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
@@ -183,7 +184,7 @@ class IndexChooser:
             chunk, first = values.chunk, values.first
             value_coding, value_bytes = few_bits_coding.encode_codes(values)
         else:
-            value_coding, value_bytes = self._code_values(block.slot, coding, data)
+            value_coding, value_bytes = self._code_values(_name(block), coding, data)
         return WireBlock(
             slot=block.slot,
             count=data.size,
@@ -200,14 +201,14 @@ class IndexChooser:
         )
 
     def _code_values(
-        self, slot: int, coding: IndexCoding, data: NDArray[Any]
+        self, name: str, coding: IndexCoding, data: NDArray[Any]
     ) -> tuple[ValueCoding, bytes | memoryview]:
         """Return the values' bytes, after `_code` has seen their positions."""
         plain = data.data.cast("B") if data.size else memoryview(b"")
         few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
         if few or coding not in _OF_POSITIONS:
             return ValueCoding.PLAIN, plain
-        remembered, is_trial = f"{slot}.values", self.state[f"{slot}.blocks"] == 1
+        remembered, is_trial = f"{name}.values", self.state[f"{name}.blocks"] == 1
         if not is_trial and not self.state.get(remembered):
             return ValueCoding.PLAIN, plain
         coded = value_codings.encode_exponents(data)
@@ -224,8 +225,8 @@ class IndexChooser:
             return IndexCoding.DENSE, 0, b""
         if not indices.size:
             return IndexCoding.UINT32, 0, b""
-        names = [f"{block.slot}.{name}" for name in ("coding", "searches", "blocks")]
-        remembered, searches, seen = names
+        name = _name(block)
+        remembered, searches, seen = f"{name}.coding", f"{name}.searches", f"{name}.blocks"
         blocks_since_trial = self.state.get(seen, self.interval)
         if blocks_since_trial >= self.interval:
             coding, pays = _smallest(indices, block.size, block.values.data.nbytes)
@@ -234,6 +235,11 @@ class IndexChooser:
             self.state[seen] = blocks_since_trial + 1
         coding, pays = IndexCoding(self.state[remembered]), bool(self.state.get(searches, 1))
         return _encode_as(coding, indices, block.size, pays)
+
+
+def _name(block: Block) -> str:
+    """Return the name by which a block's codings are remembered: those of one have one size."""
+    return f"{block.slot}" if block.slots == 1 else f"{block.slot}+{block.slots}"
 
 
 def _factors_as_bytes(block: LowRankBlock) -> WireBlock:

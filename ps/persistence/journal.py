@@ -36,7 +36,9 @@ STOP_REASON = "journal_failed"
 _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
-_MAGIC = b"TWJRNL4\n"  # 1: by attributes of the core; 2: draws without steps; 3: no joiners
+#: 1: by attributes of the core; 2: draws without steps; 3: no joiners; 4: blocks span one slot.
+_MAGIC = b"TWJRNL5\n"
+_READABLE = (b"TWJRNL4\n", _MAGIC)
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
 _VALUES = struct.Struct("<QQ")  # generation, version
@@ -83,9 +85,9 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
             data = file.read(most_bytes)
     except OSError as error:
         raise DamagedRecord(f"cannot be read: {error.strerror or error}") from error
-    if len(data) < len(_MAGIC) and _MAGIC.startswith(data):
+    if len(data) < len(_MAGIC) and any(magic.startswith(data) for magic in _READABLE):
         raise TruncatedRecord(f"ends after {len(data)} bytes, before its head")
-    if data[: len(_MAGIC)] != _MAGIC:
+    if data[: len(_MAGIC)] not in _READABLE:
         raise DamagedRecord(f"begins with {data[: len(_MAGIC)]!r}, expected {_MAGIC!r}")
     return memoryview(data)[len(_MAGIC) :]
 

@@ -31,8 +31,10 @@ from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 
 #: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
-#: with the journal's magic. 1: by attributes of the core, before the parts had names of their own.
-FORMAT = 2
+#: with the journal's magic. 1: by attributes of the core, before the parts had names of their own;
+#: 2: blocks span one slot.
+FORMAT = 3
+_READABLE = (2, FORMAT)
 _JOURNALS_OF = "journals.id"
 
 
@@ -420,11 +422,11 @@ class SavedShard:
                 raise ConfigurationError(self._all_damaged())
             return None
         _, state = found
-        if (theirs_format := state.get("format", 1)) != FORMAT:
+        if (theirs_format := state.get("format", 1)) not in _READABLE:
             flag, place = self._place
             raise ConfigurationError(
-                f"--{flag}={place} holds checkpoints of format {theirs_format}, and "
-                f"this version of Thinwire reads format {FORMAT}: go on with the version that "
+                f"--{flag}={place} holds checkpoints of format {theirs_format}, and this version "
+                f"of Thinwire reads {_READABLE[0]} and {FORMAT}: go on with the version that "
                 f"wrote them, or give this run another --{flag}, or --overwrite the old one."
             )
         return state

@@ -174,7 +174,7 @@ class UpdatePacker:
         """Split a packet over the shards, and each shard's part by class of service."""
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
-        if not router.channels and len(self._groups) == 1:  # else each block has its own way
+        if router.joins_slots and len(self._groups) == 1:
             self.sent = [joined(*each) for each in zip(self.sent, self._layouts, strict=True)]
         context = RouteContext(step, loss, self._seed, self._number, self._kernels)
         self._router_state = router.begin(self._router_state, context)

@@ -192,6 +192,13 @@ def test_many_magnitudes_are_counted_and_the_same_is_the_kth(spread, share):
     assert 0 < hint <= lowest
 
 
+def test_a_hint_that_is_no_float32_is_none():
+    residual, addend = np.zeros(10_000, np.float32), np.full(10_000, 1e-35, np.float32)
+    indices, _, following = numpy_select.feedback_top_k(residual, addend, 100, hint=1e-60)
+    np.testing.assert_array_equal(indices, np.arange(100))
+    assert following > 0
+
+
 def test_set_bits():
     rng = np.random.default_rng(3)
     for probability in (0.0, 0.01, 0.3, 1.0):

@@ -100,6 +100,13 @@ def test_an_update_as_blocks_is_the_update(case, data):
 LAYOUT = ShardLayout((Slice(0, 0, 4), Slice(1, 0, 6), Slice(2, 0, 5)))
 
 
+def test_a_dense_update_has_a_block_even_of_an_empty_slice():
+    layout = ShardLayout((Slice(0, 0, 3), Slice(1, 0, 0), Slice(2, 0, 2)))
+    update = Update(None, np.arange(5, dtype=np.float32))
+    assert [block.slot for block in blocks_of(update, layout)] == [0, 1, 2]
+    assert flatten(blocks_of(update, layout), layout, KERNELS).indices is None
+
+
 def test_what_is_alike_is_joined_and_nothing_else():
     first, second = (Block(slot, 5, np.array([1]), coded([2])) for slot in (0, 2))
     (block,) = joined([first, second], LAYOUT)

@@ -189,3 +189,10 @@ def test_variables_without_entries_are_placed_and_make_no_shard():
     assert all(layout.size for layout in layouts)
     with pytest.raises(ConfigurationError, match=r"--nb_ps=3.*only 2 tensors with entries"):
         place_tensors(spec, 3)
+
+
+def test_an_empty_part_is_left_out_even_of_a_whole_tensor():
+    spec = model([(4,), (3,)])
+    empty = Block(0, 4, np.empty(0, np.int64), CodedValues("float32", np.empty(0, np.float32)))
+    packet = Packet((empty,), Kind.GRADIENT)
+    assert split_packet(packet, place_tensors(spec, 1)) == [()]

@@ -1,5 +1,6 @@
 """Blocks survive the wire, their bytes are fixed, and the smallest coding is taken."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -185,6 +186,16 @@ def test_the_chooser_remembers_and_tries_again():
         assert each.encode(lumpy).coding is IndexCoding.RICE
         assert each.encode(lumpy).coding is IndexCoding.DEFLATED_GAPS
     assert chooser.state == resumed.state
+
+
+def test_what_spans_slots_is_remembered_apart_from_its_first_slot():
+    chooser, size = IndexChooser(), 90_000
+    assert chooser.encode(block_of(uniform(size, 900), size)).coding is IndexCoding.RICE
+    clustering = block_of(clustered(size, 900), size)
+    spanning = dataclasses.replace(clustering, slots=2)
+    assert chooser.encode(clustering).coding is IndexCoding.RICE
+    assert chooser.encode(spanning).coding is IndexCoding.DEFLATED_GAPS
+    assert chooser.encode(clustering).coding is IndexCoding.RICE
 
 
 def test_a_coding_that_is_only_decoded_is_not_taken_up_again():

@@ -192,9 +192,17 @@ def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_hel
         shard(tmp_path)
     assert str(refusal.value) == (
         f"--run_dir={tmp_path} holds checkpoints of format 1, and this version of Thinwire reads "
-        "format 2: go on with the version that wrote them, or give this run another --run_dir, or "
+        "2 and 3: go on with the version that wrote them, or give this run another --run_dir, or "
         "--overwrite the old one."
     )
+
+
+def test_what_was_saved_before_blocks_spanned_slots_is_read(tmp_path):
+    save(tmp_path)
+    saved = shard(tmp_path)
+    _, state = Checkpoints(saved.folder).load_latest()
+    Checkpoints(saved.folder).save(8, state | {"format": 2})
+    np.testing.assert_array_equal(shard(tmp_path).core["theta"], saved.core["theta"])
 
 
 def test_another_machine_goes_on_from_stored_checkpoints(tmp_path, caplog):
