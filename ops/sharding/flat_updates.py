@@ -125,8 +125,11 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))
-    # A copy even of one: a block may lie in the memory of a message.
-    values = np.concatenate([kernels.dequantise(block.values) for block in blocks])
+    counts = [len(block.values.data) for block in blocks]
+    values, start = np.empty(sum(counts), np.float32), 0
+    for block, count in zip(blocks, counts, strict=True):  # one after the other, for its memory
+        values[start : start + count] = kernels.dequantise(block.values)
+        start += count
     is_whole = sum(block.slots for block in blocks) == len(layout.slices)
     if is_whole and all(block.indices is None for block in blocks):
         return Update(None, values)
