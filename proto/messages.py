@@ -54,6 +54,7 @@ __all__ = [
     "rounds_from_message",
     "rounds_to_message",
     "settings_of",
+    "spanned",
     "spec_of",
     "tensors_of",
 ]
@@ -204,7 +205,7 @@ def blocks_from_message(
     free = position = 0
     result = []
     for block in blocks:
-        end_slot = block.slot + max(1, block.slots)
+        end_slot = spanned(block).stop
         if not free <= block.slot < end_slot <= len(sizes):
             raise Malformed(
                 f"block of slots {block.slot} to {end_slot - 1} after {free - 1}; slots ascend "
@@ -232,6 +233,11 @@ def blocks_from_message(
     return result
 
 
+def spanned(block: pb.Block) -> range:
+    """Return the slots that a described block spans, which nobody has checked."""
+    return range(block.slot, block.slot + max(1, block.slots))
+
+
 def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireBlock, ...]:
     """Return blocks that `blocks_from_message` has accepted as they came, to be passed on."""
     found, position = [], 0
@@ -250,7 +256,7 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
                 value_coding=ValueCoding(block.value_coding),
                 chunk=block.chunk,
                 chunk_first=block.chunk_first,
-                slots=block.slots or 1,
+                slots=len(spanned(block)),
             )
         )
         position = end
@@ -389,7 +395,7 @@ def _decode(
             block.value_coding,
             block.chunk,
             block.chunk_first,
-            max(1, block.slots),
+            len(spanned(block)),
         )
     except WireError as error:
         raise Malformed(f"slot {block.slot}: {error}") from error

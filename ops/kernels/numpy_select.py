@@ -154,8 +154,7 @@ def feedback_of_each(
     if len(small) < _TOGETHER:
         return [feedback_top_k(*each) for each in given]
     for place in small:
-        addend, factor = addends[place], factors[place]
-        residuals[place][...] += addend if factor == 1 else np.float32(factor) * addend
+        accumulate(residuals[place], addends[place], factors[place])
     taken = _take_of_small([residuals[n] for n in small], [counts[n] for n in small])
     found = {place: (*each, 0.0) for place, each in zip(small, taken, strict=True)}
     return [found.get(place) or feedback_top_k(*each) for place, each in enumerate(given)]

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from thinwire.ops.kernels.base import Kernels
-from thinwire.ops.types import Block, CodedValues, ShardLayout, Update
+from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Update
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Int64
@@ -66,17 +67,17 @@ class SlicesInModel:
     """Where the slices of a shard lie in the flat model.
 
     Args:
+        spec: The model.
         layout: Of the shard.
-        offsets: Of the model's tensors.
     """
 
-    def __init__(self, layout: ShardLayout, offsets: Sequence[int]) -> None:
-        self._layout = layout
-        self._starts = [offsets[piece.tensor] + piece.start for piece in layout.slices]
+    def __init__(self, spec: ModelSpec, layout: ShardLayout) -> None:
+        self._layout, positions = layout, shard_positions(spec, layout)
+        self._starts = [place.start for place in positions]
         # Of each slot, the first one after it that does not follow it directly in the model.
-        self._ends = [len(layout.slices)] * len(layout.slices)
-        for slot in reversed(range(len(layout.slices) - 1)):
-            follows = self._starts[slot] + layout.slices[slot].size == self._starts[slot + 1]
+        self._ends = [len(positions)] * len(positions)
+        for slot in reversed(range(len(positions) - 1)):
+            follows = positions[slot].stop == positions[slot + 1].start
             self._ends[slot] = self._ends[slot + 1] if follows else slot + 1
 
     def places(self, blocks: Iterable[Block]) -> Iterator[tuple[slice, Block]]:

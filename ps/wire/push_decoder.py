@@ -242,8 +242,7 @@ class PushDecoder:
         if not self._groups:
             return
         for block in push.blocks:
-            spanned = range(block.slot, block.slot + max(1, block.slots))
-            if not self._groups[push.optimizer].issuperset(spanned):
+            if not self._groups[push.optimizer].issuperset(messages.spanned(block)):
                 raise Malformed(
                     f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
                     "one of its own"

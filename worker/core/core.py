@@ -311,7 +311,7 @@ class WorkerCore:
         self.versions = [0] * len(layouts)
         self.generations = [-1] * len(layouts)
         self._packer = UpdatePacker(spec, layouts, method, kernels, seed, groups)
-        self._slices = [SlicesInModel(layout, spec.offsets) for layout in layouts]
+        self._slices = [SlicesInModel(spec, layout) for layout in layouts]
         self._unanswered: set[int] = set()  # shards that have not answered the newest push
 
     @property
@@ -588,12 +588,13 @@ class WorkerCore:
         """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
         for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
+            change = np.add if sign > 0 else np.subtract
             if not sign:
                 target[where_of(block.indices)] = values
             elif block.indices is None:
-                target += sign * values
+                change(target, values, out=target)
             else:
-                (np.add if sign > 0 else np.subtract).at(target, block.indices, values)
+                change.at(target, block.indices, values)
 
     def _adopt_means(self, means: Float32) -> None:
         """Adopt the averages over the workers."""

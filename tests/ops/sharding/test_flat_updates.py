@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from thinwire.ops.kernels.numpy_ops import KERNELS
 from thinwire.ops.sharding import flat_updates
 from thinwire.ops.sharding.flat_updates import SlicesInModel, blocks_of, flatten, joined
-from thinwire.ops.types import Block, CodedValues, ShardLayout, Slice, Update
+from thinwire.ops.types import Block, CodedValues, ModelSpec, ShardLayout, Slice, TensorSpec, Update
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -62,12 +62,13 @@ def test_joined_blocks_are_the_same_update_and_change_the_same_of_the_model(case
     one, other = flatten(blocks, layout, KERNELS), flatten(together, layout, KERNELS)
     np.testing.assert_array_equal(dense(one, layout.size), dense(other, layout.size))
     expected, offsets = np.zeros(sum(sizes)), np.cumsum([0, *sizes]).tolist()
+    spec = ModelSpec(tuple(TensorSpec(str(n), (size,)) for n, size in enumerate(sizes)))
     for block in blocks:
         start = offsets[layout.slices[block.slot].tensor]
         at = slice(None) if block.indices is None else block.indices
         expected[start : start + block.size][at] = KERNELS.dequantise(block.values)
     found = np.zeros(sum(sizes))
-    for place, block in SlicesInModel(layout, offsets).places(together):
+    for place, block in SlicesInModel(spec, layout).places(together):
         assert place.stop - place.start == block.size
         at = slice(None) if block.indices is None else block.indices
         found[place][at] += KERNELS.dequantise(block.values)

@@ -93,7 +93,7 @@ def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
     outgoing = core.begin(gradient, 1, 0.5)
     expected = core.base.copy()
     for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
-        for at, block in SlicesInModel(layout, core.spec.offsets).places(blocks):
+        for at, block in SlicesInModel(core.spec, layout).places(blocks):
             expected[at][block.indices] += BODIES.dequantise(block.values)
     first = shard_positions(core.spec, core.layouts[0])[0].start
     expected[first] = 7
@@ -146,7 +146,7 @@ def running_ahead(**choices):
 
 def add(shard, outgoing, layout):
     """Add what was sent to the model of the only shard."""
-    for at, block in SlicesInModel(layout, SPEC.offsets).places(outgoing.shards[0]):
+    for at, block in SlicesInModel(SPEC, layout).places(outgoing.shards[0]):
         shard[at][where_of(block.indices)] += block.values.data
 
 
