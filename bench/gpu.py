@@ -31,18 +31,39 @@ CHUNK_KEPT = 64
 COLUMNS, RANK = 128, 2  # of a matrix
 _REPEATS = 20
 _FLOAT = 4  # bytes
+_TF32 = 2e-3  # of sums of products whose factors have 10 bits of mantissa
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """One body: what it is given, what numpy makes of the same, and the bytes it must move."""
+    """One body: what it is given, what numpy makes of the same, and the bytes it must move.
+
+    Attributes:
+        shaping: Places of the inputs, beside integers, that the shapes of outputs follow from.
+        tolerance: Relative to the largest value; 0: bit for bit.
+        on_gpu: The same on a GPU, which multiplies matrices with 10 bits of mantissa (TF32) unless
+            the user's program forbids it.
+    """
 
     name: str
     body: Callable[..., Any]
     inputs: Sequence[Any]
     expected: Sequence[Any]
     num_bytes: float
-    tolerance: float = 0.0  # relative to the largest value; 0: bit for bit
+    tolerance: float = 0.0
+    on_gpu: float | None = None
+    shaping: tuple[int, ...] = ()
+
+    def fixed(self) -> list[bool]:
+        """Return of each input whether shapes follow from it: XLA takes it as a constant alone."""
+        arrays = [np.asarray(each) for each in self.inputs]
+        numbers = [each.ndim == 0 and each.dtype.kind in "iu" for each in arrays]
+        return [number or place in self.shaping for place, number in enumerate(numbers)]
+
+    def given(self) -> list[Any]:
+        """Return the other inputs."""
+        pairs = zip(self.inputs, self.fixed(), strict=True)
+        return [each for each, fixed in pairs if not fixed]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +238,8 @@ def _of_blocks(given: Given) -> Iterator[Op]:
     classes, sums = np.ones(averages.size, np.uint8), scored[1]
     order = given.plain.best_first([scored[0]], classes).astype(np.int32)
     inputs = scored[0], classes
-    yield Op("best_first", bodies._best_first, inputs, (order,), 10 * averages.size)
+    moved = 10 * averages.size
+    yield Op("best_first", bodies._best_first, inputs, (order,), moved, shaping=(1,))
     flags = given.plain.block_flags(sums)
     yield Op("block_flags", bodies._block_flags, (sums,), flags, 6 * sums.size)
     numbers = np.arange(0, len(rows), 2)
@@ -285,22 +307,23 @@ def _of_matrices(given: Given) -> Iterator[Op]:
     left, right, matrix = left.reshape(rows, RANK), right.reshape(-1, RANK), x.reshape(rows, -1)
     exact = matrix.astype(np.float64)
     moved = _FLOAT * size
-    yield Op("image", bodies._image, (x, right), (exact @ right,), moved, 1e-5)
-    yield Op("following", bodies._following, (x, left), (exact.T @ left,), moved, 1e-5)
+    yield Op("image", bodies._image, (x, right), (exact @ right,), moved, 1e-5, _TF32)
+    yield Op("following", bodies._following, (x, left), (exact.T @ left,), moved, 1e-5, _TF32)
     down, across = np.ascontiguousarray(left[:, 0]), np.ascontiguousarray(right[:, 0])
     grown = matrix + down[:, None] * across
     given_to_it = matrix, down, across
     yield Op("plus_outer", bodies._plus_outer, given_to_it, (grown,), 2 * moved, 1e-6)
 
 
-def difference(op: Op, found: Sequence[Any]) -> str:
+def difference(op: Op, found: Sequence[Any], on_gpu: bool = False) -> str:
     """Return what differs from numpy beyond the tolerance; empty if nothing does."""
+    tolerance = op.tolerance if op.on_gpu is None or not on_gpu else op.on_gpu
     for number, (got, want) in enumerate(zip(found, op.expected, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
         if got.shape != want.shape:
             return f"output {number} has the shape {got.shape}, numpy's {want.shape}"
         gap = np.abs(got.astype(np.float64) - want.astype(np.float64))
-        allowed = op.tolerance * max(1.0, float(np.abs(want.astype(np.float64)).max(initial=0)))
+        allowed = tolerance * max(1.0, float(np.abs(want.astype(np.float64)).max(initial=0)))
         if gap.max(initial=0) > allowed:
             return f"output {number} differs by up to {gap.max():.3g} (allowed {allowed:.3g})"
     return ""
@@ -337,7 +360,8 @@ def measure(device: str, size: int) -> Iterator[Measured]:
                 inputs = [tf.constant(each) for each in op.inputs]
             found = op.body(*inputs)
             found = found if isinstance(found, list | tuple) else [found]
-            error = difference(op, [each.numpy() for each in found])
+            on_gpu = "GPU" in device.upper()
+            error = difference(op, [each.numpy() for each in found], on_gpu)
             seconds = _seconds(lambda op=op, inputs=inputs: op.body(*inputs))
             yield Measured(op.name, error, seconds, op.num_bytes / seconds / bandwidth)
 

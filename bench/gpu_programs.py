@@ -23,14 +23,14 @@ from bench import gpu
 SIZE = 200_000
 MANIFEST = "manifest.json"
 #: What runs elsewhere reads these.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
     """Write every op's program, inputs and expected outputs to a new folder; return the manifest.
 
     ``NAME.stablehlo`` is a portable StableHLO artifact; ``NAME.npz`` holds its arguments ``in0``,
-    ``in1`` ... (integers that shapes follow from are part of the program), and ``out0`` ... .
+    ``in1`` ... (what shapes follow from is part of the program), and ``out0`` ... .
 
     Raises:
         FileExistsError: The folder is there.
@@ -40,7 +40,7 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
     folder.mkdir(parents=True)
     listed = []
     for op in gpu.ops(size):
-        inputs = [np.asarray(each) for each in op.inputs if not is_number(each)]
+        inputs = [np.asarray(each) for each in op.given()]
         expected = [np.asarray(each) for each in op.expected]
         (folder / f"{op.name}.stablehlo").write_bytes(lowered(op))
         arrays = {f"in{place}": each for place, each in enumerate(inputs)}
@@ -53,6 +53,7 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
                 "outputs": len(expected),
                 "bytes": op.num_bytes,
                 "tolerance": op.tolerance,
+                "on_gpu": op.tolerance if op.on_gpu is None else op.on_gpu,
             }
         )
     manifest = {
@@ -65,13 +66,8 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
     return manifest
 
 
-def is_number(value: Any) -> bool:
-    """Return whether an input is an integer that shapes may follow from."""
-    return np.ndim(value) == 0 and np.issubdtype(np.asarray(value).dtype, np.integer)
-
-
 def lowered(op: gpu.Op) -> bytes:
-    """Return the op's StableHLO module, with its integers for constants, as any reader knows it."""
+    """Return the op's StableHLO module; what shapes follow from is a constant of it."""
     import tensorflow as tf
     from tensorflow.compiler.mlir.stablehlo import stablehlo
 
@@ -79,11 +75,14 @@ def lowered(op: gpu.Op) -> bytes:
 
     def whole(*given: Any) -> Any:
         left = iter(given)
-        arguments = [tf.constant(int(x)) if is_number(x) else next(left) for x in op.inputs]
+        arguments = [
+            tf.constant(each) if fixed else next(left)
+            for each, fixed in zip(op.inputs, op.fixed(), strict=True)
+        ]
         return body.python_function(*arguments)
 
     program = tf.function(whole, jit_compile=True)
-    given = [tf.constant(each) for each in op.inputs if not is_number(each)]
+    given = [tf.constant(each) for each in op.given()]
     module = program.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
     artifact: bytes = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_minimum_version()

@@ -198,6 +198,7 @@ def _quieten_libraries() -> None:
     gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 

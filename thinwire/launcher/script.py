@@ -129,6 +129,7 @@ def _fix_hashes(seed: int) -> None:
 def _prepare_process(given: Mapping[str, str]) -> None:
     """Set seeds, threads, device and signals; what concerns TensorFlow, when it is imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its greeting comes once per worker
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     device = given.get("device", "auto")
     if device != "auto":

@@ -163,18 +163,19 @@ def test_ray_does_not_leave_nodes_without_a_token(monkeypatch, tmp_path):
         ray.demand_token([without])
 
 
-def test_grpc_is_told_to_be_quiet_before_certificates_make_it_look(folder, monkeypatch):
+def test_libraries_are_told_how_to_behave_before_certificates_make_grpc_look(folder, monkeypatch):
     seen = []
 
     def refuse(*_, **__):
-        seen.append(os.environ.get("GRPC_VERBOSITY"))
+        seen.extend(os.environ.get(name) for name in names)
         raise ConfigurationError("no")
 
-    for name in ("GRPC_VERBOSITY", "TF_CPP_MIN_LOG_LEVEL"):
+    names = "GRPC_VERBOSITY", "TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH"
+    for name in names:
         monkeypatch.setenv(name, "")  # put back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(credentials, "read", refuse)
     monkeypatch.setattr(node, "_start_log", lambda: None)
     with given("--type_node=PS", *tls(folder)):
         assert node.main(["main.py"]) == EXIT_CONFIGURATION
-    assert seen == ["ERROR"]
+    assert seen == ["ERROR", "3", "true"]
