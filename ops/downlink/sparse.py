@@ -199,9 +199,16 @@ class DownAuto(DownSparse):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the changed entries for the workers without a replica."""
+        """Record the changed entries for the workers without a replica.
+
+        A round of the only workers there are is relayed to nobody.
+        """
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
+        if relayed is not None:
+            pushers = {str(update.worker) for update in relayed.updates}
+            if len(pushers) == 1 and not state["exact_since"].keys() - pushers:
+                relayed = None
         state["delta"] = DownRelay().record_update(
             indices, version, state["delta"], own, relayed, before_change
         )

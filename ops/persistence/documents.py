@@ -22,6 +22,7 @@ _DocumentType = typing.TypeVar("_DocumentType", bound="Document")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
 _DEEPEST_NESTING = 16
+_PLAIN = frozenset({int, str, bool, type(None)})  # what JSON writes as it is
 
 
 class Document:
@@ -105,16 +106,13 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
 
 
 @functools.cache
-def _hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
 def _kinds(cls: Any) -> dict[str, Any]:
     """Field names and resolved annotations, in order."""
-    hints = _hints(cls)
+    hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
+@functools.cache
 def _required(cls: Any) -> frozenset[str]:
     missing = dataclasses.MISSING
     return frozenset(
@@ -125,10 +123,13 @@ def _required(cls: Any) -> frozenset[str]:
 
 
 def _write(value: Any, kind: Any, where: str) -> Any:
+    if type(value) in _PLAIN or (type(value) is float and math.isfinite(value)):
+        return value
     if isinstance(value, Document):
         return value.to_dict()
     if isinstance(value, dict):
-        item_kind = (*typing.get_args(kind), Any)[1] if typing.get_args(kind) else Any
+        arguments = _kind_arguments(kind)
+        item_kind = arguments[1] if arguments else Any
         return {str(key): _write(item, item_kind, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_write(item, Any, f"{where}[{i}]") for i, item in enumerate(value)]
@@ -144,9 +145,9 @@ def _read(value: Any, kind: Any, where: str) -> Any:
     if kind is Any:
         return _check_plain(value, where, _DEEPEST_NESTING)
     if _is_optional(kind):
-        (kind,) = (choice for choice in typing.get_args(kind) if choice is not type(None))
+        (kind,) = (choice for choice in _kind_arguments(kind) if choice is not type(None))
         return None if value is None else _read(value, kind, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    origin, arguments = _kind_origin(kind), _kind_arguments(kind)
     if origin is typing.Literal:
         if value not in arguments:
             _refuse(where, value, f"one of {', '.join(arguments)}")
@@ -213,10 +214,15 @@ def _check_plain(value: Any, where: str, depth: int) -> Any:
     return value
 
 
+@functools.cache
 def _is_optional(kind: Any) -> bool:
     return typing.get_origin(kind) in (types.UnionType, typing.Union) and (
         type(None) in typing.get_args(kind)
     )
+
+
+#: Of annotations, which are few, and looked at for every value of every document.
+_kind_origin, _kind_arguments = functools.cache(typing.get_origin), functools.cache(typing.get_args)
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:

@@ -123,6 +123,7 @@ class BulkConnection:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._first = self._last = 0  # what has been read and not taken
+        self._lacking = 0  # bytes of a frame that has begun
         self._piece_left = 0
         self._arriving = ArrivingPiece(self)
         self._ended = self._closed = False
@@ -202,7 +203,8 @@ class BulkConnection:
             self.num_received += _HEADER.size
             return None
         self._reserve(_HEADER.size + size)
-        if have < _HEADER.size + size:
+        self._lacking = max(0, _HEADER.size + size - have)
+        if self._lacking:
             return None
         begin = self._first + _HEADER.size
         frame = bytes(self._buffer[begin : begin + size])
@@ -227,7 +229,7 @@ class BulkConnection:
         if self._first == self._last:
             self._first = self._last = 0
         self._reserve(self._last - self._first + 1)
-        space = self._buffer[self._last : self._last + _READ_BYTES]
+        space = self._buffer[self._last : self._last + max(_READ_BYTES, self._lacking)]
         self._last += self._read(space)
 
     def _read(self, space: memoryview) -> int:

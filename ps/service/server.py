@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
+#: Between two looks at what scripts wait for in vain: leases and patience are of seconds.
+_SCRIPTS_SECONDS = 0.25
 #: A turn of the loop that took so much longer means that the process was stopped, or starved.
 _STALL_SECONDS = 1.0
 #: A shard for which something has waited is behind for so long.
@@ -125,7 +127,7 @@ class ShardServer:
         # Version, whether with weights, document and arrays of the slots that were sent last.
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
-        self._due = [time.monotonic()] * 2
+        self._due = [time.monotonic()] * 3  # status, sign of life, scripts
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: buffers.Spill) -> None:
@@ -312,8 +314,8 @@ class ShardServer:
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return when the core, scripts, and pushes that wait for datagrams, are due."""
-        deadlines = [self.core.next_deadline(), self.scripts.next_deadline()]
+        """Return when the core, and pushes that wait for datagrams, are due."""
+        deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
         return [when for when in deadlines if when is not None]
@@ -321,7 +323,11 @@ class ShardServer:
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
             self.datagrams.poll()
-        self.scripts.tick()
+        if now >= self._due[2]:
+            self.scripts.tick()
+            next_at = self.scripts.next_deadline()
+            latest = now + _SCRIPTS_SECONDS  # a message may have brought another deadline meanwhile
+            self._due[2] = latest if next_at is None else min(next_at, latest)
         if self.phases is not None:
             self.phases.tick()
         if self.core.stop_reason is None and self.watch is not None:
