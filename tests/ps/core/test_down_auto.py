@@ -123,6 +123,33 @@ def test_a_relayed_reply_is_judged_by_its_own_bytes():
     assert not state["replicas"]
 
 
+def test_rounds_are_kept_from_when_there_is_somebody_to_relay_them_to():
+    size, coded = 100, CodedValues("float16", np.ones(2, np.float16))
+    policy = DownAuto(0.01)
+    state = policy.init(size)
+    shard = ShardView(np.zeros(size, np.float32), 0, KERNELS, (0, size))
+
+    def push(version):
+        indices = np.array([version, 50 + version])
+        update = RelayedUpdate(1, version, (Block(0, size, indices, coded),))
+        policy.record_update(indices, version, state, relayed=RelayedRound((update,), 1.0))
+        return dataclasses.replace(shard, version=version)
+
+    policy.gather(ModelRequest(1, 0, None), shard, state)
+    now = push(1)
+    assert not state["delta"]["scratch"]["rounds"]
+    lost = policy.gather(ModelRequest(1, 0, 0), now, state)  # without its push: it began anew
+    assert lost.operation is Operation.SET and lost.update.indices.tolist() == [1, 51]
+    policy.gather(ModelRequest(2, 0, None), now, state)
+    for version in (2, 3):
+        now = push(version)
+    reply = policy.gather(ModelRequest(2, 1, 1), now, state)
+    assert reply.operation is Operation.RELAY and len(reply.update.rounds) == 2
+    policy.forget(2, state)
+    push(4)
+    assert not state["delta"]["scratch"]["rounds"]
+
+
 def test_delta_keeps_no_copies():
     world = World(sending("delta"))
     for _ in range(4):
