@@ -38,7 +38,8 @@ class Document:
         Raises:
             ValueError: a field that may not be null is NaN or infinite.
         """
-        kinds = _kinds(type(self))
+        itself: Any = type(self)
+        kinds = _kinds(itself)
         return {name: _write(getattr(self, name), kind, name) for name, kind in kinds.items()}
 
     def to_json(self) -> str:
@@ -56,7 +57,8 @@ class Document:
         if not isinstance(values, dict):
             _refuse(where, values, "an object")
         values = cls.upgrade(values)
-        kinds = _kinds(cls)
+        itself: Any = cls
+        kinds = _kinds(itself)
         for name in values:
             if name not in kinds:
                 raise ValueError(f"{where} has the unknown field {name!r:.80}")
@@ -66,7 +68,7 @@ class Document:
             if name in values
         }
         for name in kinds:
-            if name not in given and name in _required(cls):
+            if name not in given and name in _required(itself):
                 raise ValueError(f"{where} lacks the field {name!r}")
         return cls(**given)
 
@@ -221,8 +223,17 @@ def _is_optional(kind: Any) -> bool:
     )
 
 
-#: Of annotations, which are few, and looked at for every value of every document.
-_kind_origin, _kind_arguments = functools.cache(typing.get_origin), functools.cache(typing.get_args)
+# Annotations are few, and looked at for every value of every document.
+
+
+@functools.cache
+def _kind_origin(kind: Any) -> Any:
+    return typing.get_origin(kind)
+
+
+@functools.cache
+def _kind_arguments(kind: Any) -> Any:
+    return typing.get_args(kind)
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:
