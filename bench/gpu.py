@@ -41,8 +41,8 @@ class Op:
     Attributes:
         shaping: Places of the inputs, beside integers, that the shapes of outputs follow from.
         tolerance: Relative to the largest value; 0: bit for bit.
-        on_gpu: The same on a GPU, which multiplies matrices with 10 bits of mantissa (TF32) unless
-            the user's program forbids it.
+        on_gpu: The same on a GPU, if it is another: that multiplies matrices with 10 bits of
+            mantissa (TF32) unless the user's program forbids it.
     """
 
     name: str
@@ -59,6 +59,10 @@ class Op:
         arrays = [np.asarray(each) for each in self.inputs]
         numbers = [each.ndim == 0 and each.dtype.kind in "iu" for each in arrays]
         return [number or place in self.shaping for place, number in enumerate(numbers)]
+
+    def tolerance_on(self, gpu: bool) -> float:
+        """Return the tolerance on a GPU, or elsewhere."""
+        return self.on_gpu if gpu and self.on_gpu is not None else self.tolerance
 
     def given(self) -> list[Any]:
         """Return the other inputs."""
@@ -317,7 +321,7 @@ def _of_matrices(given: Given) -> Iterator[Op]:
 
 def difference(op: Op, found: Sequence[Any], on_gpu: bool = False) -> str:
     """Return what differs from numpy beyond the tolerance; empty if nothing does."""
-    tolerance = op.tolerance if op.on_gpu is None or not on_gpu else op.on_gpu
+    tolerance = op.tolerance_on(on_gpu)
     for number, (got, want) in enumerate(zip(found, op.expected, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
         if got.shape != want.shape:

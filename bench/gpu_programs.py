@@ -53,7 +53,7 @@ def write(folder: pathlib.Path, size: int) -> dict[str, Any]:
                 "outputs": len(expected),
                 "bytes": op.num_bytes,
                 "tolerance": op.tolerance,
-                "on_gpu": op.tolerance if op.on_gpu is None else op.on_gpu,
+                "on_gpu": op.tolerance_on(gpu=True),
             }
         )
     manifest = {

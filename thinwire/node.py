@@ -28,7 +28,7 @@ from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.lock import LockOwner
-from thinwire.ops.run.quiet import import_quietly
+from thinwire.ops.run.quiet import configure_libraries, import_quietly
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -109,7 +109,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
         return EXIT_BAD_FLAG
     _start_log()
-    _quieten_libraries()  # before gRPC reads certificates
+    configure_libraries(tensorflow_log_level=3)  # before gRPC reads certificates
     try:
         return _play(arguments[1:] if takes_script else None)
     except KeyboardInterrupt:
@@ -190,16 +190,6 @@ def _exit_code(error: Exception) -> int | None:
     refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
-
-
-def _quieten_libraries() -> None:
-    """Limit what TensorFlow and gRPC write; they look once, when they are imported.
-
-    gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
-    """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 def _needs_tensorflow(run: Run) -> bool:

@@ -207,7 +207,7 @@ class DownAuto(DownSparse):
             own = None
         if relayed is not None:
             pushers = {str(update.worker) for update in relayed.updates}
-            if len(pushers) == 1 and not state["exact_since"].keys() - pushers:
+            if len(pushers) == 1 and state["exact_since"].keys() <= pushers:
                 relayed = None
         state["delta"] = DownRelay().record_update(
             indices, version, state["delta"], own, relayed, before_change

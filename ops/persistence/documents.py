@@ -15,14 +15,14 @@ import os
 import pathlib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 _DocumentType = typing.TypeVar("_DocumentType", bound="Document")
+_Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
 _DEEPEST_NESTING = 16
-_PLAIN = frozenset({int, str, bool, type(None)})  # what JSON writes as it is
 
 
 class Document:
@@ -38,8 +38,7 @@ class Document:
         Raises:
             ValueError: a field that may not be null is NaN or infinite.
         """
-        itself: Any = type(self)
-        kinds = _kinds(itself)
+        kinds = _kinds(type(self))
         return {name: _write(getattr(self, name), kind, name) for name, kind in kinds.items()}
 
     def to_json(self) -> str:
@@ -57,8 +56,7 @@ class Document:
         if not isinstance(values, dict):
             _refuse(where, values, "an object")
         values = cls.upgrade(values)
-        itself: Any = cls
-        kinds = _kinds(itself)
+        kinds = _kinds(cls)
         for name in values:
             if name not in kinds:
                 raise ValueError(f"{where} has the unknown field {name!r:.80}")
@@ -68,7 +66,7 @@ class Document:
             if name in values
         }
         for name in kinds:
-            if name not in given and name in _required(itself):
+            if name not in given and name in _required(cls):
                 raise ValueError(f"{where} lacks the field {name!r}")
         return cls(**given)
 
@@ -107,14 +105,23 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
     os.replace(temporary, path)
 
 
-@functools.cache
+def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
+    """Return a function of classes or annotations, which are few, that looks at each once."""
+    return functools.cache(find)
+
+
+_kind_origin: Callable[[Any], Any] = _once(typing.get_origin)
+_kind_arguments: Callable[[Any], Any] = _once(typing.get_args)
+
+
+@_once
 def _kinds(cls: Any) -> dict[str, Any]:
     """Field names and resolved annotations, in order."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-@functools.cache
+@_once
 def _required(cls: Any) -> frozenset[str]:
     missing = dataclasses.MISSING
     return frozenset(
@@ -125,8 +132,6 @@ def _required(cls: Any) -> frozenset[str]:
 
 
 def _write(value: Any, kind: Any, where: str) -> Any:
-    if type(value) in _PLAIN or (type(value) is float and math.isfinite(value)):
-        return value
     if isinstance(value, Document):
         return value.to_dict()
     if isinstance(value, dict):
@@ -216,24 +221,10 @@ def _check_plain(value: Any, where: str, depth: int) -> Any:
     return value
 
 
-@functools.cache
 def _is_optional(kind: Any) -> bool:
-    return typing.get_origin(kind) in (types.UnionType, typing.Union) and (
-        type(None) in typing.get_args(kind)
+    return _kind_origin(kind) in (types.UnionType, typing.Union) and (
+        type(None) in _kind_arguments(kind)
     )
-
-
-# Annotations are few, and looked at for every value of every document.
-
-
-@functools.cache
-def _kind_origin(kind: Any) -> Any:
-    return typing.get_origin(kind)
-
-
-@functools.cache
-def _kind_arguments(kind: Any) -> Any:
-    return typing.get_args(kind)
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Libraries that write to stderr while they are imported, before their log settings apply."""
+"""Libraries that look at the environment, or write to stderr, while they are imported."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator
+
+
+def configure_libraries(tensorflow_log_level: int) -> None:
+    """Set what TensorFlow and gRPC look for once, when they are imported; what is set stays.
+
+    gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
+
+    Args:
+        tensorflow_log_level: Of its native code: 2 leaves errors, 3 nothing.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(tensorflow_log_level))
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @contextlib.contextmanager

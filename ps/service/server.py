@@ -127,7 +127,7 @@ class ShardServer:
         # Version, whether with weights, document and arrays of the slots that were sent last.
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
-        self._due = [time.monotonic()] * 3  # status, sign of life, scripts
+        self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: buffers.Spill) -> None:
@@ -292,7 +292,7 @@ class ShardServer:
         """Be the writer thread until `finished`."""
         before = behind_until = time.monotonic()
         while not finished():
-            deadline = min([*self._due, *self._deadlines()])
+            deadline = min(*self._due.values(), *self._deadlines())
             patience = min(_LONGEST_WAIT_SECONDS, max(0.0, deadline - time.monotonic()))
             try:
                 item = self.queue.get(timeout=patience)
@@ -323,20 +323,19 @@ class ShardServer:
     def _do_regular_work(self, now: float) -> None:
         if self.datagrams is not None:
             self.datagrams.poll()
-        if now >= self._due[2]:
+        if now >= self._due["scripts"]:
             self.scripts.tick()
-            next_at = self.scripts.next_deadline()
-            latest = now + _SCRIPTS_SECONDS  # a message may have brought another deadline meanwhile
-            self._due[2] = latest if next_at is None else min(next_at, latest)
+            latest = now + _SCRIPTS_SECONDS  # a message may bring another deadline meanwhile
+            self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
             self.phases.tick()
         if self.core.stop_reason is None and self.watch is not None:
             self._end_if_nobody_comes(self.watch, now)
-        if now >= self._due[0]:
-            self._due[0] = now + _STATUS_INTERVAL_SECONDS
+        if now >= self._due["status"]:
+            self._due["status"] = now + _STATUS_INTERVAL_SECONDS
             self.observers.publish_status()
-        if now >= self._due[1]:
-            self._due[1] = now + beat_seconds(self.lease_seconds)
+        if now >= self._due["beat"]:
+            self._due["beat"] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
                 connection.send(pb.ToClient(waiting=pb.Waiting()))
 

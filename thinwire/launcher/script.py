@@ -36,7 +36,7 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     sys.path.remove(_ROOT)
 
 from thinwire.launcher.failures import Failure, report_completion
-from thinwire.ops.run.quiet import quiet_stderr
+from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
 from thinwire.ops.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
@@ -128,9 +128,7 @@ def _fix_hashes(seed: int) -> None:
 
 def _prepare_process(given: Mapping[str, str]) -> None:
     """Set seeds, threads, device and signals; what concerns TensorFlow, when it is imported."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else its greeting comes once per worker
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    configure_libraries(tensorflow_log_level=2)  # else its greeting comes once per worker
     device = given.get("device", "auto")
     if device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
