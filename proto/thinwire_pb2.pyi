@@ -147,7 +147,7 @@ OPERATION_SET_REST: Operation
 OPERATION_RELAY: Operation
 
 class ToServer(_message.Message):
-    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit", "switch")
+    __slots__ = ("hello", "pull", "push", "chunk", "heartbeat", "leave", "report", "halt", "query", "datagrams", "offer", "barrier", "finished", "slots", "fit_begun", "epoch_ended", "evaluated", "evaluator", "fit_ended", "stop_fit", "switch", "epoch_meeting")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
@@ -169,6 +169,7 @@ class ToServer(_message.Message):
     FIT_ENDED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIT_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_MEETING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     pull: Pull
     push: Push
@@ -190,10 +191,11 @@ class ToServer(_message.Message):
     fit_ended: FitEnded
     stop_fit: StopFit
     switch: Switch
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
+    epoch_meeting: EpochMeeting
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., pull: _Optional[_Union[Pull, _Mapping]] = ..., push: _Optional[_Union[Push, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., query: _Optional[_Union[Query, _Mapping]] = ..., datagrams: _Optional[_Union[Datagrams, _Mapping]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., slots: _Optional[_Union[SlotsRequest, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., evaluator: _Optional[_Union[Evaluator, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., epoch_meeting: _Optional[_Union[EpochMeeting, _Mapping]] = ...) -> None: ...
 
 class ToClient(_message.Message):
-    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended", "stop_fit", "chief", "switch")
+    __slots__ = ("welcome", "refusal", "reply", "chunk", "waiting", "membership", "halt", "report", "answer", "barrier", "slots", "finished", "fit_begun", "epoch_ended", "evaluated", "fit_ended", "stop_fit", "chief", "switch", "epoch_meeting")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
@@ -213,6 +215,7 @@ class ToClient(_message.Message):
     STOP_FIT_FIELD_NUMBER: _ClassVar[int]
     CHIEF_FIELD_NUMBER: _ClassVar[int]
     SWITCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_MEETING_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refusal: Refusal
     reply: Reply
@@ -232,7 +235,8 @@ class ToClient(_message.Message):
     stop_fit: StopFit
     chief: Chief
     switch: Switch
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., chief: _Optional[_Union[Chief, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ...) -> None: ...
+    epoch_meeting: EpochMeeting
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., halt: _Optional[_Union[Halt, _Mapping]] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., barrier: _Optional[_Union[Barrier, _Mapping]] = ..., slots: _Optional[_Union[Slots, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., fit_begun: _Optional[_Union[FitBegun, _Mapping]] = ..., epoch_ended: _Optional[_Union[EpochEnded, _Mapping]] = ..., evaluated: _Optional[_Union[Evaluated, _Mapping]] = ..., fit_ended: _Optional[_Union[FitEnded, _Mapping]] = ..., stop_fit: _Optional[_Union[StopFit, _Mapping]] = ..., chief: _Optional[_Union[Chief, _Mapping]] = ..., switch: _Optional[_Union[Switch, _Mapping]] = ..., epoch_meeting: _Optional[_Union[EpochMeeting, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("path", "shape", "dtype")
@@ -831,6 +835,34 @@ class StopFit(_message.Message):
     fit: int
     epochs: int
     def __init__(self, fit: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
+
+class EpochMeeting(_message.Message):
+    __slots__ = ("fit", "epoch", "after_callbacks", "waits", "stops", "epochs", "answers", "states")
+    FIT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AFTER_CALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    STOPS_FIELD_NUMBER: _ClassVar[int]
+    EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
+    fit: int
+    epoch: int
+    after_callbacks: bool
+    waits: bool
+    stops: bool
+    epochs: int
+    answers: bool
+    states: _containers.RepeatedCompositeFieldContainer[MetricState]
+    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., after_callbacks: bool = ..., waits: bool = ..., stops: bool = ..., epochs: _Optional[int] = ..., answers: bool = ..., states: _Optional[_Iterable[_Union[MetricState, _Mapping]]] = ...) -> None: ...
+
+class MetricState(_message.Message):
+    __slots__ = ("name", "values")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    values: bytes
+    def __init__(self, name: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class Chief(_message.Message):
     __slots__ = ("worker",)

@@ -195,8 +195,13 @@ class Method:
     @property
     def steps_together(self) -> bool:
         """Whether each step of the model is one mini-batch of every worker."""
+        return self.ends_epochs_together and self.pacer.longest_round == 1
+
+    @property
+    def ends_epochs_together(self) -> bool:
+        """Whether all workers step in common rounds, and equally often in each of these."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
-        return one_group and self.sync.takes_all and self.pacer.longest_round == 1
+        return one_group and self.sync.takes_all and not self.pacer.queries
 
     @property
     def steps_on_workers(self) -> bool:

@@ -1,12 +1,12 @@
 """The control streams of the workers' scripts, and of those that evaluate for them.
 
-What comes on them goes to `Barriers` and `Evaluations`, and back.
+What comes on them goes to `Barriers`, `EpochMeetings` and `Evaluations`, and back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from absl import logging
@@ -23,6 +23,12 @@ from thinwire.ps.service.barriers import (
     ScriptsEnd,
 )
 from thinwire.ps.service.connections import Connection
+from thinwire.ps.service.epoch_meetings import (
+    EpochMeetings,
+    FitEndsEarly,
+    MeetingAnswer,
+    MeetingOutcome,
+)
 from thinwire.ps.service.evaluations import (
     Evaluations,
     ForEvaluator,
@@ -40,6 +46,7 @@ class RunControl:
         lease_seconds: Silence after which a Supervisor counts as lost.
         put: Queues an event for the core.
         version: Returns the number of updates applied so far.
+        held: Returns the workers that wait in a round.
         publish_status: Sends supervisors the run's status; beside an evaluation it must be new.
         clock: Of this shard.
     """
@@ -50,11 +57,13 @@ class RunControl:
         lease_seconds: float,
         put: Callable[[events.Event], None],
         version: Callable[[], int] = int,
+        held: Callable[[], Collection[int]] = frozenset,
         publish_status: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._barriers, self._put, self._clock = barriers, put, clock
         self._evaluations = Evaluations(lease_seconds, barriers.present)
+        self._meetings = EpochMeetings(barriers.present, held)
         self._version, self._publish_status = version, publish_status
         self._streams: dict[int, Connection] = {}  # worker -> the stream of its script
         self._supervisors: dict[int, Connection] = {}  # that start evaluators, by `id` of these
@@ -87,6 +96,7 @@ class RunControl:
         now, worker, incarnation = self._clock(), connection.id, connection.incarnation
         self._perform(self._barriers.begin(worker, incarnation, now))
         self._notify(self._evaluations.begin(worker, incarnation, now))
+        self._conclude(self._meetings.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
         """Note that a script has come to a barrier."""
@@ -94,6 +104,8 @@ class RunControl:
             now, worker = self._clock(), connection.id
             self._perform(self._barriers.arrive(worker, arrival, now))
             self._notify(self._evaluations.arrive(worker, arrival.name, now))
+            for name in (*arrival.passed, arrival.name):
+                self._conclude(self._meetings.arrive(worker, name, now))
 
     def receive(
         self,
@@ -121,7 +133,13 @@ class RunControl:
         """Note that a script ends a fit before its time, for all."""
         if self._is_current(connection):
             logging.info("worker %d stops fit %d", connection.id, fit)
+            self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
+
+    def meet(self, connection: Connection, meeting: pb.EpochMeeting) -> None:
+        """Note that a script has come to the end of an epoch."""
+        if self._is_current(connection):
+            self._conclude(self._meetings.meet(connection.id, meeting, self._clock()))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
         """Note that a script has ended, and confirm it."""
@@ -131,6 +149,7 @@ class RunControl:
         connection.send(pb.ToClient(finished=pb.Finished()))
         self._perform(outcomes)
         self._notify(self._evaluations.arrive(connection.id, "", self._clock()))
+        self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
         """Note a sign of life."""
@@ -185,18 +204,21 @@ class RunControl:
         """Do not count a time in which this process stood still."""
         self._barriers.excuse(seconds)
         self._evaluations.excuse(seconds)
+        self._meetings.excuse(seconds)
 
     def tick(self) -> None:
         """Do what has become due by time alone."""
         now = self._clock()
         self._perform(self._barriers.tick(now))
         self._notify(self._evaluations.tick(now, self._version()))
+        self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
         """Return when `tick` may have an effect."""
         now = self._clock()
-        found = (self._barriers.next_deadline(now), self._evaluations.next_deadline(now))
-        return min((when for when in found if when is not None), default=None)
+        parts = (self._barriers, self._evaluations, self._meetings)
+        moments = [each.next_deadline(now) for each in parts]
+        return min((when for when in moments if when is not None), default=None)
 
     def _is_current(self, connection: Connection) -> bool:
         return self._streams.get(connection.id) is connection
@@ -215,6 +237,20 @@ class RunControl:
                     receivers = list(self._supervisors.values())
             for receiver in receivers:
                 receiver.send(notice.message)
+
+    def _conclude(self, outcomes: Sequence[MeetingOutcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case MeetingAnswer():
+                    self._send(outcome.worker, epoch_meeting=outcome.meeting)
+                case FitEndsEarly():
+                    logging.info(
+                        "worker %d ends fit %d after %d epochs",
+                        *(outcome.worker, outcome.fit, outcome.epochs),
+                    )
+                    stop = self._barriers.stop_fit
+                    worker, fit, epochs = outcome.worker, outcome.fit, outcome.epochs
+                    self._perform(stop(worker, fit, epochs, self._clock()))
 
     def _perform(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

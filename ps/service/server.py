@@ -117,6 +117,7 @@ class ShardServer:
             lease_seconds,
             self.queue.put,
             lambda: core.version,
+            core.waiting_workers,
             self.observers.publish_status,
         )
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None

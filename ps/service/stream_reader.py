@@ -55,6 +55,8 @@ _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
 #: characters of a fit's history.
 _MOST_COUNTED = 1 << 31
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
+#: A value of a metric's state is a float64.
+_STATE_BYTES = 8
 _MOST_ADDRESS = 300  # characters: more than any host's name has
 #: What a supervisor may end a run for.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
@@ -434,6 +436,12 @@ class StreamReader:
         stop_fit = self.server.scripts.stop_fit
         self.server.queue.put(functools.partial(stop_fit, self._worker, stop.fit, stop.epochs))
 
+    def _epoch_meeting(self, meeting: pb.EpochMeeting, payload: memoryview) -> None:
+        del payload
+        _check_meeting(meeting)
+        meet = self.server.scripts.meet
+        self.server.queue.put(functools.partial(meet, self._worker, meeting))
+
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
         del payload
         finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
@@ -562,6 +570,7 @@ class StreamReader:
         (pb.ROLE_EVALUATOR, "leave"): _observer_leaves,
         (pb.ROLE_SCRIPT, "fit_begun"): _fit_begun,
         (pb.ROLE_SCRIPT, "epoch_ended"): _epoch_ended,
+        (pb.ROLE_SCRIPT, "epoch_meeting"): _epoch_meeting,
         (pb.ROLE_SCRIPT, "fit_ended"): _fit_ended,
         (pb.ROLE_SCRIPT, "evaluated"): _script_knows,
         (pb.ROLE_SCRIPT, "barrier"): _arrive,
@@ -580,6 +589,17 @@ class StreamReader:
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
         raise Malformed(f"epoch {epoch} of fit {fit}")
+
+
+def _check_meeting(meeting: pb.EpochMeeting) -> None:
+    """Refuse states of metrics that no script can have."""
+    _check_place(meeting.fit, meeting.epoch)
+    names = {state.name for state in meeting.states}
+    if not len(names) == len(meeting.states) <= _MOST_METRICS:
+        raise Malformed(f"{len(meeting.states)} metrics, {len(names)} of other names")
+    for state in meeting.states:
+        if len(state.values) % _STATE_BYTES or len(state.name) > _LONGEST_MESSAGE:
+            raise Malformed(f"metric {state.name!r:.80} with {len(state.values)} bytes of state")
 
 
 def _check_evaluated(evaluated: pb.Evaluated) -> None:

@@ -3,6 +3,7 @@
 ``python -m tests.proto.samples`` writes the files that are missing and touches no other.
 """
 
+import struct
 from pathlib import Path
 
 from google.protobuf.message import Message
@@ -79,6 +80,17 @@ def _of_scripts() -> dict[str, Message]:
         "to_server_switch": pb.ToServer(switch=pb.Switch()),
         "to_server_stop_fit": pb.ToServer(stop_fit=pb.StopFit(fit=3)),
         "to_client_stop_fit": pb.ToClient(stop_fit=pb.StopFit(fit=3)),
+        "to_server_epoch_meeting": pb.ToServer(
+            epoch_meeting=pb.EpochMeeting(
+                fit=2,
+                epoch=4,
+                waits=True,
+                states=[pb.MetricState(name="0/loss", values=struct.pack("<dd", 2.5, 64))],
+            )
+        ),
+        "to_client_epoch_meeting": pb.ToClient(
+            epoch_meeting=pb.EpochMeeting(fit=2, epoch=4, after_callbacks=True, epochs=5)
+        ),
         "to_client_chief": pb.ToClient(chief=pb.Chief(worker=2)),
         "to_server_push_scaled": pb.ToServer(push=scaled),
         "to_server_push_overflow": pb.ToServer(push=overflow),

@@ -11,7 +11,8 @@
 - `exchange`: what becomes of a step; `held_weights` and `assignments`: weights that the script
   sets itself; `central`: what the shards hold, for callbacks and files.
 - `fit_lifecycle`: one call of `fit`; `early_stop`: all end it together; `fit_barriers` lets all
-  scripts meet around it; `evaluations`: by the Supervisor; `own_loop`: a loop of the script's own.
+  scripts meet around it; `train_metrics` are merged over them; `evaluations`: by the Supervisor;
+  `own_loop`: a loop of the script's own.
 
 `offers` makes what a PS learns of the model, `clock` is what schedules are read at here, `measure`
 times steps for the Advisor, `checks` refuses what cannot be right, `forwarding` keeps attributes of

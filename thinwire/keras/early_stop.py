@@ -1,12 +1,13 @@
-"""All scripts end a `fit` in the same epoch, where one of them ends it before its time."""
+"""All scripts end a `fit` after the same epoch, where one of them ends it early."""
 
 from __future__ import annotations
 
 from thinwire.keras.run_member import RunMember
+from thinwire.proto import thinwire_pb2 as pb
 
 
 class EarlyStop:
-    """Notifies the other scripts of an early end, and ends this one's `fit` as they do.
+    """Agrees with the other scripts on an early end, and ends this one's `fit` there.
 
     Attributes:
         epoch: The present one, as Keras counts them.
@@ -15,47 +16,57 @@ class EarlyStop:
     def __init__(self, member: RunMember) -> None:
         self._member = member
         self.epoch = 0
-        self._is_known = False  # by all scripts, that this `fit` ends before its time
-        self._after = 0  # how many epochs it then ends
+        self._after: int | None = None  # how many epochs this `fit` ends early; 0: immediately
 
     def begin_fit(self) -> None:
         """Forget the `fit` before."""
-        self.epoch, self._after, self._is_known = 0, 0, False
+        self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch; it is the last if this `fit` was to end before it began here."""
+        """Begin an epoch, as Keras counts them."""
         self.epoch = epoch
-        if self._is_known and epoch >= self._after:
+        if self._after is not None and epoch >= self._after:
             self._stop_training()
 
     def end_epoch(self) -> None:
-        """End this `fit` with the present epoch, if another script has ended its own there."""
-        if self._is_known and self.epoch + 1 >= self._after:
-            self._stop_training()
+        """Agree, behind all callbacks of an epoch, on whether this `fit` ends early.
 
-    def notify(self, after: int) -> None:
-        """Let the scripts of all workers end this `fit`, where this one has set stop_training.
-
-        Args:
-            after: How many epochs, so that callbacks act in the same one everywhere; 0: in the
-                middle of one, where nothing can be waited for.
+        A callback may have set stop_training here while another script is in a later epoch already.
+        Then this script trains on until both have had as many.
         """
         member = self._member
-        if self._is_known or not member.model.stop_training or member.stopped:
+        if not member.meets_others:
             return
-        self._is_known = True
-        if member.barriers is not None:
-            member.barriers.stop_fit(after)
+        answer = member.met_barriers.end_epoch(self.epoch, bool(member.model.stop_training))
+        if not isinstance(answer, pb.EpochMeeting):
+            member.take_end(answer)
+            self._stop_training()
+            return
+        if answer.epochs and self._after is None:
+            self._after = answer.epochs
+        if self._after is not None:
+            member.model.stop_training = self.epoch + 1 >= self._after
+
+    def stop_now(self) -> None:
+        """Let the other scripts end this `fit` too, where this one has stopped within an epoch.
+
+        They end it after the batch in progress: nobody waits for this worker's rounds any more.
+        """
+        member = self._member
+        if self._after is None and not member.stopped:
+            self._after = 0
+            if member.barriers is not None:
+                member.barriers.stop_fit(0)
 
     def stop(self, after: int) -> None:
         """End this `fit` after so many epochs, as another script has (any thread)."""
-        self._after, self._is_known = after, True
+        self._after = after
         if self._member.in_fit and self.epoch >= after:
             self._stop_training()
 
     def pass_over(self) -> None:
         """End this `fit`, which the others have behind them."""
-        self._is_known = True
+        self._after = 0
         self._stop_training()
 
     def _stop_training(self) -> None:

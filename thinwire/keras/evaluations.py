@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -22,10 +23,11 @@ class FitEvaluations:
 
     Attributes:
         validates: Whether the present `fit` has validation data.
+        is_evaluating: Whether Keras' evaluate is running.
     """
 
     def __init__(self, member: RunMember) -> None:
-        self.validates = False
+        self.validates = self.is_evaluating = False
         self._member = member
         self._checksums: dict[int, int] = {}  # by identity, of values that the run does not share
         self._has_own_states = False  # made by training, so that no evaluator knows them
@@ -34,6 +36,15 @@ class FitEvaluations:
         """Look at the arguments of Keras' fit for validation data."""
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Tell metrics that Keras' evaluate reads from those of the training."""
+        before, self.is_evaluating = self.is_evaluating, True
+        try:
+            yield
+        finally:
+            self.is_evaluating = before
 
     @property
     def is_elsewhere(self) -> bool:
@@ -62,7 +73,8 @@ class FitEvaluations:
         if isinstance(found, pb.Evaluated) and not self._look_for_own_states():
             logs = decode_metrics(found.metrics)
         else:
-            logs = alone(**keywords | {"callbacks": None, "verbose": 0})
+            with self.evaluating():
+                logs = alone(**keywords | {"callbacks": None, "verbose": 0})
         callbacks.on_test_end(logs)
         return logs
 

@@ -59,7 +59,7 @@ class FitCallback(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End `fit` with what went wrong in the last batch; wait for those that have another."""
         del epoch, logs
-        self._session.fits.end_epoch()
+        self._session.fits.end_steps()
         if self._swaps_at_end:
             self._session.central.refresh_averages()
 
@@ -67,6 +67,20 @@ class FitCallback(keras.callbacks.Callback):
         """Leave; from here on the model has the final weights."""
         del logs
         self._session.fits.leave()
+
+
+class EpochEnd(keras.callbacks.Callback):
+    """The last of a `fit`'s callbacks: agrees with the other scripts on an early end."""
+
+    def __init__(self, session: ModelSession) -> None:
+        """Do nothing yet."""
+        super().__init__()
+        self._session = session
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """End `fit` after the same epoch as the other scripts."""
+        del epoch, logs
+        self._session.fits.end_epoch()
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
@@ -83,7 +97,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         others = _listed(given.get("callbacks"))
         written = writing_once(others, lambda: session.central.writes_files)
         with refusing_unfit(model), session.fits.running(given) as arguments, written:
-            arguments["callbacks"] = _first(FitCallback(session, others), given.get("callbacks"))
+            first, last = FitCallback(session, others), EpochEnd(session)
+            arguments["callbacks"] = _between(first, given.get("callbacks"), last)
             history = alone(**arguments)
         session.evaluations.report_history(history)
         return history
@@ -91,11 +106,20 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
         is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
-        return (
-            session.fits.evaluate(evaluate_alone, keywords)
-            if is_of_fit
-            else evaluate_alone(*args, **keywords)
-        )
+        if is_of_fit:
+            return session.fits.evaluate(evaluate_alone, keywords)
+        with session.evaluations.evaluating():
+            return evaluate_alone(*args, **keywords)
+
+    results = model._get_metrics_result_or_logs
+
+    @functools.wraps(results)
+    def results_of_all(logs: Any) -> Any:
+        is_of_epoch = session.fits.merge_metrics()
+        found = results(logs)
+        if is_of_epoch:
+            session.fits.name_separate(found or {}, are_results=found is not logs)
+        return found
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:
@@ -109,7 +133,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             return trains_on_batch(*args, **keywords)
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step
-    model.train_on_batch = train_on_batch
+    model.train_on_batch, model._get_metrics_result_or_logs = train_on_batch, results_of_all
     model.train_function = None  # one of an earlier `fit` holds the old step
 
 
@@ -135,14 +159,15 @@ def _listed(callbacks: Any) -> list[Any]:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     found = [] if callbacks is None else keras.tree.flatten(callbacks)
-    return [each for each in found if not isinstance(each, FitCallback)]
+    return [each for each in found if not isinstance(each, FitCallback | EpochEnd)]
 
 
-def _first(callback: FitCallback, others: Any) -> Any:
-    """Return callbacks in the form that `fit` takes, `callback` first."""
+def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:
+    """Return callbacks in the form that `fit` takes, with one before and one after the script's."""
     if isinstance(others, keras.callbacks.CallbackList):
-        others.callbacks[:] = [callback, *_listed(others)]
-        callback.set_model(others.model)
-        callback.set_params(others.params)
+        others.callbacks[:] = [first, *_listed(others), last]
+        for callback in (first, last):
+            callback.set_model(others.model)
+            callback.set_params(others.params)
         return others
-    return [callback, *_listed(others)]
+    return [first, *_listed(others), last]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -44,6 +44,7 @@ class FitBarriers:
         on_stop: Callable[[int], None] = lambda epochs: None,
     ) -> None:
         self._num_fits = self._num_saved = 0
+        self._ends_epochs_together = run.method.ends_epochs_together
         self.where = "begin"
         self._has_warned = False  # that nobody evaluates
         self._id_worker, self.on_stop = id_worker, on_stop
@@ -118,6 +119,40 @@ class FitBarriers:
                 found.nobody,
             )
         return found
+
+    def end_steps(
+        self, epoch: int, states: Sequence[pb.MetricState]
+    ) -> pb.EpochMeeting | RunHalted:
+        """Exchange the states of training metrics behind the last step of an epoch.
+
+        Args:
+            epoch: As Keras counts them.
+            states: Of this script.
+
+        Returns:
+            An answer with the sums over all scripts, or the end of the run. Raises as `wait`.
+        """
+        return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
+
+    def end_epoch(self, epoch: int, stops: bool) -> pb.EpochMeeting | RunHalted:
+        """Agree, behind the callbacks of an epoch, on whether this `fit` ends early.
+
+        Args:
+            epoch: As Keras counts them.
+            stops: Whether the callbacks of this script have set stop_training.
+
+        Returns:
+            An answer with the number of epochs after which it ends, or the end of the run. Raises
+            as `wait`.
+        """
+        return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
+
+    def _meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting | RunHalted:
+        meeting.fit, meeting.waits = self._num_fits, self._ends_epochs_together
+        try:
+            return self._control.meet(meeting)
+        except RunHalted as halted:
+            return halted
 
     def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
         """Let others go on that wait for a file; or wait until it has been written.

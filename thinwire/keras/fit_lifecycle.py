@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+import enum
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -20,12 +21,22 @@ from thinwire.keras.joining import Joining
 from thinwire.keras.phases import Phases
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.succession import Succession
+from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.ops.types import ConfigurationError
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.session import Session
 from thinwire.sharing.data import Shared, share
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
 from thinwire.worker.script import RECORD
+
+
+class _EpochPart(enum.Enum):
+    """Where the present epoch is; each part follows the one before it."""
+
+    BEFORE_STEPS = enum.auto()
+    IN_STEPS = enum.auto()
+    AFTER_STEPS = enum.auto()  # their metrics have been read
 
 
 class FitLifecycle:
@@ -43,6 +54,7 @@ class FitLifecycle:
         central: To what is on the shards.
         evaluations: By the Supervisor.
         stop: Before its time.
+        metrics: Of the training itself.
     """
 
     def __init__(
@@ -56,11 +68,13 @@ class FitLifecycle:
         central: CentralAccess,
         evaluations: FitEvaluations,
         stop: EarlyStop,
+        metrics: TrainMetrics,
     ) -> None:
         self.shares_itself = False
         self._member, self._succession, self._phases = member, succession, phases
         self._joining, self._exchange, self._central = joining, exchange, central
-        self._evaluations, self._stop = evaluations, stop
+        self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
+        self._part = _EpochPart.AFTER_STEPS
         self._to_sit_out = 0  # rounds of this epoch
         self._epochs_of_round = 0  # in this `fit`, the present one included
         self._num_batches = 0  # begun in this `fit`
@@ -113,6 +127,8 @@ class FitLifecycle:
     def begin(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
         member = self._member
+        if member.settings is not None and member.settings.run.nb_workers > 1:
+            self._metrics.begin_fit()
         self._phases.begin()
         if member.stopped:
             member.model.stop_training = self._came_late = True
@@ -125,6 +141,8 @@ class FitLifecycle:
     def begin_batch(self) -> None:
         """Count a mini-batch, or several in one execution; raise what went wrong before."""
         self._exchange.raise_failure()
+        if self._part is _EpochPart.BEFORE_STEPS:
+            self._begin_steps()
         self._num_batches += 1
         if self._member.session is not None:
             self._joining.keep_state()
@@ -136,10 +154,14 @@ class FitLifecycle:
         Args:
             epoch: As Keras counts them.
         """
-        self._to_sit_out = self._joining.data.short_by
+        self._to_sit_out, self._part = self._joining.data.short_by, _EpochPart.BEFORE_STEPS
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
         self._stop.begin_epoch(epoch)
+
+    def _begin_steps(self) -> None:
+        self._part = _EpochPart.IN_STEPS
+        self._metrics.begin_epoch()
 
     def end_steps(self) -> None:
         """Sit out the last rounds of an epoch, in which only others have rows; once.
@@ -153,7 +175,7 @@ class FitLifecycle:
         if session is None:
             return
         if self._member.model.stop_training:
-            self._stop.notify(after=0)
+            self._stop.stop_now()
             self._member.finish_rounds(session)
             self._take_final(session)
             self._member.close("done")
@@ -165,9 +187,34 @@ class FitLifecycle:
             self._epochs_of_round = 0
             self._exchange.end_round(session)
 
-    def end_epoch(self) -> None:
-        """End an epoch, and this `fit` with it, if another script has ended its own there."""
+    def merge_metrics(self) -> bool:
+        """End an epoch's steps, and give its metrics the states of all workers; once.
+
+        Returns:
+            Whether the metrics are those of an epoch of training, and no others.
+        """
+        if self._part is _EpochPart.AFTER_STEPS or self._evaluations.is_evaluating:
+            return False
+        if self._part is _EpochPart.BEFORE_STEPS:  # an epoch in which only others have rows
+            self._begin_steps()
+        self._part, member = _EpochPart.AFTER_STEPS, self._member
         self.end_steps()
+        if not member.meets_others:
+            return False
+        answer = member.met_barriers.end_steps(self._stop.epoch, self._metrics.describe())
+        if not isinstance(answer, pb.EpochMeeting):
+            member.take_end(answer)
+            return False
+        self._metrics.take(answer.states)
+        return True
+
+    def name_separate(self, logs: Mapping[str, Any], are_results: bool) -> None:
+        """Name what an epoch's logs have of this worker's rows alone; see `TrainMetrics`."""
+        if self._member.is_chief:
+            self._metrics.name_separate(logs, are_results)
+
+    def end_epoch(self) -> None:
+        """End an epoch after its callbacks, and this `fit` with it where all scripts end it."""
         self._stop.end_epoch()
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
@@ -192,7 +239,6 @@ class FitLifecycle:
     def _leave(self) -> None:
         member = self._member
         self._exchange.raise_failure()
-        self._stop.notify(after=self._stop.epoch + 1)
         is_passed_over = member.catch_up.is_behind or self._came_late
         if self._num_batches and not self._exchange.num_calls and not is_passed_over:
             raise ConfigurationError(

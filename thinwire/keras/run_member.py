@@ -13,6 +13,7 @@ from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.session import RunOver, Session
 from thinwire.settings import ScriptSettings
 from thinwire.worker.client.control import Opening, RunHalted
+from thinwire.worker.script import RECORD
 
 
 class RunMember:
@@ -83,6 +84,25 @@ class RunMember:
     def takes_part(self) -> bool:
         """Whether this script's fits are those that all scripts are in."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
+
+    @property
+    def meets_others(self) -> bool:
+        """Whether other scripts are met at the ends of this script's epochs."""
+        settings = self.settings
+        return settings is not None and settings.run.nb_workers > 1 and self.takes_part
+
+    @property
+    def met_barriers(self) -> FitBarriers:
+        """The barriers, which there must be."""
+        if self.barriers is None:
+            raise RuntimeError("the model has not met the other scripts yet")
+        return self.barriers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this worker is the chief of the run."""
+        settings = self.settings
+        return settings is not None and settings.worker().id_worker == RECORD.chief
 
     @property
     def takes_weights(self) -> bool:

@@ -27,6 +27,7 @@ from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, count_rows, watch_steps
 from thinwire.keras.succession import Succession
 from thinwire.keras.traffic import EpochTraffic
+from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.keras.trial import StepTrial
 from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
@@ -84,6 +85,7 @@ class ModelSession(LeavesOnExit):
             central=self.central,
             evaluations=self.evaluations,
             stop=stop,
+            metrics=TrainMetrics(member),
         )
         self.loop = OwnLoop(
             member=member,

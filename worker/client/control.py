@@ -66,8 +66,8 @@ class Opening:
 class Control:
     """A worker's script beside its training stream.
 
-    `barrier`, `pass_by`, `evaluate` and `finish` are for one thread; `interrupt` and `stop_fit` may
-    be called from any.
+    `barrier`, `pass_by`, `evaluate`, `meet` and `finish` are for one thread; `interrupt` and
+    `stop_fit` may be called from any.
 
     Args:
         address: ``host:port`` of shard 0.
@@ -122,6 +122,10 @@ class Control:
         self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
+        self._meetings: dict[
+            bool, pb.EpochMeeting
+        ] = {}  # the newest answers: after callbacks, or not
+        self._meets: pb.EpochMeeting | None = None
         self._stopped: dict[int, int] = {}  # fits, by this script, and after how many epochs
         self._unreported: list[pb.Evaluated] = []  # by this script, while shard 0 was away
         self._finished: pb.Finished | None = None
@@ -221,6 +225,34 @@ class Control:
             finally:
                 self._awaits = None
             return self._evaluations[place]
+
+    def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
+        """Exchange what the scripts bring to the end of an epoch.
+
+        Args:
+            meeting: What this script brings.
+
+        Returns:
+            The shard's answer.
+
+        Raises:
+            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+        """
+        stage, place = meeting.after_callbacks, (meeting.fit, meeting.epoch)
+
+        def is_answered() -> bool:
+            answer = self._meetings.get(stage)
+            return answer is not None and (answer.fit, answer.epoch) == place
+
+        with self._changed:
+            self._meets = meeting
+            self._send(pb.ToServer(epoch_meeting=meeting))
+            try:
+                where = f"at the end of epoch {meeting.epoch} of fit {meeting.fit}"
+                self._wait_until(is_answered, where)
+            finally:
+                self._meets = None
+            return self._meetings[stage]
 
     def pass_by(self, name: str) -> None:
         """Come to a barrier, so that others may pass it, and go on."""
@@ -367,6 +399,12 @@ class Control:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
+            for answer in self._meetings.values():
+                known = pb.EpochMeeting(answers=True)
+                known.MergeFrom(answer)
+                session.send_control(pb.ToServer(epoch_meeting=known))
+            if self._meets is not None:
+                session.send_control(pb.ToServer(epoch_meeting=self._meets))
             for evaluated in self._unreported:
                 session.send_control(pb.ToServer(evaluated=evaluated))
             self._unreported.clear()
@@ -387,7 +425,7 @@ class Control:
             self._on_chief(message.chief.worker)
         elif body == "stop_fit":
             self._on_stop(message.stop_fit.fit, message.stop_fit.epochs)
-        elif body in ("barrier", "evaluated", "finished"):
+        elif body in ("barrier", "evaluated", "epoch_meeting", "finished"):
             with self._changed:
                 if body == "barrier":
                     came = message.barrier
@@ -395,6 +433,9 @@ class Control:
                 elif body == "evaluated":
                     evaluated = message.evaluated
                     self._evaluations[evaluated.fit, evaluated.epoch] = evaluated
+                elif body == "epoch_meeting":
+                    answer = message.epoch_meeting
+                    self._meetings[answer.after_callbacks] = answer
                 else:
                     self._is_confirmed = True
                 self._changed.notify_all()

@@ -1,0 +1,398 @@
+"""Training metrics of all workers' rows, and fits that all scripts end after the same epoch."""
+
+import inspect
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.thinwire.keras.runs import BATCH, LOSS, RNG, X, Y, alone, plain_model, scripts
+from thinwire.keras.train_metrics import TrainMetrics, _probe, _Verdict
+
+CLASSES = 4
+
+
+class Hits(keras.metrics.Metric):
+    """Adds to its state, and was written for one script."""
+
+    def __init__(self, threshold, **keywords):
+        super().__init__(**keywords)
+        self.hits = self.add_weight(shape=(2,), initializer="zeros")
+        self.threshold = threshold
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        above = keras.ops.cast(y_pred > self.threshold, "float32")
+        self.hits.assign_add(keras.ops.stack([keras.ops.sum(above), keras.ops.sum(1 - above)]))
+
+    def result(self):
+        return self.hits[0] / (self.hits[0] + self.hits[1])
+
+
+class Balance(keras.metrics.Metric):
+    """Has other metrics as parts, and is no mean of theirs."""
+
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.above, self.below = Hits(0.5, name="above"), Hits(-0.5, name="below")
+
+    def update_state(self, *values, **keywords):
+        self.above.update_state(*values, **keywords)
+        self.below.update_state(*values, **keywords)
+
+    def result(self):
+        return self.above.result() / (self.below.result() + 0.1)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.value = self.add_weight(initializer="zeros")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.value
+
+
+class Newest(Largest):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.value.assign(keras.ops.mean(y_pred))
+
+
+class Hidden(keras.metrics.Metric):
+    """Keeps its state where Keras does not see it."""
+
+    def __init__(self, **keywords):
+        super().__init__(**keywords)
+        self.total = [tf.Variable(0.0)]
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total[0].assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+    def reset_state(self):
+        self.total[0].assign(0.0)
+
+    def result(self):
+        return self.total[0].read_value()
+
+
+class OneHot(keras.metrics.Metric):
+    """Gives a metric of Keras the labels that it expects."""
+
+    def __init__(self, inner):
+        super().__init__(name=inner.name)
+        self.inner = inner
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        labels = keras.ops.one_hot(keras.ops.cast(y_true, "int32"), CLASSES)
+        shape = keras.ops.shape(y_pred)
+        labels, chances = keras.ops.reshape(labels, shape), keras.ops.softmax(y_pred)
+        self.inner.update_state(labels, chances, sample_weight)
+
+    def result(self):
+        return self.inner.result()
+
+
+def metrics():
+    kinds = keras.metrics
+    return [
+        kinds.SparseCategoricalAccuracy(name="accuracy"),
+        OneHot(kinds.AUC(name="auc")),
+        OneHot(kinds.Precision(name="precision")),
+        OneHot(kinds.F1Score(name="f1")),
+        Hits(0.0, name="hits"),
+        Balance(name="balance"),
+    ]
+
+
+def compiled(*others, optimizer=None, **options):
+    model = plain_model()
+    every = [*metrics(), *others]
+    model.compile(optimizer or keras.optimizers.SGD(0.3), LOSS, metrics=every, **options)
+    return model
+
+
+def assert_alike(history, expected, atol=1e-5, names=None):
+    for name in names or expected:
+        values = [np.asarray(each, float) for each in (history[name], expected[name])]
+        np.testing.assert_allclose(*values, rtol=0, atol=atol, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("nb_workers", "options"),
+    [
+        (2, {}),
+        (3, {"run_eagerly": True}),
+        (2, {"steps_per_execution": 4}),
+    ],
+)
+def test_with_rounds_all_have_the_metrics_of_keras_alone(nb_workers, options, tmp_path):
+    expected = alone(lambda: compiled(**options), epochs=3)[1]
+    with scripts(tmp_path, "bsp", nb_workers) as run:
+        results = run.fit(lambda: compiled(**options), epochs=3)
+    for _, history in results:
+        assert set(history) == set(expected)
+        assert_alike(history, expected)
+
+
+def test_what_cannot_be_added_up_stays_the_workers_and_is_named_once(tmp_path, caplog):
+    others = [Largest(name="largest"), Newest(name="newest"), Hidden(name="hidden")]
+    make = lambda: compiled(*[type(each)(name=each.name) for each in others])  # noqa: E731
+    expected = alone(make, epochs=3)[1]
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(make, epochs=3)
+    names = {each.name for each in others}
+    for _, history in results:
+        assert_alike(history, expected, names=set(expected) - names)
+    largest = np.max([history["largest"] for _, history in results], axis=0)
+    np.testing.assert_allclose(largest, expected["largest"], atol=1e-5)
+    hidden = np.sum([history["hidden"] for _, history in results], axis=0)
+    np.testing.assert_allclose(hidden, expected["hidden"])
+    (warning,) = [each for each in caplog.messages if "training metrics" in each]
+    assert all(name in warning for name in names)
+    assert "auc" not in warning and "balance" not in warning
+
+
+def test_logs_that_a_train_step_makes_itself_are_named(tmp_path, caplog):
+    class Own(keras.Model):
+        def train_step(self, data):
+            super().train_step(data)
+            return {"rows": tf.cast(tf.shape(data[0])[0], tf.float32)}
+
+    def make():
+        base = plain_model()
+        model = Own(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.3), LOSS)
+        return model
+
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(make, epochs=2)
+    assert [history["rows"] for _, history in results] == [[BATCH / 2] * 2] * 2
+    (warning,) = [each for each in caplog.messages if "training metrics" in each]
+    assert "rows" in warning
+
+
+def watching(monitor):
+    kinds, mode = keras.callbacks, "min" if monitor == "loss" else "max"
+    options = {"monitor": monitor, "mode": mode, "patience": 0}
+    return [
+        kinds.EarlyStopping(min_delta=0.02, restore_best_weights=True, **options),
+        kinds.ReduceLROnPlateau(factor=0.5, min_delta=0.05, **options),
+    ]
+
+
+@pytest.mark.parametrize("monitor", ["loss", "accuracy", "balance"])
+def test_callbacks_that_watch_the_training_act_as_alone(monitor, tmp_path):
+    make = lambda: compiled(optimizer=keras.optimizers.Adam(0.03))  # noqa: E731
+    model, expected = alone(make, epochs=30, callbacks=watching(monitor))
+    assert 2 < len(expected["loss"]) < 30
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(make, epochs=30, callbacks=lambda: watching(monitor))
+    for own, history in results:
+        assert_alike(history, expected, atol=1e-4)
+        for mine, theirs in zip(own.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
+class StopsAt(keras.callbacks.Callback):
+    """Ends the fit of one worker."""
+
+    def __init__(self, epoch, worker=1, batch=None):
+        super().__init__()
+        self.epoch, self.worker, self.batch = epoch, worker, batch
+        self.now = 0
+
+    def _is_here(self, epoch):
+        worker = self.model.thinwire.place[1]
+        return worker == self.worker and epoch >= self.epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.now = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == self.batch and self._is_here(self.now):
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.batch is None and self._is_here(epoch):
+            self.model.stop_training = True
+
+
+@pytest.mark.parametrize("method", ["bsp", "asgd", "ssp", "dgs", "diloco"])
+@pytest.mark.parametrize("worker", [1, 2])
+def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, worker, tmp_path):
+    with scripts(tmp_path, method, 2) as run:
+        results = run.fit(compiled, epochs=9, callbacks=lambda: [StopsAt(2, worker)])
+    lengths = {len(history["loss"]) for _, history in results}
+    assert len(lengths) == 1
+    (length,) = lengths
+    assert length == 3 if method == "bsp" else 3 <= length <= 9
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_so_it_has_where_it_ends_within_an_epoch(batch, tmp_path):
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(compiled, epochs=9, callbacks=lambda: [StopsAt(2, 2, batch)])
+    assert [len(history["loss"]) for _, history in results] == [3, 3]
+
+
+def test_a_slower_worker_trains_on_until_both_have_had_as_many_epochs(tmp_path):
+    is_ahead = threading.Event()
+
+    class Uneven(StopsAt):
+        """Worker 2 stops after its second epoch, when worker 1 has had five."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            if self.model.thinwire.place[1] == 1 and epoch == 4:
+                is_ahead.set()
+            elif self.model.thinwire.place[1] == 2:
+                assert is_ahead.wait(60)
+            super().on_epoch_end(epoch)
+
+    with scripts(tmp_path, "asgd", 2) as run:
+        results = run.fit(compiled, epochs=4000, callbacks=lambda: [Uneven(1, 2)])
+    lengths = [len(history["loss"]) for _, history in results]
+    assert 6 <= lengths[0] == lengths[1] < 4000
+
+
+def test_without_rounds_metrics_are_those_of_the_newest_reports_of_all(tmp_path):
+    with scripts(tmp_path, "asgd", 2) as run:
+        results = run.fit(compiled, epochs=6)
+    one, two = (np.asarray(history["loss"]) for _, history in results)
+    assert one[-1] < one[0] and two[-1] < two[0]
+    assert abs(one[-1] - two[-1]) < 0.1 * one[0]
+
+
+def test_later_fits_and_other_models_have_their_own_metrics(tmp_path):
+    def script(fit):
+        model = fit(compiled())
+        other = compiled()
+        return [model.fit(X, Y, **options).history, fit(other).history.history]
+
+    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 2}
+
+    def twice(distribute):
+        model = distribute(compiled())
+        first = model.fit(X, Y, **options).history
+        second = model.fit(X[:48], Y[:48], **options).history
+        other = distribute(compiled(Largest(name="largest")))
+        return [first, second, other.fit(X, Y, **options).history]
+
+    from thinwire import distribute
+
+    expected = twice(lambda model: model)
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.each(lambda settings: twice(lambda model: distribute(model, settings)))
+    for histories in results:
+        for history, known in zip(histories, expected, strict=True):
+            assert_alike(history, known, names=set(known) - {"largest"})
+
+
+def test_an_evaluation_within_an_epoch_is_none_of_the_training(tmp_path):
+    class Evaluates(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.evaluate(X[:24], Y[:24], verbose=0)
+
+    expected = alone(compiled, epochs=2, callbacks=[Evaluates()])[1]
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(compiled, epochs=2, callbacks=lambda: [Evaluates()])
+    for _, history in results:
+        assert_alike(history, expected)
+
+
+# -- which states add up ------------------------------------------------------------------------
+
+_BASES = {"Metric", "MeanMetricWrapper", "Accuracy"}
+
+
+def _of_keras():
+    """Return a metric of each class of keras.metrics, and a batch of each kind for it."""
+    arguments = {
+        "SensitivityAtSpecificity": (0.5,),
+        "SpecificityAtSensitivity": (0.5,),
+        "PrecisionAtRecall": (0.5,),
+        "RecallAtPrecision": (0.5,),
+        "IoU": (CLASSES, [0, 1]),
+        "BinaryIoU": ([0, 1],),
+        "MeanIoU": (CLASSES,),
+        "OneHotIoU": (CLASSES, [0, 1]),
+        "OneHotMeanIoU": (CLASSES,),
+        "MeanMetricWrapper": (lambda y_true, y_pred: y_pred[:, 0],),
+    }
+    for name, kind in sorted(vars(keras.metrics).items()):
+        if inspect.isclass(kind) and issubclass(kind, keras.Metric) and kind is not keras.Metric:
+            yield pytest.param(kind, arguments.get(name, ()), id=name)
+
+
+def _batch(kind, rng):
+    """Return arguments of update_state that a class takes."""
+    chances = rng.random((6, CLASSES)).astype(np.float32)
+    labels = rng.integers(0, CLASSES, 6)
+    hot = np.eye(CLASSES, dtype=np.float32)[labels]
+    name = kind.__name__
+    if kind in (keras.metrics.Mean, keras.metrics.Sum):
+        return (chances,)
+    if name.startswith("Sparse"):
+        return labels, chances
+    if name in ("IoU", "MeanIoU"):
+        return labels, rng.integers(0, CLASSES, 6)
+    return hot, chances / chances.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize(("kind", "arguments"), list(_of_keras()))
+def test_states_of_every_metric_of_keras_add_up(kind, arguments):
+    rng = np.random.default_rng(5)
+    batches = [_batch(kind, rng) for _ in range(4)]
+
+    def after(rows):
+        metric = kind(*arguments)
+        for batch in rows:
+            metric.update_state(*batch)
+        return metric
+
+    parts, whole = (after(batches[:1]), after(batches[1:])), after(batches)
+    for one, two, both in zip(*(each.variables for each in (*parts, whole)), strict=True):
+        total = np.asarray(one.value, float) + np.asarray(two.value, float)
+        np.testing.assert_allclose(total, both, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "verdict"),
+    [
+        (lambda: Hits(0.0), _Verdict.ADDITIVE),
+        (lambda: Balance(), _Verdict.ADDITIVE),
+        (lambda: OneHot(keras.metrics.AUC(name="auc")), _Verdict.ADDITIVE),
+        (lambda: Largest(), _Verdict.DEPENDENT),
+        (lambda: Newest(), _Verdict.DEPENDENT),
+        (lambda: Hidden(), _Verdict.DEPENDENT),
+    ],
+)
+def test_the_probe_of_a_metric_changes_nothing_and_knows_what_adds_up(make, verdict):
+    metric = make()
+    values = RNG.normal(size=(8, CLASSES)).astype(np.float32)
+    metric.update_state(Y[:8], values)
+    before = [np.array(each.value) for each in metric.variables]
+    assert int(_probe(metric, (Y[:8], values), {})) == verdict
+    for variable, known in zip(metric.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, known)
+
+
+def test_the_probe_waits_for_an_update_that_changes_something():
+    metric = Largest()
+    assert int(_probe(metric, (Y[:4], -np.ones((4, CLASSES), np.float32)), {})) == _Verdict.UNKNOWN
+
+
+def test_a_state_that_no_message_carries_stays_the_workers():
+    class Member:
+        model = plain_model()
+
+    Member.model.compile("sgd", LOSS)
+    merging = TrainMetrics(Member)
+    large = keras.metrics.MeanIoU(400, name="large")
+    Member.model._metrics.append(large)
+    merging.begin_epoch()
+    names = [each.name.partition("/")[2] for each in merging.describe()]
+    assert "loss" in names and "large" not in names
