@@ -39,7 +39,7 @@ class FitEvaluations:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Tell metrics that Keras' evaluate reads from those of the training."""
+        """Keep what Keras' evaluate reads apart from the metrics of the training."""
         before, self.is_evaluating = self.is_evaluating, True
         try:
             yield
