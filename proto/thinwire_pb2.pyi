@@ -751,20 +751,22 @@ class Slots(_message.Message):
     def __init__(self, document: _Optional[str] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class FitBegun(_message.Message):
-    __slots__ = ("fit", "validates", "variables", "num_weights", "shards", "phase")
+    __slots__ = ("fit", "validates", "variables", "num_weights", "shards", "phase", "by_script")
     FIT_FIELD_NUMBER: _ClassVar[int]
     VALIDATES_FIELD_NUMBER: _ClassVar[int]
     VARIABLES_FIELD_NUMBER: _ClassVar[int]
     NUM_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    BY_SCRIPT_FIELD_NUMBER: _ClassVar[int]
     fit: int
     validates: bool
     variables: _containers.RepeatedScalarFieldContainer[int]
     num_weights: int
     shards: _containers.RepeatedCompositeFieldContainer[Layout]
     phase: int
-    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Layout, _Mapping]]] = ..., phase: _Optional[int] = ...) -> None: ...
+    by_script: bool
+    def __init__(self, fit: _Optional[int] = ..., validates: bool = ..., variables: _Optional[_Iterable[int]] = ..., num_weights: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[Layout, _Mapping]]] = ..., phase: _Optional[int] = ..., by_script: bool = ...) -> None: ...
 
 class Layout(_message.Message):
     __slots__ = ("variables", "starts", "stops")
@@ -777,12 +779,14 @@ class Layout(_message.Message):
     def __init__(self, variables: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., stops: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EpochEnded(_message.Message):
-    __slots__ = ("fit", "epoch")
+    __slots__ = ("fit", "epoch", "by_script")
     FIT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BY_SCRIPT_FIELD_NUMBER: _ClassVar[int]
     fit: int
     epoch: int
-    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    by_script: bool
+    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., by_script: bool = ...) -> None: ...
 
 class Metric(_message.Message):
     __slots__ = ("name", "values", "shape")
@@ -795,7 +799,7 @@ class Metric(_message.Message):
     def __init__(self, name: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Evaluated(_message.Message):
-    __slots__ = ("fit", "epoch", "answers", "final", "versions", "metrics", "nobody")
+    __slots__ = ("fit", "epoch", "answers", "final", "versions", "metrics", "nobody", "by_script")
     FIT_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
@@ -803,6 +807,7 @@ class Evaluated(_message.Message):
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     NOBODY_FIELD_NUMBER: _ClassVar[int]
+    BY_SCRIPT_FIELD_NUMBER: _ClassVar[int]
     fit: int
     epoch: int
     answers: bool
@@ -810,7 +815,8 @@ class Evaluated(_message.Message):
     versions: _containers.RepeatedScalarFieldContainer[int]
     metrics: _containers.RepeatedCompositeFieldContainer[Metric]
     nobody: str
-    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., answers: bool = ..., final: bool = ..., versions: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., nobody: _Optional[str] = ...) -> None: ...
+    by_script: bool
+    def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., answers: bool = ..., final: bool = ..., versions: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., nobody: _Optional[str] = ..., by_script: bool = ...) -> None: ...
 
 class Evaluator(_message.Message):
     __slots__ = ("available", "message")

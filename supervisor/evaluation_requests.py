@@ -46,6 +46,7 @@ class EvaluationRequests:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
+        self._of_scripts: set[int] = set()  # fits whose evaluations a script makes
         self._open: dict[tuple[int, int], None] = {}  # in order
         self._answered: dict[tuple[int, int], pb.Evaluated] = {}
         self._version = self._num_news = 0
@@ -83,6 +84,11 @@ class EvaluationRequests:
     def fit(self, number: int) -> pb.FitBegun | None:
         """Return what workers have reported of a fit; None: it has not begun."""
         return self._fits.get(number)
+
+    def is_by_script(self, number: int) -> bool:
+        """Return whether a script of a worker makes the evaluations of a fit."""
+        fit = self._fits.get(number)
+        return number in self._of_scripts or (fit is not None and fit.by_script)
 
     def history(self, number: int) -> str | None:
         """Return what a fit has returned, as JSON, maybe empty; None: it has not returned."""
@@ -171,8 +177,11 @@ class EvaluationRequests:
             elif body == "fit_ended":
                 self._histories[message.fit_ended.fit] = message.fit_ended.history
             elif body == "epoch_ended":
-                place = (message.epoch_ended.fit, message.epoch_ended.epoch)
-                if (known := self._answered.get(place)) is not None:
+                ended = message.epoch_ended
+                place = (ended.fit, ended.epoch)
+                if ended.by_script:
+                    self._of_scripts.add(ended.fit)
+                elif (known := self._answered.get(place)) is not None:
                     session.send_control(pb.ToServer(evaluated=known))
                 else:
                     self._open[place] = None

@@ -6,6 +6,10 @@ whole evaluation the one with the lowest id. All get the same answer, whenever t
 nobody evaluates, because no Supervisor starts an evaluator, or the one that did has been away for a
 lease, all are notified of that, and it stays so for that epoch.
 
+The evaluator runs no callbacks and trains nothing. Where a script reports that its callbacks, or
+what training has changed beside the weights, take part in an evaluation, one of the waiting scripts
+is asked in place of the evaluator: the one with the lowest id. If it is lost, another is.
+
 All state is soft: a shard that is started again learns it from its scripts, which report once more
 what they wait for and the answers that they have received.
 """
@@ -67,12 +71,14 @@ class _EvaluatedScript:
         position: How far it is known to have come.
         waits_for: The epoch whose evaluation it waits for; None: it does not.
         since: From when on.
+        by_script: Whether a script must make that evaluation.
     """
 
     incarnation: int
     position: Position = _NOWHERE
     waits_for: tuple[int, int] | None = None
     since: float = 0.0
+    by_script: bool = False
 
 
 class Evaluations:
@@ -91,6 +97,8 @@ class Evaluations:
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
         self._made: list[pb.Evaluated] = []  # all, in order
         self._requested: dict[tuple[int, int], float] = {}  # since when; not answered yet
+        self._asked: dict[tuple[int, int], tuple[int, int]] = {}  # worker and incarnation, if one
+        self._of_scripts: dict[int, pb.EpochEnded] = {}  # fits that scripts evaluate: their first
         self._supervisors: set[int] = set()  # that start evaluators
         self._has_evaluator = False
         self._given_up = ""  # why the Supervisor starts none
@@ -134,19 +142,36 @@ class Evaluations:
             self._advance(worker, (fit, math.inf if place >= AT_END else -1))
         return self._settle(now)
 
-    def request(self, worker: int, fit: int, epoch: int, now: float) -> list[Notice]:
-        """Note that a script waits for the evaluation of an epoch, once or again."""
+    def request(
+        self, worker: int, fit: int, epoch: int, now: float, by_script: bool = False
+    ) -> list[Notice]:
+        """Note that a script waits for the evaluation of an epoch, once or again.
+
+        Args:
+            worker: Whose script.
+            fit: From 1.
+            epoch: As Keras counts them.
+            now: By this shard's clock.
+            by_script: Whether a script must evaluate.
+        """
         script = self._advance(worker, (fit, epoch))
         if script.waits_for != (fit, epoch):
-            script.waits_for, script.since = (fit, epoch), now
-        return self._settle(now)
+            script.waits_for, script.since, script.by_script = (fit, epoch), now, by_script
+        notices: list[Notice] = []
+        if self._asked.get((fit, epoch)) == (worker, script.incarnation):  # its stream was lost
+            notices.append(ForScript(worker, _request((fit, epoch), by_script=True)))
+        if by_script and fit not in self._of_scripts:
+            self._of_scripts[fit] = pb.EpochEnded(fit=fit, epoch=epoch, by_script=True)
+            notices += self._for_evaluator(pb.ToClient(epoch_ended=self._of_scripts[fit]))
+            _limit(self._of_scripts, _MOST_FITS)
+        return [*notices, *self._settle(now)]
 
     def know(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
         """Learn an answer from a script that has received it, from this shard's former life."""
         place = (evaluated.fit, evaluated.epoch)
         self._advance(worker, place)
         self._answers.setdefault(place, evaluated)
-        self._requested.pop(place, None)
+        self._forget(place)
         return self._settle(now)
 
     # -- Supervisors and the evaluator ----------------------------------------------------------
@@ -186,29 +211,38 @@ class Evaluations:
         self._has_evaluator = True
         news = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
         news += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
-        news += [_request(place) for place in self._requested]
+        news += [pb.ToClient(epoch_ended=first) for first in self._of_scripts.values()]
+        news += [_request(place) for place in self._requested if place not in self._asked]
         return [*map(ForEvaluator, news), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
         """Note that the evaluator's stream has ended; another may come."""
         self._has_evaluator = False
-        self._requested = dict.fromkeys(self._requested, now)
+        self._requested = {
+            place: since if place in self._asked else now
+            for place, since in self._requested.items()
+        }
         return self._settle(now)
 
     def answer(self, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Note an evaluation of the evaluator; the first answer to a request counts."""
+        """Note an evaluation of the evaluator or a script; the first answer to a request counts."""
         place = (evaluated.fit, evaluated.epoch)
         if evaluated.answers:
             if place in self._answers:
                 return []
             self._answers[place] = evaluated
-            self._requested.pop(place, None)
+            self._forget(place)
         notices: list[Notice] = []
         if not evaluated.nobody:
             self._made.append(evaluated)
             del self._made[:-_MOST_ANSWERS]
             notices.append(ForSupervisors(pb.ToClient(evaluated=evaluated)))
         return [*notices, *self._settle(now)]
+
+    def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
+        """Note an evaluation of a script, unless another one has been asked for it since."""
+        asked, _ = self._asked.get((evaluated.fit, evaluated.epoch), (worker, 0))
+        return self.answer(evaluated, now) if asked == worker else []
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -266,13 +300,16 @@ class Evaluations:
             if place in self._answers:
                 continue
             if now >= self._given_up_at(place):
-                self._requested.pop(place, None)
+                self._forget(place)
                 self._answers[place] = self._nobody(place)
-            elif place not in self._requested and (
+                continue
+            if self._is_lost(place, now):
+                self._forget(place)
+            if place not in self._requested and (
                 self._leader_position(now) >= place or now >= self._stalled_at(script)
             ):
                 self._requested[place] = now
-                notices += self._for_evaluator(_request(place))
+                notices += self._ask(place, now)
         for worker, script in sorted(self._scripts.items()):
             if script.waits_for is not None and script.waits_for in self._answers:
                 message = pb.ToClient(evaluated=self._answers[script.waits_for])
@@ -280,6 +317,29 @@ class Evaluations:
                 script.waits_for = None
         _limit(self._answers, _MOST_ANSWERS)
         return notices
+
+    def _ask(self, place: tuple[int, int], now: float) -> Iterator[Notice]:
+        """Request an evaluation: from a script where one must make it, else from the evaluator."""
+        present = self._present(now)
+        for worker, script in sorted(self._scripts.items()):
+            if script.by_script and script.waits_for == place and worker in present:
+                self._asked[place] = worker, script.incarnation
+                yield ForScript(worker, _request(place, by_script=True))
+                return
+        yield from self._for_evaluator(_request(place))
+
+    def _is_lost(self, place: tuple[int, int], now: float) -> bool:
+        """Return whether the script that was asked for an evaluation is not there any more."""
+        if place not in self._asked:
+            return False
+        worker, incarnation = self._asked[place]
+        is_same = self._scripts[worker].incarnation == incarnation
+        return not is_same or worker not in self._present(now)
+
+    def _forget(self, place: tuple[int, int]) -> None:
+        """Forget whom an evaluation was requested from."""
+        self._requested.pop(place, None)
+        self._asked.pop(place, None)
 
     def _leader_position(self, now: float) -> Position:
         """Return how far the script has come that decides when an evaluation is made.
@@ -298,6 +358,10 @@ class Evaluations:
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
         """Return from when on nobody will make an evaluation."""
+        if place in self._asked:
+            return self._requested[place] + ANSWER_SECONDS
+        if any(each.by_script and each.waits_for == place for each in self._scripts.values()):
+            return math.inf
         if self._has_evaluator or self._supervisors:
             return self._requested.get(place, math.inf) + self._patience_seconds
         if self._given_up:
@@ -317,8 +381,9 @@ class Evaluations:
         return pb.Evaluated(fit=fit, epoch=epoch, answers=True, nobody=why)
 
 
-def _request(place: tuple[int, int]) -> pb.ToClient:
-    return pb.ToClient(epoch_ended=pb.EpochEnded(fit=place[0], epoch=place[1]))
+def _request(place: tuple[int, int], by_script: bool = False) -> pb.ToClient:
+    ended = pb.EpochEnded(fit=place[0], epoch=place[1], by_script=by_script)
+    return pb.ToClient(epoch_ended=ended)
 
 
 def _limit(kept: dict, most: int) -> None:  # type: ignore[type-arg]

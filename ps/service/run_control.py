@@ -122,7 +122,10 @@ class RunControl:
             case pb.FitEnded():
                 self._notify(evaluations.end_fit(message))
             case pb.EpochEnded():
-                self._notify(evaluations.request(worker, message.fit, message.epoch, now))
+                place = message.fit, message.epoch
+                self._notify(evaluations.request(worker, *place, now, message.by_script))
+            case pb.Evaluated() if message.by_script and message.answers:
+                self._notify(evaluations.answer_of_script(worker, message, now))
             case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
             case pb.Evaluated():  # the script's own

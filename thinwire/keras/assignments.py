@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from thinwire.keras.own_states import OWN_PREFIX
+
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
@@ -24,7 +26,7 @@ class Assignments:
         self._sums: dict[int, Any] = {}  # id of a variable -> [its shape] float32
         # Made before any step is traced: TensorFlow traces a step again that makes a variable.
         with tf.init_scope():
-            self._flag = tf.Variable(False, trainable=False)
+            self._flag = tf.Variable(False, trainable=False, name=f"{OWN_PREFIX}has_assigned")
 
     @property
     def has_any(self) -> Any:
@@ -40,7 +42,7 @@ class Assignments:
         """
         if id(variable) not in self._sums:
             with tf.init_scope():
-                self._sums[id(variable)] = tf.Variable(tf.zeros(variable.shape), trainable=False)
+                self._sums[id(variable)] = _new_sum(variable)
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
         with tf.control_dependencies([total]):  # whoever sees the flag sees the sum
@@ -64,3 +66,8 @@ class Assignments:
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)
+
+
+def _new_sum(variable: Any) -> tf.Variable:
+    zeros = tf.zeros(variable.shape)
+    return tf.Variable(zeros, trainable=False, name=f"{OWN_PREFIX}assigned")

@@ -42,7 +42,7 @@ class CentralAccess:
     def saving(self, is_own: bool) -> Iterator[bool]:
         """Have the model as it is to be saved; see `thinwire.keras.saving.SavingWorker`."""
         member, writes = self._member, self.writes_files
-        with self._lent() if writes or is_own else contextlib.nullcontext():
+        with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
         if not (is_own or member.in_fit or member.barriers is None or member.stopped):
             ended = member.barriers.saved(writes, member.in_loop)
@@ -50,7 +50,7 @@ class CentralAccess:
                 member.raise_if_broken(ended.cause, ended.message)
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[None]:
+    def lent(self) -> Iterator[None]:
         """Have weights, statistics and the optimizer as they are on the shards, in mid-`fit`.
 
         Afterwards this worker goes on with its own weights. Weights that a callback has put into

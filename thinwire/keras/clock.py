@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from thinwire.keras.own_states import OWN_PREFIX
 from thinwire.sharing.place import Shared
 
 
@@ -47,7 +48,7 @@ class RunClock:
                 self._steps,
                 dtype="int",
                 trainable=False,
-                name="run_clock",
+                name=f"{OWN_PREFIX}run_clock",
                 aggregation="none",
             ).result()
 

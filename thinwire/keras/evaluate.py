@@ -270,7 +270,7 @@ class FitEvaluator:
         """Return whether there is time for an evaluation in between, of a model that has moved."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
-        if not self._validation.is_repeatable:
+        if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
             return False
         newest = self._last.versions[0] if self._last is not None else -1
         return time.monotonic() >= self._free_at and self.requests.version > newest
@@ -333,7 +333,9 @@ class FitEvaluator:
     def _finish(self) -> NoReturn:
         """Evaluate what the run ended with, and end the process."""
         requests = self.requests
-        if requests.halt_cause in END_REASONS and self._validation is not None:
+        is_by_script = requests.is_by_script(self._fit_of_validation)
+        has_to = self._validation is not None and not is_by_script
+        if requests.halt_cause in END_REASONS and has_to:
             self._evaluate(pb.Evaluated(fit=self._fit_of_validation, final=True))
             if self._last is not None:
                 logging.info("final metrics: %s", decode_metrics(self._last.metrics))

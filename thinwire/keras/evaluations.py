@@ -3,39 +3,59 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 from absl import logging
 
+from thinwire.keras.central import CentralAccess
+from thinwire.keras.files import listed
+from thinwire.keras.own_states import OwnStates
 from thinwire.keras.reports import describe_fit, describe_history
 from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import moving_statistics
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import decode_metrics
 
+#: Packages whose callbacks change nothing that an evaluation reads but weights of the run.
+_KNOWN_CALLBACKS = ("keras.", "thinwire.")
+
+
+def _is_of_script(callback: Any) -> bool:
+    """Return whether a callback may change what an evaluation reads: one that Keras does not ship.
+
+    It may set a variable or an attribute of the loss, or put other weights into the model.
+    """
+    is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
+    return not is_known or isinstance(callback, keras.callbacks.LambdaCallback)
+
 
 class FitEvaluations:
     """The evaluations of a model's calls of `fit`.
+
+    Args:
+        member: The model's place in the run.
+        central: To what is on the shards.
 
     Attributes:
         validates: Whether the present `fit` has validation data.
         is_evaluating: Whether Keras' evaluate is running.
     """
 
-    def __init__(self, member: RunMember) -> None:
+    def __init__(self, member: RunMember, central: CentralAccess) -> None:
         self.validates = self.is_evaluating = False
         self._member = member
-        self._checksums: dict[int, int] = {}  # by identity, of values that the run does not share
-        self._has_own_states = False  # made by training, so that no evaluator knows them
+        self._central = central
+        self._states = OwnStates()
+        self._by_script = False  # evaluations of this `fit` depend on its callbacks or own states
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
         """Look at the arguments of Keras' fit for validation data."""
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
+        self._states.forget()
+        self._by_script = any(map(_is_of_script, listed(arguments.get("callbacks"))))
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -53,65 +73,75 @@ class FitEvaluations:
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
 
+    @property
+    def takes_averages(self) -> bool:
+        """Whether this process evaluates now, so that averages of weights have to be here."""
+        return self.is_evaluating or not self.is_elsewhere
+
     def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of an epoch.
 
-        The run's weights are evaluated once, by the Supervisor's evaluator, and all workers wait
-        for that. Where nobody evaluates there are no metrics. Where the run has ended, or the model
-        has states that the evaluator does not know, this worker evaluates its own.
+        The run's weights are evaluated once, and all workers wait for that. The Supervisor's
+        evaluator does it. It runs no callbacks and trains nothing, so it cannot know what these
+        change beside the run's weights. Where they may, a worker evaluates, with its callbacks.
+        Where nobody evaluates there are no metrics. Where the run has ended, this worker evaluates
+        its own weights.
 
         Args:
             epoch: As Keras counts them.
             alone: Keras' evaluate.
             keywords: Its arguments, as `fit` gives them.
         """
-        barriers, callbacks = self._member.barriers, keywords["callbacks"]
-        callbacks.on_test_begin()
-        found = None if barriers is None else barriers.evaluate(epoch)
-        if not isinstance(found, pb.Evaluated):
-            self._member.take_end(found)
-        if isinstance(found, pb.Evaluated) and not self._look_for_own_states():
-            logs = decode_metrics(found.metrics)
-        else:
+        member = self._member
+        barriers = member.met_barriers
+        answer = barriers.evaluate(epoch, self._is_by_script())
+        if answer is None:
+            with self._central.lent(), self.evaluating():
+                metrics = alone(**keywords)
+            answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
+            if isinstance(answer, pb.Evaluated):
+                return decode_metrics(answer.metrics)
+            member.take_end(answer)
+            return metrics
+        if not isinstance(answer, pb.Evaluated):
+            member.take_end(answer)
             with self.evaluating():
-                logs = alone(**keywords | {"callbacks": None, "verbose": 0})
+                return alone(**keywords)
+        logs = decode_metrics(answer.metrics)
+        callbacks = keywords["callbacks"]
+        callbacks.on_test_begin()
         callbacks.on_test_end(logs)
         return logs
 
-    def _look_for_own_states(self) -> bool:
-        """Return whether training has changed values of the model that the run does not share."""
-        if not self._has_own_states:
-            now = self._sum_states()
-            changed = [each for each, known in self._checksums.items() if now.get(each) != known]
-            self._has_own_states = bool(changed)
-            if changed:
-                path = next(v.path for v in self._member.model.variables if id(v) == changed[0])
-                logging.warning(
-                    "training changes %s and %d more variables that no optimizer steps, which the "
-                    "evaluator does not know: each worker evaluates its own model, and the "
-                    "Supervisor's figures of validation are of initial values of these",
-                    path,
+    def _is_by_script(self) -> bool:
+        """Return whether an evaluation depends on what only the process of a worker has."""
+        if not self._by_script and (changed := self._states.changed()):
+            self._by_script = True
+            if self._member.is_chief:
+                logging.info(
+                    "training changes %s and %d more variables that the run does not share, so "
+                    "the chief evaluates in place of the evaluator",
+                    changed[0],
                     len(changed) - 1,
                 )
-        return self._has_own_states
+        return self._by_script
 
-    def _sum_states(self) -> dict[int, int]:
-        """Return checksums of what the model has beside the shared and the averaged variables."""
+    def _shared(self) -> list[Any]:
+        """Return the variables that an evaluator gets from the shards."""
         session, model = self._member.joined, self._member.model
         averaged = moving_statistics(model) if session.settings.run.method.bn_sync else []
-        shared = {id(each) for each in (*session.shared.variables, *averaged)}
-        own = [each for each in model.non_trainable_weights if id(each) not in shared]
-        return {id(each): zlib.crc32(np.array(each.numpy()).tobytes()) for each in own}
+        return [*session.shared.variables, *averaged]
 
     def report_fit(self) -> None:
         """Report a `fit` of a run that has a Supervisor of ours."""
         member, session = self._member, self._member.session
-        if session is not None and self.validates and not self._has_own_states:
-            self._checksums = self._sum_states()
+        if session is not None and self.validates and self.is_elsewhere and not self._by_script:
+            self._states.begin(self._member.model, self._shared())
         if session is not None and member.barriers is not None and member.takes_part:
             layouts = session.part.core.layouts
             fit = describe_fit(member.model, session.shared.variables, layouts)
             fit.validates, fit.phase = self.validates, session.phase
+            fit.by_script = self._by_script
             member.barriers.begin_fit(fit)
 
     def report_history(self, history: Any) -> None:

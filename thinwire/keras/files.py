@@ -15,6 +15,13 @@ from thinwire.keras.saving import is_own_file
 _Restore = Callable[[], object]
 
 
+def listed(callbacks: Any) -> list[Any]:
+    """Return callbacks, which `fit` takes as one, as several, or as a CallbackList."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callbacks.callbacks
+    return [] if callbacks is None else keras.tree.flatten(callbacks)
+
+
 @contextlib.contextmanager
 def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterator[None]:
     """Let callbacks write their files, during one `fit`, only where `writes()`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from thinwire.keras.data_errors import refusing_unfit
-from thinwire.keras.files import writing_once
+from thinwire.keras.files import listed, writing_once
 
 if TYPE_CHECKING:
     from thinwire.keras.session import ModelSession
@@ -50,10 +50,9 @@ class FitCallback(keras.callbacks.Callback):
         self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """End the epoch before it is evaluated, and `fit` if something went wrong."""
+        """Have the averages that SwapEMAWeights puts in, where this process evaluates."""
         del logs
-        self._session.fits.end_steps()
-        if self._swaps and not self._session.evaluations.is_elsewhere:
+        if self._swaps and self._session.evaluations.takes_averages:
             self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -155,11 +154,8 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return the script's callbacks, in whichever form `fit` was given them."""
-    if isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callbacks.callbacks
-    found = [] if callbacks is None else keras.tree.flatten(callbacks)
-    return [each for each in found if not isinstance(each, FitCallback | EpochEnd)]
+    """Return the script's own callbacks."""
+    return [each for each in listed(callbacks) if not isinstance(each, FitCallback | EpochEnd)]
 
 
 def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:

@@ -100,25 +100,56 @@ class FitBarriers:
         """Report what the present `fit` has returned, as JSON."""
         self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
 
-    def evaluate(self, epoch: int) -> pb.Evaluated | RunHalted:
+    def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | RunHalted | None:
         """Wait until the model has been evaluated at the end of an epoch.
 
+        Args:
+            epoch: As Keras counts them.
+            by_script: Whether a script must evaluate, and no evaluator can.
+
         Returns:
-            The evaluation, or the end of the run, if that has come before. Raises as `wait`.
+            The evaluation; or the end of the run, if that has come before; or None: this script is
+            to evaluate, and to give the metrics to `answer`. Raises as `wait`.
         """
         try:
-            found = self._control.evaluate(self._num_fits, epoch)
+            evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
         except RunHalted as halted:
             return halted
-        if found.nobody and not self._has_warned:
+        if evaluated is not None and evaluated.nobody and not self._has_warned:
             self._has_warned = True
             logging.warning(
                 "epoch %d was not evaluated (%s): History and callbacks have no val_* of it, nor "
                 "of later ones, until a Supervisor evaluates again",
-                found.epoch + 1,
-                found.nobody,
+                evaluated.epoch + 1,
+                evaluated.nobody,
             )
-        return found
+        return evaluated
+
+    def answer(
+        self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
+    ) -> pb.Evaluated | RunHalted:
+        """Report an evaluation that this script was asked for.
+
+        Args:
+            epoch: As Keras counts them.
+            versions: Of each shard, that the model has.
+            metrics: Of the validation data, by name.
+
+        Returns:
+            What all scripts get, or the end of the run. Raises as `wait`.
+        """
+        evaluated = pb.Evaluated(
+            fit=self._num_fits,
+            epoch=epoch,
+            answers=True,
+            by_script=True,
+            versions=versions,
+            metrics=encode_metrics(metrics),
+        )
+        try:
+            return self._control.answer(evaluated)
+        except RunHalted as halted:
+            return halted
 
     def end_steps(
         self, epoch: int, states: Sequence[pb.MetricState]

@@ -71,7 +71,7 @@ class ModelSession(LeavesOnExit):
         joining = Joining(member, self._optimizers, stop, num_train)
         self._exchange = StepExchange(member, self._optimizers, joining, self._loop_steps)
         self.central = CentralAccess(member, self._optimizers)
-        self.evaluations = FitEvaluations(member)
+        self.evaluations = FitEvaluations(member, self.central)
         succession = Succession(member, stop, self._others)
         self._phases = Phases(
             member, self._optimizers, self._trial, joining, self.evaluations, stop

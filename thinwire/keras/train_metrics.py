@@ -23,6 +23,7 @@ from absl import logging
 from keras.src import backend
 from keras.src.trainers.compile_utils import CompileMetrics
 
+from thinwire.keras.own_states import OWN_PREFIX
 from thinwire.keras.run_member import RunMember
 from thinwire.proto import thinwire_pb2 as pb
 
@@ -61,7 +62,9 @@ class TrainMetrics:
         """Watch the updates of metrics that are not Keras' own, before a step is traced."""
         for metric in self._given():
             if id(metric) not in self._verdicts and not _is_of_keras(metric):
-                verdict = tf.Variable(_Verdict.UNKNOWN, trainable=False, dtype=tf.int32)
+                verdict = tf.Variable(
+                    *(_Verdict.UNKNOWN, False), dtype=tf.int32, name=f"{OWN_PREFIX}verdict"
+                )
                 self._verdicts[id(metric)] = metric, verdict
                 _watch(metric, verdict)
 

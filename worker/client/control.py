@@ -66,8 +66,8 @@ class Opening:
 class Control:
     """A worker's script beside its training stream.
 
-    `barrier`, `pass_by`, `evaluate`, `meet` and `finish` are for one thread; `interrupt` and
-    `stop_fit` may be called from any.
+    `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and `finish` are for one thread;
+    `interrupt` and `stop_fit` may be called from any.
 
     Args:
         address: ``host:port`` of shard 0.
@@ -122,6 +122,8 @@ class Control:
         self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
+        self._asked_for: tuple[int, int] | None = None  # an evaluation by this script
+        self._unconfirmed: pb.Evaluated | None = None  # that evaluation
         self._meetings: dict[
             bool, pb.EpochMeeting
         ] = {}  # the newest answers: after callbacks, or not
@@ -200,30 +202,59 @@ class Control:
         """Report that a fit of this script has returned."""
         self._report_fit(pb.ToServer(fit_ended=fit))
 
-    def evaluate(self, fit: int, epoch: int) -> pb.Evaluated:
+    def evaluate(self, fit: int, epoch: int, by_script: bool = False) -> pb.Evaluated | None:
         """Wait until the model has been evaluated at the end of an epoch of all scripts.
 
         Args:
             fit: From 1.
             epoch: As Keras counts them.
+            by_script: Whether a script must evaluate, and no evaluator can.
 
         Returns:
-            The evaluation, or why there is none (its `nobody`).
+            The evaluation, or why there is none (its `nobody`). None: this script is to evaluate,
+            and to give the result to `answer`.
 
         Raises:
             RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
         """
         place = (fit, epoch)
         with self._changed:
-            self._awaits = pb.EpochEnded(fit=fit, epoch=epoch)
+            self._awaits = pb.EpochEnded(fit=fit, epoch=epoch, by_script=by_script)
             if place not in self._evaluations:
                 self._send(pb.ToServer(epoch_ended=self._awaits))
             try:
                 self._wait_until(
-                    lambda: place in self._evaluations, f"at the end of epoch {epoch} of fit {fit}"
+                    lambda: place in self._evaluations or self._asked_for == place,
+                    f"at the end of epoch {epoch} of fit {fit}",
                 )
             finally:
                 self._awaits = None
+            return self._evaluations.get(place)
+
+    def answer(self, evaluated: pb.Evaluated) -> pb.Evaluated:
+        """Report an evaluation that this script was asked for.
+
+        Args:
+            evaluated: By this script, at the place that it was asked for.
+
+        Returns:
+            What all scripts get: this one, or that of another script which was asked meanwhile.
+
+        Raises:
+            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+        """
+        place = (evaluated.fit, evaluated.epoch)
+        with self._changed:
+            self._awaits = pb.EpochEnded(fit=evaluated.fit, epoch=evaluated.epoch, by_script=True)
+            self._unconfirmed = evaluated
+            self._send(pb.ToServer(evaluated=evaluated))
+            self._send(pb.ToServer(epoch_ended=self._awaits))
+            try:
+                self._wait_until(
+                    lambda: place in self._evaluations, "for an evaluation to be confirmed"
+                )
+            finally:
+                self._awaits = self._unconfirmed = self._asked_for = None
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
@@ -397,6 +428,8 @@ class Control:
                 session.send_control(fit)
             for evaluated in list(self._evaluations.values())[-_MOST_EVALUATIONS:]:
                 session.send_control(pb.ToServer(evaluated=evaluated))
+            if self._unconfirmed is not None:
+                session.send_control(pb.ToServer(evaluated=self._unconfirmed))
             if self._awaits is not None:
                 session.send_control(pb.ToServer(epoch_ended=self._awaits))
             for answer in self._meetings.values():
@@ -425,7 +458,7 @@ class Control:
             self._on_chief(message.chief.worker)
         elif body == "stop_fit":
             self._on_stop(message.stop_fit.fit, message.stop_fit.epochs)
-        elif body in ("barrier", "evaluated", "epoch_meeting", "finished"):
+        elif body in ("barrier", "evaluated", "epoch_ended", "epoch_meeting", "finished"):
             with self._changed:
                 if body == "barrier":
                     came = message.barrier
@@ -433,6 +466,8 @@ class Control:
                 elif body == "evaluated":
                     evaluated = message.evaluated
                     self._evaluations[evaluated.fit, evaluated.epoch] = evaluated
+                elif body == "epoch_ended":
+                    self._asked_for = message.epoch_ended.fit, message.epoch_ended.epoch
                 elif body == "epoch_meeting":
                     answer = message.epoch_meeting
                     self._meetings[answer.after_callbacks] = answer

@@ -31,7 +31,7 @@ class World:
     def __init__(self, *workers, evaluator=True, supervisor=True):
         self.present, self.now, self.version = set(workers), 0.0, 0
         self.state = Evaluations(LEASE, lambda now: sorted(self.present))
-        self.notices, self.seen = [], []
+        self.notices, self.seen, self.asked = [], [], []
         for worker in workers:
             self.note(self.state.begin(worker, 1, self.now))
         if supervisor:
@@ -43,8 +43,12 @@ class World:
         self.notices += notices
         return self
 
-    def request(self, worker, fit, epoch):
-        return self.note(self.state.request(worker, fit, epoch, self.now))
+    def request(self, worker, fit, epoch, by_script=False):
+        return self.note(self.state.request(worker, fit, epoch, self.now, by_script))
+
+    def answer_of(self, worker, fit, epoch, loss=0.5):
+        made = evaluated(fit, epoch, loss, by_script=True)
+        return self.note(self.state.answer_of_script(worker, made, self.now))
 
     def answer(self, fit, epoch, **fields):
         return self.note(self.state.answer(evaluated(fit, epoch, **fields), self.now))
@@ -65,10 +69,21 @@ class World:
         found = [each.message.epoch_ended for each in self._taken(ForEvaluator)]
         return [(each.fit, each.epoch) for each in found if each.fit]
 
+    def _is_request(self, notice):
+        is_request = notice.message.WhichOneof("body") == "epoch_ended"
+        if is_request:
+            ended = notice.message.epoch_ended
+            self.asked.append((notice.worker, ended.fit, ended.epoch))
+        return is_request
+
     @property
     def answered(self):
         """Return (worker, fit, epoch, its loss or why there is none) since the last look."""
-        found = [(each.worker, each.message.evaluated) for each in self._taken(ForScript)]
+        found = [
+            (each.worker, each.message.evaluated)
+            for each in self._taken(ForScript)
+            if not self._is_request(each)
+        ]
         return [(worker, e.fit, e.epoch, e.nobody or e.metrics[0].values[0]) for worker, e in found]
 
 
@@ -296,3 +311,69 @@ def test_what_scripts_must_not_send(body):
     script = Script(Shard(), 1).send(**body)
     assert script.last("refusal").reason == pb.REASON_MALFORMED
     assert not script.is_open
+
+
+# -- evaluations by a script ----------------------------------------------------------------------
+
+
+def of_script():
+    world = World(1, 2, 3)
+    world.request(2, 1, 0, by_script=True)
+    assert world.answered == world.asked == [], "the leader is on its way"
+    world.request(1, 1, 0, by_script=True)
+    assert world.answered == []
+    assert world.asked == [(1, 1, 0)]
+    assert world.requested == [(1, 0)], "to the evaluator, as the first that is not its own"
+    return world
+
+
+def test_a_script_evaluates_in_place_of_the_evaluator():
+    world = of_script()
+    world.answer_of(2, 1, 0, loss=9.0)
+    assert world.answered == [], "it was not asked"
+    world.answer_of(1, 1, 0, loss=0.25)
+    assert world.answered == [(1, 1, 0, 0.25), (2, 1, 0, 0.25)]
+    assert world.request(3, 1, 0, by_script=True).answered == [(3, 1, 0, 0.25)]
+    (made,) = world.state.offer(8, world.now)
+    assert made.evaluated.by_script, "Supervisors record it"
+
+
+def test_an_evaluator_that_comes_later_learns_whose_the_fit_is():
+    world = of_script()
+    world.state.end_evaluator(world.now)
+    news = [each.message.epoch_ended for each in world.state.begin_evaluator(world.now)]
+    assert news == [pb.EpochEnded(fit=1, epoch=0, by_script=True)]
+
+
+@pytest.mark.parametrize("cause", ["lost", "started again"])
+def test_another_script_is_asked_where_the_first_is_gone(cause):
+    world = of_script()
+    world.asked.clear()
+    if cause == "lost":
+        world.present.discard(1)
+        world.wait(1.0)
+    else:
+        world.note(world.state.begin(1, 2, world.now))
+        world.wait(0).wait(STALL_SECONDS, updates=0)
+    assert world.answered == []
+    assert world.asked == [(2, 1, 0)]
+    world.answer_of(1, 1, 0, loss=9.0)
+    world.answer_of(2, 1, 0, loss=0.5)
+    assert (2, 1, 0, 0.5) in world.answered
+
+
+def test_a_script_whose_stream_was_lost_is_asked_again():
+    world = of_script()
+    world.request(1, 1, 0, by_script=True)
+    assert world.answered == []
+    assert world.asked == [(1, 1, 0)] * 2
+
+
+def test_a_script_evaluates_without_any_supervisor_and_takes_its_time():
+    world = World(1, 2, evaluator=False, supervisor=False)
+    for worker in (1, 2):
+        world.request(worker, 1, 0, by_script=True)
+    assert world.wait(2 * LEASE).answered == []
+    assert world.asked == [(1, 1, 0)]
+    world.wait(ANSWER_SECONDS)
+    assert [each[:3] for each in world.answered] == [(1, 1, 0), (2, 1, 0)]

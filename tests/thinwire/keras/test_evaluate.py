@@ -1,14 +1,17 @@
 """Scripts whose validation the evaluator makes: in one process, over loopback."""
 
 import contextlib
+import itertools
 import threading
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
 from thinwire import distribute
+from thinwire.keras import own_states
 from thinwire.keras.evaluate import FitEvaluator, ScriptFits
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
@@ -18,8 +21,9 @@ from thinwire.supervisor.evaluation_requests import EvaluationRequests
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-    """Let workers take `thinwire run` for what has started them."""
+    """Let workers take `thinwire run` for what has started them, in a process of their own."""
     monkeypatch.setattr(ScriptSettings, "is_launched", property(lambda settings: True))
+    monkeypatch.setattr(own_states, "of_process", list)  # other workers' models are here as well
 
 
 class RunEnded(Exception):
@@ -150,6 +154,178 @@ def test_states_that_only_training_makes_are_validated_by_the_workers(tmp_path, 
             assert found.keys() == history.keys()
             np.testing.assert_allclose(found["val_loss"], history["val_loss"], rtol=1e-4)
     assert "training changes average/hidden/kernel and 3 more" in caplog.text
+
+
+class Annealed:
+    """A loss with a weight that no model knows, and the callback that raises it."""
+
+    def __init__(self, how):
+        self.how = how
+        self.weight = {
+            "keras": lambda: keras.Variable(0.0, trainable=False),
+            "tensorflow": lambda: tf.Variable(0.0, trainable=False),
+            "python": lambda: 0.0,
+        }[how]()
+
+    def set(self, value):
+        if self.how == "python":
+            self.weight = value
+        else:
+            self.weight.assign(value)
+
+    def make(self, **options):
+        def loss(y_true, y_pred):
+            return LOSS(y_true, y_pred) + self.weight * keras.ops.mean(y_pred**2)
+
+        model = plain_model()
+        model.compile(
+            keras.optimizers.SGD(0.2), loss=loss, run_eagerly=self.how == "python", **options
+        )
+        return model
+
+    def callback(self):
+        return keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: self.set(0.4 * epoch)
+        )
+
+
+class Averages(keras.callbacks.Callback):
+    """Puts an average of the weights in for each validation."""
+
+    def on_train_begin(self, logs=None):
+        self.average = self.model.get_weights()
+
+    def on_train_batch_end(self, batch, logs=None):
+        pairs = zip(self.average, self.model.get_weights(), strict=True)
+        self.average = [0.9 * mean + 0.1 * weight for mean, weight in pairs]
+
+    def on_test_begin(self, logs=None):
+        self.kept, self.num_batches = self.model.get_weights(), 0
+        self.model.set_weights(self.average)
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.num_batches += 1
+
+    def on_test_end(self, logs=None):
+        self.model.set_weights(self.kept)
+
+
+def _validated(run, make, callbacks, options):
+    """Return what the workers' fits have returned, and what the evaluator has reported."""
+
+    def evaluate(of):
+        model, given = make()
+        of(model)(X, Y, **options, callbacks=given)
+
+    with evaluated(run, evaluate) as evaluator:
+
+        def script(settings):
+            model, given = make()
+            model = distribute(model, settings)
+            return model.fit(X, Y, shuffle=False, verbose=0, **options, callbacks=given).history
+
+        histories = run.each(script)
+        run.shards[0].server.queue.put(events.Stop("iter_max"))
+        assert isinstance(evaluator.end(), RunEnded)
+    return histories, evaluator.reported
+
+
+def _assert_as(histories, expected, names=("val_loss",)):
+    for history in histories:
+        assert set(history) == set(expected)
+        for name in names:
+            np.testing.assert_allclose(history[name], expected[name], rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("how", ["keras", "tensorflow", "python"])
+def test_a_loss_that_a_callback_changes_is_evaluated_by_the_chief(how, tmp_path):
+    options = {"epochs": 4, "batch_size": BATCH, "validation_data": (X[:40], Y[:40])}
+
+    def make():
+        annealed = Annealed(how)
+        stop = keras.callbacks.EarlyStopping("val_loss", patience=1)
+        return annealed.make(), [annealed.callback(), stop]
+
+    model, callbacks = make()
+    fit = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+    expected = model.fit(X, Y, **options, **fit).history
+    with patient(tmp_path, "bsp", 2) as run:
+        histories, reported = _validated(run, make, None, options)
+        made = run.shards[0].server.scripts._evaluations._made
+    _assert_as(histories, expected, ("loss", "val_loss"))
+    assert not reported, "what the evaluator has is of another loss"
+    assert [each.by_script for each in made] == [True] * len(expected["val_loss"])
+
+
+@pytest.mark.parametrize("method", ["bsp", "asgd"])
+def test_weights_that_a_callback_puts_in_for_the_validation_are_validated(method, tmp_path):
+    nb_workers = 2 if method == "bsp" else 1
+    options = {"epochs": 3, "batch_size": BATCH, "validation_data": (X[:40], Y[:40])}
+    make = lambda: (compiled(), [Averages()])  # noqa: E731
+    model, callbacks = make()
+    fit = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
+    expected = model.fit(X, Y, **options, **fit).history
+    with patient(tmp_path, method, nb_workers) as run:
+        histories, reported = _validated(run, make, None, options)
+    _assert_as(histories, expected, ("val_loss", "val_accuracy"))
+    assert not reported
+
+
+def test_another_worker_evaluates_where_the_chief_is_lost(tmp_path):
+    class Leaves(keras.callbacks.Callback):
+        """Worker 1 leaves in the middle of the second evaluation."""
+
+        def on_test_batch_begin(self, batch, logs=None):
+            if self.model.thinwire.place[1] == 1 and next(evaluations) == 1:
+                self.model.thinwire.fits._member.barriers._control.close()
+                raise _Killed
+
+    class _Killed(Exception):
+        pass
+
+    evaluations = itertools.count()
+    options = {"epochs": 3, "batch_size": BATCH, "validation_data": (X, Y)}
+    options["validation_batch_size"] = len(X)
+    with scripts(tmp_path, "bsp", 2, lease_seconds=2) as run:
+
+        def script(settings):
+            model = distribute(compiled(), settings)
+            with contextlib.suppress(_Killed):
+                return model.fit(X, Y, verbose=0, **options, callbacks=[Leaves()]).history
+            return None
+
+        killed, history = run.each(script)
+    assert killed is None
+    assert len(history["val_loss"]) == 3
+    assert np.isfinite(history["val_loss"]).all()
+
+
+# -- which variables are no run's -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [keras.Variable, tf.Variable])
+def test_variables_anywhere_in_a_script_are_compared(make, monkeypatch):
+    monkeypatch.undo()
+    model = compiled()
+    model.fit(X[:8], Y[:8], verbose=0)
+    there = {"somewhere": [make(np.zeros(3, np.float32), trainable=False, name="share")]}
+    states = own_states.OwnStates()
+    states.begin(model, model.trainable_variables)
+    model.fit(X[:8], Y[:8], verbose=0)
+    assert states.changed() == [], "weights, slots, metrics and random states are no such"
+    there["somewhere"][0].assign(np.array([0, 0, 1], np.float32))
+    (name,) = states.changed()
+    assert "share" in name
+
+
+def test_of_a_large_variable_a_part_is_compared(monkeypatch):
+    monkeypatch.setattr(own_states, "_MOST_COMPARED", 10)
+    monkeypatch.setattr(own_states, "of_process", lambda: [variable])
+    variable = keras.Variable(np.zeros(95, np.float32), trainable=False)
+    states = own_states.OwnStates()
+    states.begin(compiled(), ())
+    variable.assign(variable + 1)
+    assert len(states.changed()) == 1
 
 
 def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tmp_path):
