@@ -8,7 +8,7 @@ lease, all are notified of that, and it stays so for that epoch.
 
 The evaluator runs no callbacks and trains nothing. Where a script reports that its callbacks, or
 what training has changed beside the weights, take part in an evaluation, one of the waiting scripts
-is asked in place of the evaluator: the one with the lowest id. If it is lost, another is.
+evaluates in place of the evaluator: the one with the lowest id. If it is lost, another does.
 
 All state is soft: a shard that is started again learns it from its scripts, which report once more
 what they wait for and the answers that they have received.
@@ -97,7 +97,9 @@ class Evaluations:
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
         self._made: list[pb.Evaluated] = []  # all, in order
         self._requested: dict[tuple[int, int], float] = {}  # since when; not answered yet
-        self._asked: dict[tuple[int, int], tuple[int, int]] = {}  # worker and incarnation, if one
+        self._appointed: dict[
+            tuple[int, int], tuple[int, int]
+        ] = {}  # worker and incarnation, if one
         self._of_scripts: dict[int, pb.EpochEnded] = {}  # fits that scripts evaluate: their first
         self._supervisors: set[int] = set()  # that start evaluators
         self._has_evaluator = False
@@ -158,7 +160,7 @@ class Evaluations:
         if script.waits_for != (fit, epoch):
             script.waits_for, script.since, script.by_script = (fit, epoch), now, by_script
         notices: list[Notice] = []
-        if self._asked.get((fit, epoch)) == (worker, script.incarnation):  # its stream was lost
+        if self._appointed.get((fit, epoch)) == (worker, script.incarnation):  # its stream was lost
             notices.append(ForScript(worker, _request((fit, epoch), by_script=True)))
         if by_script and fit not in self._of_scripts:
             self._of_scripts[fit] = pb.EpochEnded(fit=fit, epoch=epoch, by_script=True)
@@ -212,14 +214,14 @@ class Evaluations:
         news = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
         news += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
         news += [pb.ToClient(epoch_ended=first) for first in self._of_scripts.values()]
-        news += [_request(place) for place in self._requested if place not in self._asked]
+        news += [_request(place) for place in self._requested if place not in self._appointed]
         return [*map(ForEvaluator, news), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
         """Note that the evaluator's stream has ended; another may come."""
         self._has_evaluator = False
         self._requested = {
-            place: since if place in self._asked else now
+            place: since if place in self._appointed else now
             for place, since in self._requested.items()
         }
         return self._settle(now)
@@ -240,9 +242,9 @@ class Evaluations:
         return [*notices, *self._settle(now)]
 
     def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Note an evaluation of a script, unless another one has been asked for it since."""
-        asked, _ = self._asked.get((evaluated.fit, evaluated.epoch), (worker, 0))
-        return self.answer(evaluated, now) if asked == worker else []
+        """Note an evaluation of a script, unless another one was appointed since."""
+        appointed, _ = self._appointed.get((evaluated.fit, evaluated.epoch), (worker, 0))
+        return self.answer(evaluated, now) if appointed == worker else []
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -309,7 +311,7 @@ class Evaluations:
                 self._leader_position(now) >= place or now >= self._stalled_at(script)
             ):
                 self._requested[place] = now
-                notices += self._ask(place, now)
+                notices += self._request_from(place, now)
         for worker, script in sorted(self._scripts.items()):
             if script.waits_for is not None and script.waits_for in self._answers:
                 message = pb.ToClient(evaluated=self._answers[script.waits_for])
@@ -318,28 +320,28 @@ class Evaluations:
         _limit(self._answers, _MOST_ANSWERS)
         return notices
 
-    def _ask(self, place: tuple[int, int], now: float) -> Iterator[Notice]:
+    def _request_from(self, place: tuple[int, int], now: float) -> Iterator[Notice]:
         """Request an evaluation: from a script where one must make it, else from the evaluator."""
         present = self._present(now)
         for worker, script in sorted(self._scripts.items()):
             if script.by_script and script.waits_for == place and worker in present:
-                self._asked[place] = worker, script.incarnation
+                self._appointed[place] = worker, script.incarnation
                 yield ForScript(worker, _request(place, by_script=True))
                 return
         yield from self._for_evaluator(_request(place))
 
     def _is_lost(self, place: tuple[int, int], now: float) -> bool:
-        """Return whether the script that was asked for an evaluation is not there any more."""
-        if place not in self._asked:
+        """Return whether the script that was appointed for an evaluation is not there any more."""
+        if place not in self._appointed:
             return False
-        worker, incarnation = self._asked[place]
+        worker, incarnation = self._appointed[place]
         is_same = self._scripts[worker].incarnation == incarnation
         return not is_same or worker not in self._present(now)
 
     def _forget(self, place: tuple[int, int]) -> None:
         """Forget whom an evaluation was requested from."""
         self._requested.pop(place, None)
-        self._asked.pop(place, None)
+        self._appointed.pop(place, None)
 
     def _leader_position(self, now: float) -> Position:
         """Return how far the script has come that decides when an evaluation is made.
@@ -358,7 +360,7 @@ class Evaluations:
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
         """Return from when on nobody will make an evaluation."""
-        if place in self._asked:
+        if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS
         if any(each.by_script and each.waits_for == place for each in self._scripts.values()):
             return math.inf

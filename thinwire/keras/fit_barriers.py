@@ -128,7 +128,7 @@ class FitBarriers:
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
     ) -> pb.Evaluated | RunHalted:
-        """Report an evaluation that this script was asked for.
+        """Report an evaluation that this script was appointed for.
 
         Args:
             epoch: As Keras counts them.

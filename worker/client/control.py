@@ -122,7 +122,7 @@ class Control:
         self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
-        self._asked_for: tuple[int, int] | None = None  # an evaluation by this script
+        self._appointed_for: tuple[int, int] | None = None  # an evaluation by this script
         self._unconfirmed: pb.Evaluated | None = None  # that evaluation
         self._meetings: dict[
             bool, pb.EpochMeeting
@@ -224,7 +224,7 @@ class Control:
                 self._send(pb.ToServer(epoch_ended=self._awaits))
             try:
                 self._wait_until(
-                    lambda: place in self._evaluations or self._asked_for == place,
+                    lambda: place in self._evaluations or self._appointed_for == place,
                     f"at the end of epoch {epoch} of fit {fit}",
                 )
             finally:
@@ -232,13 +232,13 @@ class Control:
             return self._evaluations.get(place)
 
     def answer(self, evaluated: pb.Evaluated) -> pb.Evaluated:
-        """Report an evaluation that this script was asked for.
+        """Report an evaluation that this script was appointed for.
 
         Args:
-            evaluated: By this script, at the place that it was asked for.
+            evaluated: By this script, at the place that it was appointed for.
 
         Returns:
-            What all scripts get: this one, or that of another script which was asked meanwhile.
+            What all scripts get: this one, or that of another script which was appointed meanwhile.
 
         Raises:
             RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
@@ -254,7 +254,7 @@ class Control:
                     lambda: place in self._evaluations, "for an evaluation to be confirmed"
                 )
             finally:
-                self._awaits = self._unconfirmed = self._asked_for = None
+                self._awaits = self._unconfirmed = self._appointed_for = None
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
@@ -467,7 +467,7 @@ class Control:
                     evaluated = message.evaluated
                     self._evaluations[evaluated.fit, evaluated.epoch] = evaluated
                 elif body == "epoch_ended":
-                    self._asked_for = message.epoch_ended.fit, message.epoch_ended.epoch
+                    self._appointed_for = message.epoch_ended.fit, message.epoch_ended.epoch
                 elif body == "epoch_meeting":
                     answer = message.epoch_meeting
                     self._meetings[answer.after_callbacks] = answer

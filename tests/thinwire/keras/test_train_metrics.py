@@ -63,7 +63,7 @@ class Newest(Largest):
 
 
 class Hidden(keras.metrics.Metric):
-    """Keeps its state where Keras does not see it."""
+    """Has its state where Keras does not see it."""
 
     def __init__(self, **keywords):
         super().__init__(**keywords)
