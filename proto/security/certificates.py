@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security.credentials import (
     PART_OF_SUPERVISOR,
@@ -282,4 +283,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

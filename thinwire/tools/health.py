@@ -11,6 +11,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from thinwire.tools.arguments import is_address
+
 _ABOUT = """Queries a PS, or a worker that accepts peers, for its health.
 
 It writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, and 3 where nobody answers. A
@@ -45,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
         parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
+    if not is_address(given.address):
+        parser.error(f"{given.address} is not host:port; give for example 127.0.0.1:2223")
     from thinwire.ops.run.credentials import Credentials
     from thinwire.ops.run.files import read_bounded
     from thinwire.ops.run.settings import EXIT_DONE, EXIT_UNREACHABLE
