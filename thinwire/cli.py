@@ -12,6 +12,7 @@ import importlib
 import sys
 from typing import NoReturn
 
+from thinwire.ops.run.quiet import configure_libraries
 from thinwire.ops.run.signals import handle_first_signals
 from thinwire.ops.run.streams import standard_streams
 
@@ -74,6 +75,7 @@ def _run(command: str, rest: list[str]) -> NoReturn:
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
+        configure_libraries(tensorflow_log_level=3)  # gRPC has lines of its own for each failure
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)
