@@ -179,7 +179,7 @@ class OfferStage:
                     raise NobodyAdmitted(why) from None
                 continue
             if isinstance(came, Exception):
-                if self.interrupted:  # it is the end of the search for shard 0
+                if self._closing.is_set():  # it is the end of the search for shard 0
                     break
                 raise came
             if not came.stream.lost:
