@@ -123,7 +123,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        logging.error("%s", error)
+        logging.error("%s", _explain(error))
         return code
 
 
@@ -197,6 +197,17 @@ def _exit_code(error: Exception) -> int | None:
     refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _explain(error: Exception) -> str:
+    """Return an expected failure in words; of a disk's refusal with the file and what to do."""
+    if not isinstance(error, OSError) or error.errno not in _DISK_REFUSES:
+        return str(error)
+    where = error.filename or f"a file of --run_dir={FLAGS.run_dir}"
+    return (
+        f"cannot write {where}: {error.strerror}. Free space on that disk, or make it writable; "
+        "the same command then resumes the run."
+    )
 
 
 def _needs_tensorflow(run: Run) -> bool:
