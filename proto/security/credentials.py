@@ -405,13 +405,13 @@ def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
     if path is None:
         return b""
     content = _content(path, flag)
-    check_pem(content, f"--{flag}={path}", kind)
+    _check_pem(content, f"--{flag}={path}", kind)
     if secret:
         _warn_if_others_read(path, flag)
     return content
 
 
-def check_pem(content: bytes, where: str, kind: str) -> None:
+def _check_pem(content: bytes, where: str, kind: str) -> None:
     """Check that a file holds what a flag wants of it.
 
     Args:
