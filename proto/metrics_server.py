@@ -15,6 +15,7 @@ import pathlib
 import socket
 import socketserver
 import ssl
+import sys
 import tempfile
 import threading
 import time
@@ -245,6 +246,16 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if isinstance(error, OSError):  # of its socket: it has disconnected, or was too slow
+            logging.log_every_n_seconds(
+                logging.INFO,
+                "metrics: a reader at %s left before it had its answer (%s)",
+                10,
+                client_address[0],
+                error.strerror or error,
+            )
+            return
         logging.log_every_n_seconds(
             logging.WARNING,
             "metrics: a reader at %s was not served",

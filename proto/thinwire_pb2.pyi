@@ -41,6 +41,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_OFFER: _ClassVar[Reason]
     REASON_OPTIMIZER: _ClassVar[Reason]
     REASON_PHASE: _ClassVar[Reason]
+    REASON_ENDS: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -115,6 +116,7 @@ REASON_NO_MODEL: Reason
 REASON_OFFER: Reason
 REASON_OPTIMIZER: Reason
 REASON_PHASE: Reason
+REASON_ENDS: Reason
 REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
@@ -269,7 +271,7 @@ class EmulatedLink(_message.Message):
     def __init__(self, mbps: _Optional[float] = ..., delay_ms: _Optional[float] = ..., loss: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase", "generation", "bulk")
+    __slots__ = ("protocol_version", "role", "id", "run_id", "fingerprint", "model", "incarnation", "link", "shard", "num_shards", "peer_address", "proof", "epoch", "phase", "generation", "bulk", "halts")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ID_FIELD_NUMBER: _ClassVar[int]
@@ -286,6 +288,7 @@ class Hello(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
+    HALTS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     role: Role
     id: int
@@ -302,7 +305,8 @@ class Hello(_message.Message):
     phase: int
     generation: int
     bulk: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ..., bulk: bool = ...) -> None: ...
+    halts: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ..., bulk: bool = ..., halts: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before", "addresses", "bulk")

@@ -412,6 +412,7 @@ class ShardProcess:
             lambda: server.guard.refused,
             server.journaled.summary,
             lambda: leader_client.figures_are_awaited(server),
+            server.scripts.is_running,
         )
         self.board = StatusReporter(self.run, self.spec, core, server, self._received, sources)
         self.server.reports = self.saved.reports

@@ -30,6 +30,7 @@ _STATE_STYLES = {
     "waiting": "yellow",
     "training": "green",
     "suspect": "bold red",
+    "between fits": "green",
     "left": "dim",
     "done": "cyan",
 }

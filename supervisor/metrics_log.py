@@ -17,6 +17,7 @@ from absl import logging
 
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.run.directory import METRICS_FILE, rounds_of, scalars_of
+from thinwire.ops.run.files import naming
 from thinwire.ops.telemetry.evaluation import Evaluation
 from thinwire.ops.telemetry.round_trace import Round, line_of, unpack
 from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics
@@ -66,6 +67,7 @@ class MetricsLog:
         else:
             path.unlink(missing_ok=True)
             shutil.rmtree(events, ignore_errors=True)
+        self._path = path
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115
         self._scalars = scalars or ScalarFile(events)
         self._previous: RunStatus | None = None
@@ -86,7 +88,8 @@ class MetricsLog:
     def close(self) -> None:
         """Finish the files; harmless when repeated."""
         if not self._file.closed:
-            self._file.close()
+            with naming(self._path):
+                self._file.close()
             self._scalars.close()
 
     def __enter__(self) -> MetricsLog:
@@ -98,8 +101,9 @@ class MetricsLog:
         self.close()
 
     def _append(self, document: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-        self._file.flush()
+        with naming(self._path):
+            self._file.write(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+            self._file.flush()
 
 
 def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, float | None]:
@@ -227,13 +231,15 @@ class RoundsLog:
                 last[each.life] = each.num_iters
                 new.append(line_of(each))
         if new:
-            self._files[worker].write("".join(new))
-            self._files[worker].flush()
+            with naming(rounds_of(self._run_dir, worker)):
+                self._files[worker].write("".join(new))
+                self._files[worker].flush()
 
     def close(self) -> None:
         """Finish the files; harmless when repeated."""
-        for file in self._files.values():
-            file.close()
+        for worker, file in self._files.items():
+            with naming(rounds_of(self._run_dir, worker)):
+                file.close()
         self._files.clear()
 
     def _open(self, worker: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.models.loss import ensure_compiled_loss
+from thinwire.ops.run.files import naming
 from thinwire.ops.run.settings import Run
 from thinwire.ops.run.target import Target
 from thinwire.supervisor.evaluator import Evaluator
@@ -55,5 +56,10 @@ class ModelScorer:
     def save(self, path: pathlib.Path) -> None:
         """Write the model, as it was scored last, to a .keras file, which is never half written."""
         temporary = path.with_suffix(".tmp.keras")
-        self._shared.model.save(temporary)
-        os.replace(temporary, path)
+        try:
+            with naming(path):
+                self._shared.model.save(temporary)
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise

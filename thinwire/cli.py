@@ -12,7 +12,9 @@ import importlib
 import sys
 from typing import NoReturn
 
+from thinwire.ops.run.quiet import configure_libraries
 from thinwire.ops.run.signals import handle_first_signals
+from thinwire.ops.run.streams import standard_streams
 
 #: Subcommand -> the role that it plays (a value of --type_node), and what it does.
 ROLES = {
@@ -44,7 +46,21 @@ _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 def run_command() -> NoReturn:
     """Run the subcommand that the command line names, and exit with its code."""
     handle_first_signals()
-    command, *rest = sys.argv[1:] or ["help"]
+    with standard_streams():
+        command, *rest = sys.argv[1:] or ["help"]
+        _run(command, rest)
+
+
+def run_role() -> NoReturn:
+    """Play the role that --type_node names, or `run` a script, and exit with its code."""
+    if sys.argv[1:2] == [*RUN]:
+        run_command()
+    handle_first_signals()
+    with standard_streams():
+        _play(sys.argv[0], sys.argv[1:])
+
+
+def _run(command: str, rest: list[str]) -> NoReturn:
     if command in ("help", "-h", "--help") and not rest:
         sys.stdout.write(overview())
         sys.exit(_EXIT_DONE)
@@ -55,21 +71,14 @@ def run_command() -> NoReturn:
     if command in RUN:
         _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
     if command.startswith("-"):  # a role by --type_node, as a Cluster starts its nodes
-        run_role()
+        _play(sys.argv[0], [command, *rest])
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
+        configure_libraries(tensorflow_log_level=3)  # gRPC has lines of its own for each failure
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)
-
-
-def run_role() -> NoReturn:
-    """Play the role that --type_node names, or `run` a script, and exit with its code."""
-    handle_first_signals()
-    if sys.argv[1:2] == [*RUN]:
-        run_command()
-    _play(sys.argv[0], sys.argv[1:])
 
 
 def overview() -> str:

@@ -93,7 +93,7 @@ class GradientSGD(LeavesOnExit):
     def step(
         self,
         grads_and_vars: Iterable[tuple[Any, Any]],
-        loss: float = 0.0,
+        loss: float | None = None,
         samples: int | None = None,
     ) -> StepInfo:
         """Send the gradients of one mini-batch and take over the new weights.
@@ -101,7 +101,7 @@ class GradientSGD(LeavesOnExit):
         Args:
             grads_and_vars: (gradient, variable) of the shared variables, in any order: tensors,
                 arrays, IndexedSlices, or None for a variable that the loss does not depend on.
-            loss: Mean loss, for the server's reports.
+            loss: Mean loss, for reports and curves; None: they have none.
             samples: Examples in the mini-batch; flag batch_size if not given.
 
         Raises:
@@ -116,7 +116,8 @@ class GradientSGD(LeavesOnExit):
             return info
         session = self._stepper
         count = self._batch_size if samples is None else int(samples)
-        info = session.step(gradient, count, float(loss), session.statistics.read())
+        mean_loss = None if loss is None else float(loss)
+        info = session.step(gradient, count, mean_loss, session.statistics.read())
         session.assign()
         return info
 

@@ -11,6 +11,7 @@ import functools
 import gc
 import importlib
 import importlib.util
+import itertools
 import logging as standard_logging
 import os
 import signal
@@ -23,6 +24,7 @@ from thinwire import help_text
 from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import launch, observability
 from thinwire.flags import run as run_flags
+from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
@@ -106,7 +108,10 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         return EXIT_DONE
     takes_script = runs_script or (FLAGS.type_node == "Advisor" and len(arguments) > 1)
     if len(arguments) > 1 and not takes_script:
-        sys.stderr.write(f"unexpected argument {arguments[1]!r}: every setting is a --flag\n")
+        sys.stderr.write(
+            f"unexpected argument {arguments[1]!r}: every setting is a --flag=value "
+            f"(see {arguments[0]} --help)\n"
+        )
         return EXIT_BAD_FLAG
     _start_log()
     configure_libraries(tensorflow_log_level=3)  # before gRPC reads certificates
@@ -118,7 +123,7 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
         code = _exit_code(error)
         if code is None:
             raise
-        logging.error("%s", error)
+        logging.error("%s", _explain(error))
         return code
 
 
@@ -128,6 +133,8 @@ def _play(script: list[str] | None) -> int:
     Args:
         script: What workers run, and its arguments; None: their role.
     """
+    if script:
+        script_flags.require_file(script[0])  # before the Advisor's modules, which take seconds
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -190,6 +197,17 @@ def _exit_code(error: Exception) -> int | None:
     refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def _explain(error: Exception) -> str:
+    """Return an expected failure in words; of a disk's refusal with the file and what to do."""
+    if not isinstance(error, OSError) or error.errno not in _DISK_REFUSES:
+        return str(error)
+    where = error.filename or f"a file of --run_dir={FLAGS.run_dir}"
+    return (
+        f"cannot write {where}: {error.strerror}. Free space on that disk, or make it writable; "
+        "the same command then resumes the run."
+    )
 
 
 def _needs_tensorflow(run: Run) -> bool:
@@ -325,7 +343,7 @@ def _repeated_flags() -> list[str]:
 
 def _check_flag_files(arguments: list[str]) -> None:
     """Refuse flag files without end, which absl would go on reading; raises `flags.Error`."""
-    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name in ("-flagfile", "--flagfile") and (path := value if equals else following):
             try:

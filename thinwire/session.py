@@ -416,7 +416,7 @@ class Session:
         self,
         values: Float32,
         samples: int,
-        loss: float,
+        loss: float | None,
         statistics: Float32 | None = None,
         rate_factor: float = 1.0,
         figures: ScriptFigures = NO_FIGURES,
@@ -430,7 +430,7 @@ class Session:
             values: [num_parameters] float32 mean gradient at `weights`, which may be changed; if
                 `takes_weights`, the weights after the script's own step.
             samples: Examples in the mini-batch.
-            loss: Its mean loss.
+            loss: Its mean loss; None: unknown.
             statistics: [m] the moving statistics after it, where they are averaged.
             rate_factor: By which this worker's learning rate differs from the run's; of gradients.
             figures: What the script's optimizer adds: its rate, the loss scale, touched rows.

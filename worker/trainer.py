@@ -285,7 +285,7 @@ class WorkerSession:
         self,
         values: Float32,
         samples: int,
-        loss: float,
+        loss: float | None,
         statistics: Float32 | None,
         started: float,
         computed_at: Sequence[int] | None = None,
@@ -297,7 +297,7 @@ class WorkerSession:
             values: [num_parameters] float32 gradient of the mean loss at the present weights;
                 where the method `steps_on_workers`, the weights after the script's step from them.
             samples: Examples in the mini-batch.
-            loss: Its mean loss.
+            loss: Its mean loss; None: unknown.
             statistics: [m] the moving statistics after it.
             started: When work on it began, by time.monotonic().
             computed_at: The shards' versions that it was computed at; None: the present ones.

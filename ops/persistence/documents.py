@@ -12,11 +12,12 @@ import functools
 import json
 import math
 import os
-import pathlib
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
+
+from thinwire.ops.run.files import replace_file
 
 _DocumentType = typing.TypeVar("_DocumentType", bound="Document")
 _Found = typing.TypeVar("_Found")
@@ -94,15 +95,10 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
 
     Raises:
         ValueError: the document holds NaN or infinity, which is not JSON.
+        OSError: it cannot be written, by name of the file; see `replace_file`.
     """
-    path = pathlib.Path(path)
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    replace_file(path, text, durable=True)
 
 
 def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from thinwire.ops.persistence.checkpoint import sync
 from thinwire.ops.persistence.object_store import ObjectStore, StorageError
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
+from thinwire.ops.run.files import naming
 from thinwire.ops.types import ConfigurationError
 
 #: Below it are the claims.
@@ -77,10 +78,14 @@ class PublishedFiles:
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
                 temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-                with open(temporary, "xb") as file:
-                    file.write(self._store.get(name))
-                    sync(file)
-                os.replace(temporary, path)
+                try:
+                    with naming(path), open(temporary, "xb") as file:
+                        file.write(self._store.get(name))
+                        sync(file)
+                    os.replace(temporary, path)
+                except BaseException:
+                    temporary.unlink(missing_ok=True)
+                    raise
                 restored.append(name)
         except StorageError as error:
             raise ConfigurationError(f"{error}.") from error

@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Iterator
 
+from thinwire.ops.run.autograph import keep_generated_code_in_memory
+
 
 def configure_libraries(tensorflow_log_level: int) -> None:
     """Set what TensorFlow and gRPC look for once, when they are imported; what is set stays.
@@ -37,6 +39,8 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def import_quietly(module: str) -> None:
-    """Import a module without what it writes to stderr."""
+    """Import a module without what it writes to stderr; TensorFlow then writes no files either."""
     with quiet_stderr():
         importlib.import_module(module)
+        if "tensorflow" in sys.modules:
+            keep_generated_code_in_memory()

@@ -14,6 +14,7 @@ import pathlib
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 
+from thinwire.ops.run.files import naming
 from thinwire.ops.types import ConfigurationError
 
 #: Names the file.
@@ -55,8 +56,12 @@ def write_settings(
         "evaluates": EVALUATES in flags,
     }
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        json.dump(document, file)
+    try:
+        with naming(path), open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
     return path
 
 

@@ -11,12 +11,11 @@ import bisect
 import dataclasses
 import hashlib
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.run.files import read_bounded
+from thinwire.ops.run.files import naming, read_bounded, replace_file
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
@@ -116,15 +115,13 @@ class DrawsFile:
     def _write(self, drawn: Draw) -> None:
         line = format_draw(drawn.workers)
         if drawn.of_round == self._num_rounds:
-            with self.path.open("a", encoding="utf-8") as file:
+            with naming(self.path), self.path.open("a", encoding="utf-8") as file:
                 file.write(line)
         else:
             before = self.path.read_text(encoding="utf-8") if drawn.of_round else ""
             kept = [each for each in before.splitlines(True) if not each.startswith("#")]
             text = "".join([_HEAD, *kept[: drawn.of_round], line])
-            temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-            temporary.write_text(text, encoding="utf-8")
-            os.replace(temporary, self.path)
+            replace_file(self.path, text)
         self._num_rounds = drawn.of_round + 1
 
 

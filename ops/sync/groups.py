@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
+from thinwire.ops.run.files import replace_file
 from thinwire.ops.types import ConfigurationError
 
 #: Every worker id once.
@@ -258,15 +258,9 @@ def write(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, float]) -> 
     head = f"# Proposed from measured samples per second:\n{measured}"
     lines = "".join(",".join(map(str, group)) + "\n" for group in groups)
     parts = format_shares(shares(groups, speeds))
-    _replace(folder / GROUPS_NAME, f"{head}# One group a line.\n{lines}")
-    _replace(folder / SHARES_NAME, f"{head}# start and end of worker 1, 2, ...\n{parts}")
+    replace_file(folder / GROUPS_NAME, f"{head}# One group a line.\n{lines}")
+    replace_file(folder / SHARES_NAME, f"{head}# start and end of worker 1, 2, ...\n{parts}")
     return (
         f"--groups_file={folder / GROUPS_NAME} --partition=file "
         f"--data_sharding_file={folder / SHARES_NAME}"
     )
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -97,7 +97,7 @@ class WorkerMetrics(Document):
     """The figures of one worker. Seconds and bytes are totals since it first joined."""
 
     id: int  # from 1
-    state: Literal["waiting", "training", "suspect", "left", "done"] = "waiting"
+    state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
     clock: int = 0  # finished exchanges
     lag: int = 0  # clocks behind the fastest worker
     pushes: int = 0

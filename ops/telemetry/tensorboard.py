@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from thinwire.ops.crc32c import masked_crc32c
+from thinwire.ops.run.files import naming
 
 
 class ScalarFile:
@@ -66,5 +67,6 @@ class ScalarFile:
         length = struct.pack("<Q", len(data))
         checksums = (struct.pack("<I", masked_crc32c(part)) for part in (length, data))
         record = b"".join((length, next(checksums), data, next(checksums)))
-        if file.write(record) != len(record):
-            raise OSError(errno.ENOSPC, "No space left on device", str(self._directory))
+        with naming(self._directory):
+            if file.write(record) != len(record):
+                raise OSError(errno.ENOSPC, "No space left on device")

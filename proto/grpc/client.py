@@ -220,8 +220,7 @@ class ClientStream:
         channel.close()
         if trust.is_distrust(reason):
             raise trust.UntrustedPeer(
-                f"{self.address} is not trusted: {reason}. Its certificate must name this address "
-                "and be of the authority in --tls_ca"
+                f"{self.address} is not trusted: {trust.explain_distrust(reason)}"
             )
         hint = ""
         if trust.is_hung_up(reason):

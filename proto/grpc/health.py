@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.proto.security.credentials import open_channel
+from thinwire.proto.security import credentials as trust
 
 _MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
 _Response = health_pb2.HealthCheckResponse
@@ -30,16 +30,33 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
     Raises:
         HealthCheckFailed: No answer came.
     """
-    channel = open_channel(address, credentials, [("grpc.enable_http_proxy", 0)])
+    channel = trust.open_channel(address, credentials, [("grpc.enable_http_proxy", 0)])
     try:
         answer = health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=timeout_seconds, wait_for_ready=False
         )
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
     except grpc.RpcError as error:
-        raise HealthCheckFailed(f"{error.code().name}: {error.details()}") from error
+        raise HealthCheckFailed(_explain(error, address, timeout_seconds)) from error
     finally:
         channel.close()
+
+
+def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
+    """Return why there is no answer, and what to do."""
+    code, reason = error.code(), str(error.details() or "")
+    if trust.is_distrust(reason):
+        return f"it is not trusted: {trust.explain_distrust(reason)}."
+    if trust.is_hung_up(reason):
+        return (
+            "something listens there, and hangs up: does it want TLS, or a certificate of this "
+            "client? Set --tls_ca, --tls_cert and --tls_key."
+        )
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or look at the PS."
+    if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
+        return "what listens there is no node of Thinwire: it has no health service."
+    return f"nothing answers at {address}; is the PS running, and is this its address?"
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security.credentials import (
     PART_OF_SUPERVISOR,
@@ -165,8 +166,15 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
             f"--out={folder} holds one of ca.crt and ca.key; expected both, or neither for a new "
             "authority."
         )
-    private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
-    return IssuedCertificate(x509.load_pem_x509_certificate(certificate.read_bytes()), private), []
+    try:
+        private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
+        public = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (ValueError, TypeError) as error:  # the latter for a key that is encrypted
+        raise ConfigurationError(
+            f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
+            "PEM form; give the folder of an authority that this command made, or an empty one."
+        ) from error
+    return IssuedCertificate(public, private), []
 
 
 def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
@@ -282,4 +290,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

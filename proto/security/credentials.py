@@ -8,9 +8,11 @@ token is never sent: each side proves by an HMAC over fresh random numbers of bo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hmac
 import pathlib
+import re
 import secrets
 import ssl
 import stat
@@ -33,6 +35,10 @@ _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
 #: gRPC's message when the other end's certificate is not accepted; trying again does not help.
 _UNTRUSTED = ("handshake failed", "verification check failed")
+#: Part of its message where the other end answers a TLS greeting with something else.
+_NO_TLS = "wrong_version_number"
+#: In its message, what a certificate lacks: OpenSSL's words.
+_VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-zA-Z ]+)")
 #: Its message for a server that does not accept our certificate, or no plain text.
 _HUNG_UP = ("socket closed", "connection reset")
 _WHY_SECONDS = 0.2
@@ -140,6 +146,18 @@ def why_unreachable(channel: grpc.Channel, method: str) -> str:
 def is_distrust(reason: str) -> bool:
     """Whether that reason is a certificate, which will be the same the next time."""
     return any(word in reason.lower() for word in _UNTRUSTED)
+
+
+def explain_distrust(reason: str) -> str:
+    """Return what that reason comes from, and what to do: gRPC explains neither."""
+    if _NO_TLS in reason.lower():
+        return (
+            "it has no TLS; leave --tls_ca, --tls_cert and --tls_key out, or start it with "
+            "certificates"
+        )
+    cause = _VERIFICATION.search(reason)
+    what = "" if cause is None else f"{cause[1].strip().lower()}; "
+    return f"{what}its certificate must name this address and be of the authority in --tls_ca"
 
 
 def is_hung_up(reason: str) -> bool:
@@ -314,13 +332,16 @@ class CredentialFiles:
     token: str | None = None
 
 
-def read(files: CredentialFiles, token_in_environment: str, part: str, serves: bool) -> Credentials:
+def read(
+    files: CredentialFiles, token_in_environment: str, part: str | None, serves: bool
+) -> Credentials:
     """Return a node's credentials.
 
     Args:
         files: Their files.
         token_in_environment: Value of THINWIRE_TOKEN; empty: not set.
-        part: URI of the node's part, which its certificate must name if it shows it to others.
+        part: URI of the node's part, which its certificate must name if it shows it to others;
+            None: any part.
         serves: Whether the node mainly listens; else it dials.
 
     Raises:
@@ -358,17 +379,14 @@ def _check_together(files: CredentialFiles, serves: bool) -> None:
         )
 
 
-def _content(path: str, flag: str, secret: bool) -> bytes:
+def _content(path: str, flag: str) -> bytes:
     """Return a file's bytes.
 
     Raises:
         ConfigurationError: It cannot be read.
     """
     try:
-        content = read_bounded(path)
-        if secret and stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
-            logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
-        return content
+        return read_bounded(path)
     except OSError as error:
         raise ConfigurationError(
             f"--{flag}={path} cannot be read ({error.strerror}); expected a file that this user "
@@ -376,22 +394,45 @@ def _content(path: str, flag: str, secret: bool) -> bytes:
         ) from error
 
 
+def _warn_if_others_read(path: str, flag: str) -> None:
+    """Warn of a secret that other users can read, once the file is known to hold one."""
+    with contextlib.suppress(OSError):
+        if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
+            logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
+
+
 def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
     if path is None:
         return b""
-    content = _content(path, flag, secret)
+    content = _content(path, flag)
+    _check_pem(content, f"--{flag}={path}", kind)
+    if secret:
+        _warn_if_others_read(path, flag)
+    return content
+
+
+def _check_pem(content: bytes, where: str, kind: str) -> None:
+    """Check that a file holds what a flag wants of it.
+
+    Args:
+        content: Of the file.
+        where: The flag and the path, for the message.
+        kind: CERTIFICATE or PRIVATE KEY.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
-            f"--{flag}={path} holds no {kind.lower()} in PEM form; expected a text with "
+            f"{where} holds no {kind.lower()} in PEM form; expected a text with "
             f"-----BEGIN {kind}-----."
         )
-    return content
 
 
 def _token(path: str | None, in_environment: str) -> bytes:
     token, where = in_environment.strip().encode(), TOKEN_VARIABLE
     if path is not None:
-        token, where = _content(path, "token_file", secret=True).strip(), f"--token_file={path}"
+        token, where = _content(path, "token_file").strip(), f"--token_file={path}"
     if not token and path is None:
         return b""
     if len(token) < _SHORTEST_TOKEN_BYTES:
@@ -399,13 +440,17 @@ def _token(path: str | None, in_environment: str) -> bytes:
             f"{where}: the token has {len(token)} bytes; expected at least "
             f"{_SHORTEST_TOKEN_BYTES} that nobody can guess, such as `openssl rand -hex 32` makes."
         )
+    if path is not None:
+        _warn_if_others_read(path, "token_file")
     return token
 
 
 # -- certificates ------------------------------------------------------------------------------
 
 
-def _check_certificate(files: CredentialFiles, found: Credentials, part: str, serves: bool) -> None:
+def _check_certificate(
+    files: CredentialFiles, found: Credentials, part: str | None, serves: bool
+) -> None:
     """Run a TLS handshake between the two ends of this process, as the others will do it.
 
     Raises:
@@ -428,7 +473,8 @@ def _check_certificate(files: CredentialFiles, found: Credentials, part: str, se
         ) from error
     named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
     # Those who dial a PS look at its host's name; made elsewhere, its certificate may name no part.
-    if part not in named and (not serves or any(is_part(name) for name in named)):
+    is_other = part is not None and part not in named
+    if is_other and (not serves or any(is_part(name) for name in named)):
         raise ConfigurationError(
             f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
             "give it its own certificate ({node} in the path stands for its name)."

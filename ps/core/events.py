@@ -51,7 +51,7 @@ class Push:
     update: Update
     samples: int
     local_steps: int
-    loss: float
+    loss: float | None  # None: the worker does not know it
     aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
     base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
     num_bytes: int = 0  # of the update as it was coded

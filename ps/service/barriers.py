@@ -251,6 +251,10 @@ class Barriers:
         """Return the workers that the others wait for."""
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
+    def is_running(self, worker: int, now: float) -> bool:
+        """Return whether a worker's script has come and is expected to go on."""
+        return worker in self._scripts and now < self._gone_at(worker)
+
     def tick(self, now: float) -> list[Outcome]:
         """Return what has become due by time alone."""
         return self._settle(now)

@@ -179,6 +179,8 @@ class OfferStage:
                     raise NobodyAdmitted(why) from None
                 continue
             if isinstance(came, Exception):
+                if self._closing.is_set():  # it is the end of the search for shard 0
+                    break
                 raise came
             if not came.stream.lost:
                 return came
@@ -445,6 +447,11 @@ class OfferReader:
             self._reject("hello", refusal)
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject(full[0], (pb.REASON_FULL, full[1]))
+        if hello.role == pb.ROLE_SUPERVISOR and hello.halts:
+            logging.info("%s ends this run, which has no model yet", self.stream.peer)
+            _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
+            stage.interrupt()
+            raise _SentAway
         self._expects, self.worker = "", hello.id
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):

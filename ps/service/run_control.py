@@ -77,6 +77,10 @@ class RunControl:
         """Return whether the scripts have agreed on a phase, or one after it (any thread)."""
         return self._barriers.phase >= phase
 
+    def is_running(self, worker: int) -> bool:
+        """Return whether a worker's script has come and is expected to go on (any thread)."""
+        return self._barriers.is_running(worker, self._clock())
+
     @staticmethod
     def range_refusal(worker: int) -> str:
         """Return why a script is rejected whose worker does not exist (any thread)."""

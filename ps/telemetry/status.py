@@ -30,11 +30,14 @@ class StatusSources:
         refused_peers: Number of clients that were refused or disconnected, by reason.
         journal: The summary's block on the journal, or {}.
         awaits: Whether other shards have not sent their last figures yet.
+        runs_script: Whether a worker's script is expected to go on; its model leaves the training
+            at the end of each `fit`, and joins again at the next.
     """
 
     refused_peers: Callable[[], dict[str, int]] = dict
     journal: Callable[[], dict[str, Any]] = dict
     awaits: Callable[[], bool] = bool
+    runs_script: Callable[[int], bool] = lambda worker: False
 
 
 class StatusReporter:
@@ -209,8 +212,9 @@ class StatusReporter:
     def _state(self, worker: int, waits: bool) -> str:
         membership = self._core.membership.state_of(worker)
         if membership == "left":
-            is_over = self._core.stop_reason is not None and not self._sources.awaits()
-            return "done" if is_over else "left"
+            if self._core.stop_reason is None:
+                return "between fits" if self._sources.runs_script(worker) else "left"
+            return "left" if self._sources.awaits() else "done"
         return "suspect" if membership == "suspect" else ("waiting" if waits else "training")
 
     def _bytes_down(self) -> dict[int, int]:

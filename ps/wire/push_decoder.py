@@ -213,7 +213,7 @@ class PushDecoder:
             update=update,
             samples=push.samples,
             local_steps=push.local_steps,
-            loss=push.loss,
+            loss=push.loss if push.HasField("loss") else None,
             aux=aux,
             base_checksum=push.base_checksum if push.HasField("base_checksum") else None,
             num_bytes=num_bytes,

@@ -17,6 +17,7 @@ from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json, write_json_atomically
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, rounds_of
+from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.run.target import ACCURACY
 from thinwire.ops.telemetry.evaluation import Evaluation, standing
 from thinwire.ops.telemetry.round_trace import line_of
@@ -180,4 +181,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.esync_logs import runs as measured_runs
 from thinwire.supervisor.esync_logs.runs import EvaluationPoint, MeasuredRun
@@ -465,4 +466,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.report.arguments import EXIT_CONFIGURATION, ReportArguments
 from thinwire.supervisor.report.writer import write_comparison
@@ -30,4 +31,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with standard_streams():
+        sys.exit(main())

@@ -16,6 +16,7 @@ from typing import Any
 
 from thinwire.ops.persistence.documents import parse_json
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
+from thinwire.ops.run.files import replace_file
 from thinwire.ops.run.target import ACCURACY, Target, find_name
 from thinwire.ops.telemetry.evaluation import Evaluation, names_in, standing
 from thinwire.ops.telemetry.run_status import SUMMARY_SCHEMA, Histogram, RunStatus
@@ -86,11 +87,11 @@ def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
     directory.mkdir(exist_ok=True)
     curves, pictures = curve_pictures([run]), run_pictures(run)
     for picture in (*curves, *pictures):
-        (directory / f"{picture.name}.png").write_bytes(picture.themes["light"])
+        replace_file(directory / f"{picture.name}.png", picture.themes["light"])
     if figures.known_rows(run.summary["workers"]):
-        _write(directory / "labels.csv", figures.split_csv(run.summary["workers"]))
+        replace_file(directory / "labels.csv", figures.split_csv(run.summary["workers"]))
     path = directory / "index.html"
-    _write(path, page.run_page(page.RunSection(run.name, run.summary, pictures), curves))
+    replace_file(path, page.run_page(page.RunSection(run.name, run.summary, pictures), curves))
     return path
 
 
@@ -106,7 +107,7 @@ def write_comparison(
     names = distinct_names(run_dirs)
     runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
     rows = [page.RunSection(run.name, run.summary, run_pictures(run)) for run in runs]
-    _write(pathlib.Path(output), page.comparison_page(rows, curve_pictures(runs)))
+    replace_file(pathlib.Path(output), page.comparison_page(rows, curve_pictures(runs)))
     return pathlib.Path(output)
 
 
@@ -229,10 +230,3 @@ def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:
             status = {name: value for name, value in line.items() if name != "kind"}
             return RunStatus.from_dict(status).staleness
     return Histogram()
-
-
-def _write(path: pathlib.Path, text: str) -> None:
-    """Write a page whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)

@@ -2,9 +2,15 @@
 
 import base64
 import contextlib
+import http.client
+import logging
+import logging.handlers
 import math
+import queue
 import socket
 import ssl
+import struct
+import threading
 import time
 import types
 import urllib.error
@@ -181,3 +187,65 @@ def test_beyond_this_machine_figures_are_encrypted(monkeypatch):
             status(port, LOGIN)
     finally:
         port.close()
+
+
+@pytest.fixture
+def logged():
+    """Return the records of absl's log as they come, tracebacks and all."""
+    records = queue.SimpleQueue()
+    handler = logging.handlers.QueueHandler(records)
+    handler.prepare = lambda record: record
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.addHandler(handler)
+    absl.setLevel(logging.INFO)
+    yield records
+    absl.removeHandler(handler)
+    absl.setLevel(level)
+
+
+def test_a_reader_that_disconnects_is_one_line(logged, monkeypatch):
+    """It has sent its request, and resets the connection while the instruments are read."""
+    monkeypatch.setattr(metrics_server.logging, "log_every_n_seconds", at_once)
+    has_left = threading.Event()
+    asked = threading.Event()
+
+    def read():
+        if asked.is_set():
+            assert has_left.wait(20)
+        return [counter("updates", "Updates. " + "x" * (1 << 22), 1)]  # beyond a socket's buffers
+
+    with listening(read) as port:
+        logged.get(timeout=20)  # that it listens
+        reader = socket.create_connection(("127.0.0.1", port.port))
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        asked.set()
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
+        reader.close()  # by a reset
+        has_left.set()
+        record = logged.get(timeout=20)
+    assert "a reader at 127.0.0.1 left" in record.getMessage()
+    assert record.exc_info is None and "\n" not in record.getMessage()
+
+
+def test_a_fault_of_the_instruments_keeps_its_traceback(logged, monkeypatch):
+    monkeypatch.setattr(metrics_server.logging, "log_every_n_seconds", at_once)
+    asked = threading.Event()
+
+    def read():
+        if asked.is_set():
+            raise ValueError("no such figure")
+        return []
+
+    with listening(read) as port:
+        logged.get(timeout=20)
+        asked.set()
+        with pytest.raises((http.client.HTTPException, OSError)):
+            scraped(port)
+        assert logged.get(timeout=20).exc_info[0] is ValueError
+
+
+def at_once(level, message, seconds, *values, **more):
+    """Log without the limit of a line in some seconds, which other tests use up."""
+    del seconds
+    metrics_server.logging.log(level, message, *values, **more)

@@ -46,12 +46,7 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: No such file, or flags that a script's run does not heed.
     """
-    path = pathlib.Path(script[0])
-    if not path.is_file():
-        raise ConfigurationError(
-            f"{path} is no file; expected the Python script that is advised on. Flags of Thinwire "
-            "stand before it, the script's own arguments after it."
-        )
+    path = script_flags.require_file(script[0])
     given = [name for name in FLAGS if FLAGS[name].present]
     script_flags.refuse(name for name in given if name not in _OF_DEVICES)
     if FLAGS.run_dir is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterable, Mapping
 
 from thinwire.flags import run as run_flags
@@ -41,6 +42,21 @@ OPTIMIZER = {
         *_RATES,
     ),
 }
+
+
+def require_file(script: str) -> pathlib.Path:
+    """Return the path of a script that a command line names.
+
+    Raises:
+        ConfigurationError: There is no such file.
+    """
+    path = pathlib.Path(script)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"{path} is no file; expected the path of a Python script. Flags of Thinwire stand "
+            "before it, the script's own arguments after it."
+        )
+    return path
 
 
 def refuse(given: Iterable[str]) -> None:

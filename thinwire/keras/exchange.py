@@ -87,7 +87,7 @@ class StepExchange:
         in_turn: bool,
         values: Float32,
         rows: int,
-        loss: float,
+        loss: Float32,
         held: Float32,
         has_assigned: bool,
         statistics: Float32,
@@ -104,7 +104,7 @@ class StepExchange:
             in_turn: Whether other optimizers of a loop may step before weights are exchanged.
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
-            loss: Its mean loss.
+            loss: [1] float32 its mean loss; [0] where it is unknown.
             held: [num_parameters] float32 weights of the model where `values` are a gradient; else
                 empty.
             has_assigned: Whether the script has set weights itself, where `values` are weights.
@@ -143,7 +143,8 @@ class StepExchange:
                 )
                 own = np.array(values) if session.keeps_values else values
                 rows = int(rows)
-                given = own, rows, float(loss), statistics, float(rate), figures
+                mean_loss = float(loss[0]) if len(loss) else None
+                given = own, rows, mean_loss, statistics, float(rate), figures
                 self._try_step(step, held, has_assigned, *given)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
@@ -168,7 +169,7 @@ class StepExchange:
                 number = 0 if takes_weights else number
                 figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
                 means = session.means.copy()
-                self._try_step(step, held, True, nothing, 0, 0.0, means, step.known_rate, figures)
+                self._try_step(step, held, True, nothing, 0, None, means, step.known_rate, figures)
                 session.assign()
 
     def end_round(self, session: Session) -> None:
@@ -208,7 +209,7 @@ class StepExchange:
         has_assigned: bool,
         values: Float32,
         rows: int,
-        loss: float,
+        loss: float | None,
         statistics: Float32,
         rate: float,
         figures: ScriptFigures,

@@ -375,7 +375,7 @@ class ExchangeStep:
         values = [
             values,
             tf.cast(rows, tf.int64),
-            tf.constant(0.0) if loss is None else tf.cast(loss, tf.float32),
+            tf.zeros([0]) if loss is None else tf.reshape(tf.cast(loss, tf.float32), [1]),
             tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
             session.assignments.has_any if session.takes_weights else tf.constant(False),
             session.flat_statistics.joined(),

@@ -201,7 +201,9 @@ class WorkerOutput:
         self._name = f"[worker {worker}]"
         if screen.is_terminal:
             self._name = f"\x1b[{_COLOURS[(worker - 1) % len(_COLOURS)]}m{self._name}\x1b[0m"
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - until `close`
+        self._path = path
+        # Unbuffered, so that closing it writes nothing, which a full disk would refuse again.
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
         self._lock = threading.Lock()
 
     def on_line(self, line: str, is_error: bool) -> None:
@@ -229,6 +231,14 @@ class WorkerOutput:
 
     def _keep(self, text: str) -> None:
         with self._lock:
-            if not self._file.closed:
-                self._file.write(f"{text}\n")
-                self._file.flush()
+            if self._file.closed:
+                return
+            try:
+                self._file.write(f"{text}\n".encode(errors="replace"))
+            except OSError as error:  # the worker goes on, and stands still if nobody reads it
+                self._file.close()
+                self._screen.write(
+                    f"cannot write {self._path}: {error.strerror or error}. Further lines of this "
+                    "worker are missing there.",
+                    is_error=True,
+                )

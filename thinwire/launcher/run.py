@@ -81,12 +81,7 @@ def complete_flags(script: Sequence[str]) -> list[str]:
             "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
             "SCRIPT.py [arguments of the script]."
         )
-    path = pathlib.Path(script[0])
-    if not path.is_file():
-        raise ConfigurationError(
-            f"{path} is no file; expected the Python script that every worker runs. Flags of "
-            "Thinwire stand before it, the script's own arguments after it."
-        )
+    path = script_flags.require_file(script[0])
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
             f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."

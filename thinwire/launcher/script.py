@@ -36,6 +36,7 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     sys.path.remove(_ROOT)
 
 from thinwire.launcher.failures import Failure, report_completion
+from thinwire.ops.run.autograph import keep_generated_code_in_memory
 from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
 from thinwire.ops.run.script_settings import (
     EVALUATES,
@@ -162,6 +163,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
     tensorflow.config.threading.set_intra_op_parallelism_threads(threads)
     tensorflow.config.threading.set_inter_op_parallelism_threads(threads * calls)
     tensorflow.random.set_seed(seed)
+    keep_generated_code_in_memory()
 
 
 def _end(number: int, frame: Any) -> None:

@@ -2,7 +2,9 @@
 
 ``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet COMMAND...`` The launcher holds
 the other end of the standard input, through ssh or a pipe. However the launcher ends, this input
-ends too; where a network swallows that, the missing heartbeats show it. So nothing is left running.
+ends too; where a network swallows that, the missing heartbeats show it. So nothing is left running:
+on Linux not even a process that the command has started in a session of its own. Where its parents
+have ended, the system makes it a child of the watchdog, which ends all its children.
 
 This file runs by itself on a host whose packages are not known yet: it imports the standard library
 only.
@@ -31,6 +33,9 @@ GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+#: How long killed processes are awaited: the system may still write for one.
+_END_SECONDS = 5.0
 
 
 class Watchdog:
@@ -50,6 +55,7 @@ class Watchdog:
         self.orphaned = False
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
+        _adopt_orphans()
         # A node admits them when it can handle them: an interpreter that is starting cannot.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.child = subprocess.Popen(
@@ -61,12 +67,14 @@ class Watchdog:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
         while self.child.poll() is None and not self.orphaned:
             self._read_launcher()
+            self._reap_orphans()
         if self.child.poll() is None and self.grace_seconds:
             self.child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(self.grace_seconds)
         self._signal(signal.SIGKILL)  # to the command and the processes that it has started
         code = self.child.wait()
+        _end_children()
         return code if code >= 0 else 128 - code
 
     def _read_launcher(self) -> None:
@@ -83,6 +91,13 @@ class Watchdog:
         elif now - self.last_read_at > self.silence_seconds:
             self.orphaned = True
 
+    def _reap_orphans(self) -> None:
+        """Take the exit codes of adopted processes; that of the command is left to `subprocess`."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid != self.child.pid:
+                os.waitpid(ended.si_pid, 0)
+
     def _signal(self, number: int) -> None:
         """Send a signal to the command; the one that cannot be caught, to all its processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -93,6 +108,35 @@ class Watchdog:
 
     def _on_signal(self, number: int, frame: object) -> None:
         self.orphaned = True
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parents have ended (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _end_children() -> None:
+    """Kill all children, and theirs, which become children of this process as their parents end."""
+    deadline = time.monotonic() + _END_SECONDS
+    while (children := _children()) and time.monotonic() < deadline:
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+        time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    """Return the children of this process; without /proc none is known."""
+    found, own = [], str(os.getpid())
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+                if file.read().rpartition(") ")[2].split()[1] == own:
+                    found.append(int(name))
+    return found
 
 
 def _die_with_parent() -> Callable[[], None] | None:

@@ -36,6 +36,12 @@ def add_credential_flags(parser: argparse.ArgumentParser, default: str) -> None:
         parser.add_argument(f"--{name}", metavar="FILE", help=f"{what} [file; default {default}]")
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is ``host:port``, which a client can dial."""
+    host, _, port = text.rpartition(":")
+    return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+
+
 def find(run: str) -> RecordedRun | str:
     """Return the run directory that a user names, or the address.
 
@@ -53,8 +59,7 @@ def find(run: str) -> RecordedRun | str:
             f"{run} is a folder without a run: it has no locks, flags, summary.json or "
             "metrics.jsonl; name a run's --run_dir, or host:port of its shard 0."
         )
-    host, _, port = run.rpartition(":")
-    if host and port.isdigit() and 0 < int(port) < 1 << 16:
+    if is_address(run):
         return run
     raise ConfigurationError(
         f"{run} is neither a folder nor host:port; name a run's --run_dir, or the address of its "

@@ -74,19 +74,36 @@ def read_status(contact: Contact) -> RunStatus:
             ) from error
 
 
-def end_run(contact: Contact, cause: str) -> str:
-    """Let shard 0 end the run, and return the stop reason that it announces.
+@dataclasses.dataclass(frozen=True)
+class EndedRun:
+    """What shard 0 has answered to a request to end the run.
 
-    A run that has ended for another reason keeps that one.
+    Attributes:
+        cause: The stop reason; a run that has ended for another reason keeps that one.
+        had_model: Whether the run had begun. Workers of one that had not learn nothing: they go
+            on looking for a PS.
+    """
+
+    cause: str
+    had_model: bool = True
+
+
+def end_run(contact: Contact, cause: str) -> EndedRun:
+    """Let shard 0 end the run.
 
     Raises:
         Unreachable: The end was not announced in time.
         RequestRejected: The shard rejects this observer.
     """
-    with _Conversation(contact) as shard:
-        shard.session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
-        message, _ = shard.wait_for("halt", "announced no end")
-        return message.halt.cause
+    try:
+        with _Conversation(contact, halts=True) as shard:
+            shard.session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
+            message, _ = shard.wait_for("halt", "announced no end")
+            return EndedRun(message.halt.cause)
+    except RequestRejected as error:
+        if error.reason != pb.REASON_ENDS:
+            raise
+        return EndedRun(cause, had_model=False)
 
 
 def measure_downlink(contact: Contact) -> float | None:
@@ -111,14 +128,17 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
     Args:
         contact: Of the shard.
         most_payload_bytes: That an answer may have.
+        halts: Whether a shard without model shall end.
 
     Raises:
         Unreachable, RequestRejected: It does not answer, or rejects this observer.
     """
 
-    def __init__(self, contact: Contact, most_payload_bytes: int = _NO_PAYLOAD) -> None:
+    def __init__(
+        self, contact: Contact, most_payload_bytes: int = _NO_PAYLOAD, halts: bool = False
+    ) -> None:
         self._contact = contact
-        self.session = _open(contact, most_payload_bytes)
+        self.session = _open(contact, most_payload_bytes, halts)
         self._deadline = time.monotonic() + contact.seconds
 
     def __exit__(self, *error: object) -> None:
@@ -141,8 +161,10 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
         raise Unreachable(f"{address} {failing} within {seconds:g} s")
 
 
-def _open(contact: Contact, most_payload_bytes: int) -> ClientSession:
-    hello = pb.Hello(protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR)
+def _open(contact: Contact, most_payload_bytes: int, halts: bool) -> ClientSession:
+    hello = pb.Hello(
+        protocol_version=messages.PROTOCOL_VERSION, role=pb.ROLE_SUPERVISOR, halts=halts
+    )
     session = ClientSession(
         contact.address, hello, most_payload_bytes, credentials=contact.credentials
     )

@@ -78,7 +78,9 @@ def _end_remote(given: argparse.Namespace, address: str) -> int:
     from thinwire.tools import observer
 
     contact = observer.Contact(address, observer.credentials_of(given, {}), given.seconds)
-    _report(f"{address}: the run has ended ({observer.end_run(contact, _CAUSE)})")
+    ended = observer.end_run(contact, _CAUSE)
+    began = "" if ended.had_model else ", before a worker had offered the model"
+    _report(f"{address}: the run has ended ({ended.cause}{began})")
     return 0
 
 
@@ -110,10 +112,14 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
         credentials = observer.credentials_of(given, found.flags)
         contact = observer.Contact(address, credentials, min(_CONTACT_SECONDS, given.seconds))
         try:
-            return f"shard 0 at {address} ends the run ({observer.end_run(contact, _CAUSE)})"
+            ended = observer.end_run(contact, _CAUSE)
         except Unreachable:
             if not here:
                 raise
+        else:
+            if not ended.had_model:  # nobody but this shard learns of it
+                _interrupt([each for each in here if each.node != "ps-0"])
+            return f"shard 0 at {address} ends the run ({ended.cause})"
     if interrupted := _interrupt(here):
         return interrupted
     where = ", ".join(map(str, found.alive))

@@ -134,7 +134,9 @@ def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> 
         push.lag = outgoing.lags[shard]
     push.epoch = epoch
     push.samples, push.local_steps = outgoing.samples, outgoing.local_steps
-    push.learning_rate, push.loss = outgoing.learning_rate, outgoing.loss
+    push.learning_rate = outgoing.learning_rate
+    if outgoing.loss is not None:
+        push.loss = outgoing.loss
     push.loss_scale, push.overflow = outgoing.loss_scale, outgoing.overflow
     push.sets_rate = outgoing.sets_rate
     push.optimizer, push.repeats_batch = outgoing.optimizer, outgoing.repeats_batch

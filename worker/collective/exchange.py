@@ -82,7 +82,7 @@ class ModelCopy:
             samples=0,
             local_steps=0,
             learning_rate=self._core.learning_rate,
-            loss=0.0,
+            loss=None,
         )
 
     def _place(self, slot: int) -> slice:

@@ -170,7 +170,7 @@ class UpdatePacker:
         self._last_packet = None
         return Packet((), self._method.kind)
 
-    def route(self, packet: Packet, step: int, loss: float) -> list[Routed]:
+    def route(self, packet: Packet, step: int, loss: float | None) -> list[Routed]:
         """Split a packet over the shards, and each shard's part by class of service."""
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
@@ -346,7 +346,7 @@ class WorkerCore:
         self,
         values: Float32,
         samples: int,
-        loss: float,
+        loss: float | None,
         statistics: Float32 | None = None,
         computed_at: Sequence[int] | None = None,
         figures: ScriptFigures = NO_FIGURES,
@@ -359,7 +359,7 @@ class WorkerCore:
                 `on_device`, it may be an `thinwire.ops.kernels.device.DeviceArray`.
             samples: Examples in the mini-batch. A local step of none changes nothing, and a round
                 of none is an exchange without an update.
-            loss: Its mean loss.
+            loss: Its mean loss; None: unknown.
             statistics: [m] the moving statistics after it, where they are averaged.
             computed_at: The shards' versions that the gradient was computed at; None: `versions`.
             figures: What a script's optimizer adds.
@@ -376,14 +376,14 @@ class WorkerCore:
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
         if self.method.takes_local_steps and not samples:
-            self.round.record(0, 0.0)
+            self.round.record(0, None)
             return self.end_round() if self.method.pacer.push_now(self.round.num_steps) else None
         if self.own is not None:
             if not self.own.is_ahead:
                 self.own.step(values, loss, statistics)
             self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
-        if not (finite and np.isfinite(loss)):
+        if not (finite and (loss is None or np.isfinite(loss))):
             # Let the codec's own check refuse it.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
@@ -424,7 +424,7 @@ class WorkerCore:
     def _begin_overflow(
         self,
         samples: int,
-        loss: float,
+        loss: float | None,
         statistics: Float32 | None,
         computed_at: Sequence[int] | None,
         figures: ScriptFigures,
@@ -434,7 +434,7 @@ class WorkerCore:
             raise ValueError("an overflow of changes of weights; the script's optimizer skips it")
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics
-        self.round.record(samples, loss if np.isfinite(loss) else 0.0)
+        self.round.record(samples, loss if loss is not None and np.isfinite(loss) else None)
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
@@ -445,7 +445,7 @@ class WorkerCore:
 
     def begin_empty(self) -> PushRequest:
         """Return the exchange of a worker without examples: it takes part, and is not merged."""
-        self.round.record(0, 0.0)
+        self.round.record(0, None)
         return self._request(self._packer.empty())
 
     def end_training(self) -> PushRequest | None:
@@ -460,7 +460,7 @@ class WorkerCore:
         packet = self._packer.rest(self.step + 1, self._epoch)
         if not any(block.values.data.any() for block in packet.blocks):
             return None
-        self.round.record(0, 0.0)
+        self.round.record(0, None)
         return self._request(packet)
 
     def _request(

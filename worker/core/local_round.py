@@ -53,9 +53,9 @@ class LocalRound:
         self._saved_slots: State | None = None
 
     @property
-    def loss(self) -> float:
-        """The mean of the mini-batches' losses; 0 without any."""
-        return float(np.mean(self._losses)) if self._losses else 0.0
+    def loss(self) -> float | None:
+        """The mean of the mini-batches' losses; None where none is known."""
+        return float(np.mean(self._losses)) if self._losses else None
 
     @property
     def is_empty(self) -> bool:
@@ -82,11 +82,11 @@ class LocalRound:
             self._weights, values, learning_rate, self.slots, self._base
         )
 
-    def record(self, samples: int, loss: float) -> None:
-        """Count a mini-batch; the loss of none is no loss."""
+    def record(self, samples: int, loss: float | None) -> None:
+        """Count a mini-batch; the loss of no example is no loss."""
         self.num_steps += 1
         self.samples += samples
-        if samples:
+        if samples and loss is not None:
             self._losses.append(loss)
 
     def restart(self) -> None:

@@ -78,7 +78,7 @@ class PushRequest:
     samples: int
     local_steps: int
     learning_rate: float
-    loss: float
+    loss: float | None  # mean over the mini-batches; None: unknown, as in a loop of a script's own
     aux: Float32 | None = None  # [m] what shard 0 averages over the workers
     base_checksums: list[int] | None = None  # of each shard's weights at the base, at intervals
     routed: Sequence[Routed] = ()  # per shard: classes of service; empty: all on the stream

@@ -37,18 +37,19 @@ class OwnChanges:
         self.weights, self.step_taken, self.unsent = (aligned(len(base)) for _ in range(3))
         self.is_ahead = False
 
-    def step(self, values: Float32, loss: float, statistics: Float32 | None = None) -> None:
+    def step(self, values: Float32, loss: float | None, statistics: Float32 | None = None) -> None:
         """Go on from a step of the script.
 
         Args:
             values: [n] the weights that it has made of `weights`.
-            loss: Of its mini-batch.
+            loss: Of its mini-batch; None: unknown.
             statistics: [m] the moving statistics after it, where they are averaged.
 
         Raises:
             NonFiniteUpdate: NaN or infinity; nothing has changed.
         """
-        finite = np.isfinite(loss) and (statistics is None or all_finite(statistics))
+        finite = loss is None or bool(np.isfinite(loss))
+        finite = finite and (statistics is None or all_finite(statistics))
         if not (finite and all_finite(values)):
             raise NonFiniteUpdate(
                 "a step of the script's optimizer made NaN or infinity, or the loss is; expected "

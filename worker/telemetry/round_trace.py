@@ -95,7 +95,7 @@ class RoundMeasure:
                 epoch=epoch,
                 version=first.version,
                 staleness=first.staleness,
-                loss=request.loss if math.isfinite(request.loss) else None,
+                loss=request.loss if math.isfinite(request.loss or 0.0) else None,
                 bytes_sent=max(0, self._bytes[0] - before[0]),
                 bytes_received=max(0, self._bytes[1] - before[1]),
                 barrier_wait=held,

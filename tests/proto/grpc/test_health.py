@@ -1,6 +1,9 @@
 """Whether a node takes work: asked in every phase, with and without papers, by few or by many."""
 
 import contextlib
+import socket
+import subprocess
+import sys
 import threading
 
 import grpc
@@ -43,7 +46,7 @@ def test_a_shard_tells_in_each_phase_whether_it_takes_work():
         assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
         shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))
         assert probe(address, WAIT_SECONDS) == "NOT_SERVING"
-    with pytest.raises(HealthCheckFailed, match="UNAVAILABLE"):
+    with pytest.raises(HealthCheckFailed, match="nothing answers at 127"):
         probe(address, 5.0)
 
 
@@ -77,10 +80,76 @@ def test_the_command_ends_with_a_code_for_each_answer(capsys, tmp_path):
         assert health.main([address]) == 1
         assert capsys.readouterr().out == "NOT_SERVING\n"
     assert health.main([address, "--seconds=2"]) == 3
-    assert health.main([address, f"--tls_ca={tmp_path}/none"]) == 3
     assert address in capsys.readouterr().err
+    assert health.main([address, f"--tls_ca={tmp_path}/none"]) == 2
+    assert f"--tls_ca={tmp_path}/none cannot be read" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         health.main([address, "--tls_cert=x"])
+
+
+GRPC_WORDS = ("UNAVAILABLE", "DEADLINE", "SSL_ERROR", "ipv4:", "subchannel", "Handshaker", "E0000")
+
+
+@pytest.mark.parametrize(
+    ("file", "is_pem"),
+    [("/etc/passwd", False), ("/dev/null", False), ("/", False), ("broken", True)],
+)
+def test_a_file_that_is_no_authority_is_named_before_anybody_is_asked(
+    file, is_pem, tmp_path, capfd
+):
+    (tmp_path / "broken").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----")
+    path = str(tmp_path / file)
+    assert health.main(["127.0.0.1:1", f"--tls_ca={path}"]) == 2
+    told = capfd.readouterr().err
+    assert told.startswith(f"--tls_ca={path}") and told.count("\n") == 1 and "expected" in told
+    assert not any(word in told for word in GRPC_WORDS)
+
+
+def test_a_key_of_another_is_named(tmp_path, capfd):
+    papers = Papers()
+    files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
+    flags = [f"--tls_cert={files.certificate}", f"--tls_ca={files.authority}"]
+    assert health.main(["127.0.0.1:1", "--tls_key=/etc/passwd", *flags]) == 2
+    assert "--tls_key=/etc/passwd holds no private key" in capfd.readouterr().err
+    (tmp_path / "other").mkdir()
+    other = papers.write(tmp_path / "other", "worker-2", papers.by_name["worker-2"])
+    assert health.main(["127.0.0.1:1", f"--tls_key={other.key}", *flags]) == 2
+    assert f"--tls_key={other.key}" in capfd.readouterr().err
+
+
+def test_why_nobody_answers_is_said_in_plain_words(tmp_path, capfd):
+    papers = Papers()
+    files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
+    plain = ("status", "stop", "health")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert health.main([address, "--seconds=0.5"]) == 3
+        assert "within 0.5 s" in capfd.readouterr().err
+    with listening() as (shard, address):
+        shard.open()
+        assert health.main([address, f"--tls_ca={files.authority}", "--seconds=5"]) == 3
+        told = [capfd.readouterr().err]
+        for tool in plain:
+            words = [address, f"--tls_ca={files.authority}", "--seconds=3"]
+            done = subprocess.run(
+                [sys.executable, "-m", "thinwire", tool, *words],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            whole = done.stdout + done.stderr
+            assert done.returncode in (3, 4) and whole.count("\n") <= 2, whole
+            assert not any(word in done.stderr for word in GRPC_WORDS), whole
+    for host in ("127.0.0.1:1", "nowhere.invalid:1"):
+        assert health.main([host, "--seconds=5"]) == 3
+        told.append(capfd.readouterr().err)
+    with listening(ConnectionGuard(papers.of("ps-0"))) as (shard, address):
+        assert health.main([address, "--seconds=5"]) == 3
+        told.append(capfd.readouterr().err)
+    for text in (text.splitlines()[-1] for text in told):  # gRPC's log is louder in this process
+        assert "?" in text or "leave --tls_ca" in text, text
+        assert not any(word in text for word in GRPC_WORDS), text
 
 
 def test_whoever_watches_does_not_lock_workers_out():

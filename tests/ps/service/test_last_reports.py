@@ -7,7 +7,10 @@ from tests.ps.streams import Shard, Stream
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.service import leader_client
+from thinwire.ps.service.barriers import Barriers
+from thinwire.ps.service.run_control import RunControl
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
+from thinwire.supervisor.dashboard import Progress, plain_line
 
 
 class Follower:
@@ -91,3 +94,30 @@ def test_a_board_tells_what_it_is_handed():
     assert policies["refused_peers"] == {"token": 3}
     assert policies["journal"] == {"on": False}
     assert json.loads(board.shard_document(is_last=True))["is_last"] is True
+
+
+def test_a_worker_whose_script_goes_on_is_between_fits_and_has_not_left():
+    shard = Shard()
+    barriers = Barriers(2, lease_seconds=10.0, patience_seconds=10.0)
+    now = [0.0]
+    scripts = RunControl(barriers, 10.0, put=lambda event: None, clock=lambda: now[0])
+    board = StatusReporter(
+        shard.board._run,
+        shard.board._spec,
+        shard.core,
+        shard.server,
+        sources=StatusSources(runs_script=scripts.is_running),
+    )
+    shard.say({"pull": pb.Pull()}, {"leave": pb.Leave(cause="done")})
+    (worker,) = board.states()
+    assert board.states() == {worker: "left"}, "it has no script"
+    barriers.begin(worker, 1, now[0])
+    assert board.states() == {worker: "between fits"}
+    line = plain_line(Progress(board.status()))
+    assert line.endswith("workers: 1 between fits")
+    now[0] = 10.0
+    assert board.states() == {worker: "left"}, "nothing has come of its script for a lease"
+    barriers.alive(worker, now[0])
+    assert board.states() == {worker: "between fits"}
+    barriers.finish(worker, False, "", now[0])
+    assert board.states() == {worker: "left"}, "its script has ended, and others train"

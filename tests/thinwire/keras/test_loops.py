@@ -410,3 +410,43 @@ def test_an_optimizer_that_the_loop_steps_beside_is_named(tmp_path, caplog):
     np.testing.assert_array_equal(other, [-0.5, 0.5])
     alone = [line for line in caplog.messages if "which this worker trains alone" in line]
     assert len({*alone}) == 1 and "other and 0 more" in alone[0]  # sessions of other tests live on
+
+
+class OwnStep(keras.Sequential):
+    """Its step never shows its loss to the optimizer, as many of the field's do not."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+def fitted(settings, kind=keras.Sequential):
+    """Fit a classifier whose model is of this class."""
+    model = kind(plain_model().layers, name="toy")
+    model.compile(optimizer=keras.optimizers.SGD(0.05), loss=LOSS)
+    distribute(model, settings).fit(X, Y, batch_size=BATCH, verbose=0)
+
+
+def looped(settings):
+    classify(settings, graph=True, batches=BATCHES[:4])
+
+
+@pytest.mark.parametrize(
+    ("script", "knows_loss"),
+    [
+        (fitted, True),
+        (lambda settings: fitted(settings, OwnStep), False),
+        (looped, False),
+    ],
+    ids=["fit", "own step", "loop"],
+)
+def test_a_loss_that_no_step_shows_is_unknown_and_no_zero(script, knows_loss, tmp_path):
+    with scripts(tmp_path, "bsp", 1) as run:
+        run.each(script)
+        counted = run.shards[0].core.counters.workers[1]
+    assert (counted.pushes, counted.loss is not None) == (4, knows_loss)
+    assert counted.loss != 0.0

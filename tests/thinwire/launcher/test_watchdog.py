@@ -1,5 +1,6 @@
 """A watchdog ends its command with its launcher, whichever way that ends."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -118,3 +119,47 @@ def test_a_killed_watchdog_takes_its_command_along(supervised):
 def test_exit_codes():
     """As subprocess has them; 130 is a node's own, and a cut ssh a killed node."""
     assert [exit_code(code) for code in (0, 5, 130, 137, 143, 255)] == [0, 5, 130, -9, -15, -1]
+
+
+#: Leaves a process behind in a session of its own, whose parents have ended; it ignores signals.
+DAEMON = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_SETMASK, [])
+reading, writing = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.setsid()
+            os.write(writing, b"%d " % os.getppid() + b"%d" % os.getpid())
+            signal.pause()
+        signal.pause()
+    os._exit(0)
+os.wait()
+print(os.read(reading, 100).decode(), flush=True)
+if sys.argv[1] == "waits":
+    signal.pause()
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux' subreapers")
+@pytest.mark.parametrize(("manner", "code"), [("returns", 0), ("waits", 128 + signal.SIGTERM)])
+def test_a_process_in_a_session_of_its_own_ends_with_the_command(manner, code):
+    command = [sys.executable, *WATCHDOG, "60", "10", "quiet", sys.executable, "-c", DAEMON, manner]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        pids = [int(word) for word in process.stdout.readline().split()]
+        try:
+            assert len(pids) == 2
+            if manner == "waits":
+                assert all(map(is_alive, pids))
+                process.stdin.close()
+            assert process.wait(20) == code
+            assert not any(map(is_alive, pids))
+        finally:
+            for pid in filter(is_alive, pids):
+                os.kill(pid, signal.SIGKILL)
+            process.kill()

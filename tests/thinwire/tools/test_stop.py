@@ -7,9 +7,12 @@ import sys
 
 import pytest
 
+from tests.chaos.process_cast import wait_until
+from tests.nodes import free_ports
+from tests.ps.offered import offered_run
 from tests.supervisor.samples import write_run
 from tests.thinwire.tools.test_status import living, report, server
-from thinwire.tools import stop
+from thinwire.tools import health, stop
 
 #: A process that holds a launcher's lock until it is interrupted, as a Cluster does.
 LAUNCHER = """
@@ -100,3 +103,28 @@ def test_real_nodes_are_seen_and_ended(nodes, capsys):
     capsys.readouterr()
     code, found = report(capsys, nodes.run_dir)
     assert (code, found["state"], found["why"]) == (130, "stopped", "interrupted")
+
+
+def test_a_shard_without_a_model_is_seen_and_ended_by_its_address(tmp_path, capsys):
+    with offered_run(tmp_path) as run:
+        run.listen()
+        address = f"127.0.0.1:{run.ports[0]}"
+        assert report(capsys, address)[1]["state"] == "starting"
+        assert health.main([address]) == 1
+        assert capsys.readouterr().out == "NOT_SERVING\n"
+        assert stop.main([address]) == 0
+        assert "the run has ended (interrupted, before a worker" in capsys.readouterr().out
+        run.threads[0].join(20)
+        assert not run.threads[0].is_alive() and not run.shards and not run.failures
+
+
+def test_nodes_without_a_model_are_all_ended_by_their_folder(nodes):
+    """Nobody has the model, and the shards would look for each other for a minute."""
+    nodes.common = ("--model_from=worker", "--nb_workers=1", "--nb_ps=2", "--method=asgd")
+    hosts = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    for shard in range(2):
+        nodes.start(f"ps-{shard}", "--type_node=PS", f"--id_ps={shard}", f"--ps_hosts={hosts}")
+    told = "waiting for a worker that offers the model"
+    wait_until(lambda: all(told in nodes.output(f"ps-{j}") for j in range(2)), 60, "two shards")
+    assert stop.main([str(nodes.run_dir)]) == 0
+    assert [nodes.wait(f"ps-{shard}") for shard in range(2)] == [130, 130]

@@ -1,0 +1,152 @@
+"""Every command as people type it: with nothing, a wrong word, --help, and without a reader."""
+
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.forked import forker
+from thinwire import cli, node
+
+ROOT = Path(__file__).resolve().parents[2]
+MAIN = str(ROOT / "main.py")
+#: What `thinwire` is once it is installed.
+INSTALLED = "import sys\nfrom thinwire.cli import run_command\nsys.exit(run_command())\n"
+COMMANDS = {f"thinwire {command}".strip(): ("-m", "thinwire", command) for command in cli.COMMANDS}
+COMMANDS |= {"python main.py": (MAIN,)}
+COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.ROLES}
+#: Tools that do something with nothing typed: their exit code is what they have found.
+NEEDS_NOTHING = ("doctor", "version")
+#: Documented in docs/OPERATIONS.md for a command line that cannot be.
+BAD_COMMAND_LINE = (1, 2)
+ONE_LINE = re.compile(r"\S.+\n")
+
+
+def start(how, words=(), unbuffered="", **streams):
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
+    return subprocess.Popen(
+        [sys.executable, *how, *words],
+        env=os.environ | environment,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        **streams,
+    )
+
+
+def start_without_reader(how, words, folder, **more):
+    """Start a command with a pipe for stdout that nobody reads, as ``| head -0`` leaves it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        return start(how, words, stdout=writing, cwd=folder, **more)
+    finally:
+        os.close(writing)
+
+
+def start_without_stdout(how, words, folder):
+    return start(how, words, preexec_fn=lambda: os.close(1), cwd=folder)
+
+
+def ended(process):
+    """Return (exit code, stdout or None, stderr)."""
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out, error
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_with_help_or_a_wrong_word_ends_as_documented(command, tmp_path):
+    how = COMMANDS[command]
+    helped = start(how, ["--help"], stdout=subprocess.PIPE, cwd=tmp_path)
+    unread = start_without_reader(how, ["--help"], tmp_path)
+    closed = start_without_stdout(how, ["--help"], tmp_path)
+    with open("/dev/full", "w") as full:
+        lost = start(how, ["--help"], stdout=full, cwd=tmp_path)
+    wrong = start(how, ["xyzzy"], stdout=subprocess.PIPE, cwd=tmp_path)
+    wrong_closed = start_without_stdout(how, ["xyzzy"], tmp_path)
+
+    code, text, error = ended(helped)
+    assert (code, error) == (0, "") and len(text) > 100
+    assert ended(unread) == (0, None, "")
+    assert ended(closed) == (0, None, "")
+    code, _, error = ended(lost)
+    assert code == 2
+    assert error == "stdout cannot be written (No space left on device); its text is lost\n"
+    code, text, error = ended(wrong)
+    assert code in BAD_COMMAND_LINE and text == "", error
+    assert "xyzzy" in error or "required" in error  # what is wrong, or what is missing first
+    assert "Traceback" not in error
+    assert ended(wrong_closed)[0] == code
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_or_a_full_disk_ends_no_work(unbuffered, tmp_path):
+    work = ["certificates", "--out", "made"]
+    unread = start_without_reader(("-m", "thinwire"), work, tmp_path, unbuffered=unbuffered)
+    assert ended(unread) == (0, None, "")
+    assert (tmp_path / "made" / "worker-4.key").exists()
+    both = start_without_reader(("-m", "thinwire"), ["version"], tmp_path, unbuffered=unbuffered)
+    assert ended(both) == (0, None, "")
+    with open("/dev/full", "w") as full:
+        lost = start(("-m", "thinwire", "version"), (), unbuffered, stdout=full)
+    assert ended(lost)[0] == 2
+
+
+def test_what_a_closed_stdout_leaves_free_is_no_file_of_the_command(tmp_path):
+    """Native code and children write at number 1, whatever file is open there."""
+    code = (
+        "import os\nfrom thinwire.ops.run.streams import standard_streams\n"
+        "with standard_streams():\n"
+        "    file = open('kept', 'w')\n    os.system('echo child')\n    print('text')\n"
+        "    raise SystemExit(file.fileno())\n"
+    )
+    code, _, error = ended(start_without_stdout(("-c", code), (), tmp_path))
+    assert (code > 2, error) == (True, "")
+    assert (tmp_path / "kept").read_text() == ""
+
+
+@pytest.mark.parametrize("command", [*cli.TOOLS, "run"])
+def test_a_tool_with_nothing_says_what_is_missing_or_does_its_work(command, tmp_path):
+    code, text, error = ended(
+        start(("-m", "thinwire", command), stdout=subprocess.PIPE, cwd=tmp_path)
+    )
+    assert "Traceback" not in error
+    if command in NEEDS_NOTHING:
+        assert code in (0, 1, 2) and text and not error
+        return
+    assert code in BAD_COMMAND_LINE and text == ""
+    assert f"thinwire {command} " in error  # its usage
+    assert "required" in error or "expected" in error
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["thinwire", "main.py"])
+def test_every_role_starts_with_nothing_typed(name, tmp_path, monkeypatch):
+    """Each is left alone until its first line, interrupted, and has no word of a fault."""
+    monkeypatch.chdir(tmp_path)
+    installed = tmp_path / "thinwire"
+    installed.write_text(INSTALLED)
+    lines = {"thinwire": [[str(installed), command] for command in cli.ROLES]}
+    lines["main.py"] = [[MAIN], *([MAIN, f"--type_node={role}"] for role in ("PS", "Supervisor"))]
+    for words in lines[name]:
+        reading, writing = os.pipe()
+        with open(reading, encoding="utf-8") as log, open(writing, "wb") as output:
+            environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
+            process = forker().start(words, output, environment)
+            output.close()
+            try:
+                first = next(log, "")
+                process.send_signal(signal.SIGINT)
+                text = "".join(itertools.chain([first], log))
+                code = process.wait(60)
+            finally:
+                process.kill()
+        in_use = code == 2 and "2223" in text  # the default port is another's on this machine
+        assert code == 130 or in_use, (words, code, text)
+        assert ONE_LINE.fullmatch(first) and "Traceback" not in text, (words, text)
