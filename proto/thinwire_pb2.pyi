@@ -41,6 +41,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_OFFER: _ClassVar[Reason]
     REASON_OPTIMIZER: _ClassVar[Reason]
     REASON_PHASE: _ClassVar[Reason]
+    REASON_INTERNAL: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -115,6 +116,7 @@ REASON_NO_MODEL: Reason
 REASON_OFFER: Reason
 REASON_OPTIMIZER: Reason
 REASON_PHASE: Reason
+REASON_INTERNAL: Reason
 REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding
