@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
+
+_LONGEST_LINE = 1000
+
 
 def printable(text: str, longest: int) -> str:
     r"""Return the beginning of a text, with escapes for all that is not printable.
@@ -16,3 +20,9 @@ def printable(text: str, longest: int) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def printable_traceback(error: BaseException) -> str:
+    """Return an error with its traceback, line by line; its text may quote another machine."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join(printable(line, _LONGEST_LINE) for line in lines)

@@ -17,9 +17,11 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 
-#: Samples from the beginning and from the end of a list of numbers, such as boundaries. Keras reads
-#: a list of 1,000 in half a second, and the values between two boundaries are constant.
+#: Samples from the beginning and from the end of a list of numbers, such as boundaries.
 _OF_LIST = 4
+#: Numbers of all lists that all evaluations together may read, in about two seconds: Keras compares
+#: a step with each boundary. Rates between boundaries are constants, which the allow-list checks.
+_MOST_READ = 4000
 
 
 def rate_at(schedule: Callable[[int], Any], step: int) -> float:
@@ -79,7 +81,10 @@ def sample_steps(described: Described, first: int, last: int) -> list[int]:
     steps |= {first + base**power for base in (2, 10) for power in range(64)}
     for special in _special_steps(described.config.values()):
         steps |= {math.floor(special) + offset for offset in (-1, 0, 1, 2)}
-    return sorted(step for step in steps if first <= step <= last)
+    found = sorted(step for step in steps if first <= step <= last)
+    lengths = [len(value) for value in described.config.values() if isinstance(value, list)]
+    stride = max(1, len(found) * sum(lengths) // _MOST_READ)
+    return sorted({*found[::stride], found[-1]})
 
 
 def _special_steps(arguments: Iterable[Any]) -> Iterator[float]:

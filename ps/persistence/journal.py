@@ -17,13 +17,13 @@ import os
 import pathlib
 import re
 import struct
-import traceback
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from absl import logging
 
+from thinwire.ops.printable import printable_traceback
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -392,5 +392,5 @@ def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception
         "bug of Thinwire: please report it with what follows.\n%s",
         1,
         *(type(event).__name__, event.worker, failed.cause),
-        "".join(traceback.format_exception(error)),
+        printable_traceback(error),
     )

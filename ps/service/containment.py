@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 import queue
-import traceback
 from collections.abc import Callable
 
 from absl import logging
 
+from thinwire.ops.printable import printable, printable_traceback
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
@@ -29,7 +29,7 @@ from thinwire.ps.service.connections import Connection
 
 #: The reason under which failures are counted.
 INTERNAL = "internal"
-#: The client's part of the traceback would be of no use to it, and may be long.
+#: Characters of an error's text in a refusal.
 _LONGEST_CAUSE = 200
 
 
@@ -69,7 +69,7 @@ class Containment:
         error = self._failure_of(request.what, connection.stream.peer, request.work)
         if error is None:
             return
-        cause = f"{type(error).__name__}: {ascii(str(error))[1:-1]:.{_LONGEST_CAUSE}}"
+        cause = printable(f"{type(error).__name__}: {error}", _LONGEST_CAUSE)
         message = (
             f"this PS could not serve your request ({request.what}): {cause}. Nothing was changed "
             "by it, and the run continues. This is a bug of Thinwire: please report it with the "
@@ -93,7 +93,7 @@ class Containment:
                 logging.error(
                     "cannot do this for %s: %s. The run continues without it. This is a bug of "
                     "Thinwire: please report it with what follows.\n%s",
-                    *(peer, what, "".join(traceback.format_exception(error))),
+                    *(peer, what, printable_traceback(error)),
                 )
             self._guard().record_refusal(INTERNAL, peer, f"{what}: {type(error).__name__}")
             return error
