@@ -4,8 +4,8 @@ The writer thread serves every client of a shard. There are three kinds of work 
 
 * Events of the core. The core's state may be torn when one fails. `JournaledCore` turns a failing
   event of a worker into the expulsion of that worker; any other failure ends the process.
-* Work for one client beside the core: a welcome, a status, a script's barrier, the sending of a
-  reply. It only reads the core. When it fails, the client gets a refusal, and its stream ends.
+* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. It only
+  reads the core. When it fails, the client gets a refusal, and its stream ends.
 * Work at regular times for nobody in particular: the status for everybody who watches. When it
   fails, it is left out until it is due again.
 
@@ -71,9 +71,8 @@ class Containment:
             return
         cause = printable(f"{type(error).__name__}: {error}", _LONGEST_CAUSE)
         message = (
-            f"this PS could not serve your request ({request.what}): {cause}. Nothing was changed "
-            "by it, and the run continues. This is a bug of Thinwire: please report it with the "
-            "log of this PS."
+            f"this PS could not serve your request ({request.what}): {cause}. The run continues "
+            "without it. This is a bug of Thinwire: please report it with the log of this PS."
         )
         connection.send(pb.ToClient(refusal=pb.Refusal(reason=pb.REASON_INTERNAL, message=message)))
         connection.stream.close()

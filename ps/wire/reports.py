@@ -29,9 +29,6 @@ _OWN_FIELDS = (
 )
 
 
-#: Labels of one worker's data: more than any classification has, and together with those of other
-#: workers small enough for a status document.
-_MOST_LABELS = 10_000
 #: Digits of a worker's number in a report.
 _LONGEST_NUMBER = 18
 
@@ -51,8 +48,6 @@ def check_worker(text: str) -> None:
         values = value.values() if isinstance(value, dict) else [value]
         if any(not 0 <= each <= MOST_COUNTED for each in values):
             raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
-    if len(report.labels) > _MOST_LABELS:
-        raise Malformed(f"report: {len(report.labels)} labels; expected at most {_MOST_LABELS}")
 
 
 def check_shard(text: str) -> None:
