@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ MAX_DOCUMENT_BYTES = 1000 << 10
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
 #: Most optimizers of a script.
 MAX_OPTIMIZERS = 64
+#: Of a loss scale: what float32 can hold.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
+_DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 #: --schedule_clock values.
 CLOCKS = ("examples", "steps")
 #: --model_from values: a node's own flags, or the first worker that is let in.
@@ -199,8 +203,8 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         _words(found["unused"]),
         None if scale is None else _loss_scale(scale),
         _count(found["num_examples"]),
-        _word(found["weights_digest"]),
-        _word(found["script_optimizer"]),
+        _digest(found["weights_digest"]),
+        _classes(found["script_optimizer"]),
         _count(found["succession"]),
     )
 
@@ -246,10 +250,29 @@ def _described(row: Any) -> Described:
 
 
 def _loss_scale(row: Any) -> LossScale:
-    initial, steps = float(row["initial"]), _count(row["growth_steps"])
-    if not 0 < initial < math.inf or not steps:
-        raise ValueError(f"loss_scale {row!r:.100}; expected finite numbers above 0")
-    return LossScale(initial, steps)
+    initial, steps = row["initial"], _count(row["growth_steps"])
+    is_number = isinstance(initial, int | float) and not isinstance(initial, bool)
+    if not is_number or not SMALLEST_SCALE <= initial <= LARGEST_SCALE or not steps:
+        raise ValueError(
+            f"loss_scale {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
+            f"{LARGEST_SCALE:g}, and at least one step"
+        )
+    return LossScale(float(initial), steps)
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of weights, which every client gets with its Welcome."""
+    if not _DIGEST.fullmatch(_word(value)):
+        raise ValueError(f"weights_digest {value!r:.100}; expected 64 hexadecimal digits, or none")
+    return str(value)
+
+
+def _classes(value: Any) -> str:
+    """Return the names of the script's optimizers, which refusals quote."""
+    text = _word(value)
+    if not text.isprintable() or len(text) > MAX_OPTIMIZERS * MAX_NAME:
+        raise ValueError(f"script_optimizer {text!r:.100}; expected names of classes")
+    return text
 
 
 def _count(value: Any) -> int:

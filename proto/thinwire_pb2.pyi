@@ -42,6 +42,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_OPTIMIZER: _ClassVar[Reason]
     REASON_PHASE: _ClassVar[Reason]
     REASON_ENDS: _ClassVar[Reason]
+    REASON_INTERNAL: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
 
 class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -117,6 +118,7 @@ REASON_OFFER: Reason
 REASON_OPTIMIZER: Reason
 REASON_PHASE: Reason
 REASON_ENDS: Reason
+REASON_INTERNAL: Reason
 REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding
 INDEX_CODING_BITMAP: IndexCoding

@@ -10,6 +10,7 @@ import numpy as np
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.methods.method import Method
 from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
 from thinwire.ops.optimizers.slots import divide, num_values, slot_places
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
@@ -158,6 +159,7 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
             f"--epochs={run.epochs:g}: the worker does not know the size of its training set; give "
             "its data in a form that has a length, or set --iter_max instead."
         )
+    _check_rates(run, method, offer)
     return InitialModel(
         spec=offer.spec,
         layouts=layouts,
@@ -167,6 +169,16 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         num_examples=offer.num_examples if run.epochs is not None else None,
         offer=offer,
     )
+
+
+def _check_rates(run: Run, method: Method, offer: Offer) -> None:
+    """Refuse schedules that have no finite rate somewhere in the run's possible life."""
+    if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
+        return
+    # An update merges a push of each worker, or, as with --method=asgd, of one.
+    most_updates = None if run.iter_max is None else run.iter_max * run.nb_workers
+    budget = run.budget(offer.num_examples)
+    method.server.check_rates(most_updates, budget.examples)
 
 
 def _check_finite(values: Float32) -> None:

@@ -212,11 +212,31 @@ def _serve(run: Run, own: PsFlags) -> int:
                 "--model_from=worker; give it another --run_dir, or --overwrite the old one."
             )
         return _serve_offered(run, own, saved)
-    offer = read_offer(saved.offer, own.max_model_bytes)
-    logging.info("this shard has the model that a worker offered before")
     if own.preload_keras:
         import_quietly("keras")
-    return ShardProcess(run, own, model_of_offer(run, own.id_ps, offer, None), saved).serve()
+    model = saved_model(run, own, saved)
+    logging.info("this shard has the model that a worker offered before")
+    return ShardProcess(run, own, model, saved).serve()
+
+
+def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
+    """Return the model that a worker offered, of which a checkpoint has the weights.
+
+    An earlier version may have accepted an offer that this one refuses.
+
+    Raises:
+        ConfigurationError: The offer is refused; nothing is deleted.
+    """
+    try:
+        offer = read_offer(saved.offer or "", own.max_model_bytes)
+        return model_of_offer(run, own.id_ps, offer, None)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f"--run_dir={run.run_dir} holds a model that a worker offered, and this PS cannot "
+            f"serve it: {error} Its checkpoints in {saved.where} are kept. Correct what is named, "
+            "in the script or in this command; to train a corrected script, give the run another "
+            "--run_dir, or --overwrite this one."
+        ) from error
 
 
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:

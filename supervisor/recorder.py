@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from thinwire.ops.persistence.documents import write_json_atomically
+from thinwire.ops.persistence.documents import LARGEST_NUMBER, write_json_atomically
 from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, clear_records, launched_with
 from thinwire.ops.run.finished import SETTINGS, deciding_settings
 from thinwire.ops.run.settings import Run
@@ -137,7 +136,7 @@ class Recorder:
             samples=status.samples,
             seconds=status.seconds,
             metrics={
-                name: float(value) if math.isfinite(value) else None
+                name: float(value) if abs(value) <= LARGEST_NUMBER else None
                 for name, value in metrics.items()
             },
             bytes_up=status.bytes_up,

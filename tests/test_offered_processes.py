@@ -12,9 +12,12 @@ import pytest
 
 from tests.ps.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
+from thinwire.ops.optimizers import rates
+from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.tools import observer
 
 #: A PS that at its end lists which of the heavy packages it has imported.
 PROGRAM = """
@@ -162,3 +165,54 @@ def test_another_script_in_the_same_folder_is_refused_by_name(shard_of):
         slower.join()
     after.process.send_signal(signal.SIGTERM)
     assert after.wait() == 130
+
+
+RESTARTS = {
+    "name": "CosineDecayRestarts",
+    "config": {
+        "initial_learning_rate": 0.1,
+        **{"first_decay_steps": 1e-9, "t_mul": -1, "m_mul": 1e18, "alpha": -1e18},
+    },
+}
+
+
+def status_of(shard_of):
+    """Look at the run, as `thinwire status` does."""
+    contact = observer.Contact(f"127.0.0.1:{shard_of.run.ports[0]}", NO_CREDENTIALS, 20.0)
+    return observer.read_status(contact)
+
+
+@pytest.mark.processes
+def test_a_ps_refuses_a_schedule_without_a_rate_and_serves_those_who_come_afterwards(shard_of):
+    shard = shard_of(*ONE)
+    hostile = shard_of.run.worker(1, offer_with("SGD", learning_rate=RESTARTS), flags=ONE)
+    with pytest.raises(RequestRejected, match="CosineDecayRestarts.*nan at step") as refusal:
+        hostile.join()
+    assert refusal.value.reason == pb.REASON_OFFER
+    train(shard_of.run.worker(1, flags=ONE), 2)
+    assert status_of(shard_of).version == 2
+    shard.process.send_signal(signal.SIGTERM)
+    assert shard.wait() == 130
+    assert "Traceback" not in shard.log.read_text()
+
+
+@pytest.mark.processes
+def test_a_checkpoint_with_an_offer_that_is_refused_ends_a_ps_with_code_2_and_one_line(
+    shard_of, monkeypatch, tmp_path
+):
+    with monkeypatch.context() as earlier:  # a version that did not evaluate schedules
+        earlier.setattr(rates, "sample_steps", lambda described, first, last: [])
+        run = OfferedRun(tmp_path, *ONE)
+        run.listen()
+        worker = run.worker(1, offer_with("SGD", learning_rate=RESTARTS))
+        worker.join()
+        worker.begin()
+        run.interrupt()
+        worker.leave("done")
+        run.close()
+    shard = shard_of(*ONE)
+    assert shard.wait() == 2
+    log = shard.log.read_text()
+    assert "Traceback" not in log
+    (line,) = [each for each in log.splitlines() if "CosineDecayRestarts" in each]
+    assert str(tmp_path) in line and "--overwrite" in line

@@ -10,6 +10,8 @@ Source: design, section 11.
 from __future__ import annotations
 
 import dataclasses
+import logging
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,6 +20,7 @@ from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
+from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
 from thinwire.ops.optimizers.slots import ITERATION, Slot, velocity_slots
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer, is_elementwise
@@ -26,6 +29,8 @@ from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, State, Tenso
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
+
+_log = logging.getLogger(__name__)
 
 #: Arguments of SGD that only Keras' own step has.
 _ONLY_KERAS = (
@@ -202,6 +207,26 @@ class ScriptUpdate(GradientsOnly):
             state["inner"] = {"optimizer": optimizer}
         return state
 
+    def check_rates(self, most_updates: int | None, most_samples: int | None) -> None:
+        """Evaluate the schedule at steps of a run's possible life.
+
+        Args:
+            most_updates: The most updates of the run; None: no limit.
+            most_samples: The most examples of the run; None: no limit.
+
+        Raises:
+            ConfigurationError: The schedule has no finite rate at one of these steps.
+        """
+        rate = self.described.config["learning_rate"]
+        if isinstance(rate, int | float):
+            return  # the allow-list has checked that it is finite
+        described, most_steps = allow_list.schedule_of(rate), most_updates
+        if most_samples is not None and self.offer.clock != "steps" and self.offer.batch_size:
+            # Each epoch may have a smaller last batch: one step more.
+            epochs = most_samples // self.num_examples + 1 if self.num_examples else 1
+            most_steps = most_samples // self.offer.batch_size + epochs
+        check_rates(build_schedule(described), described, self.offer.iterations, most_steps)
+
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Return this for an optimizer that has moved before: its slots, by slice of the shard."""
         (initial,) = slots
@@ -372,6 +397,11 @@ class ScriptUpdates(GradientsOnly):
         """Whether gradients of which only a part is sent make one of them divide by zero."""
         return any(each.needs_dense for each in self.updates)
 
+    def check_rates(self, most_updates: int | None, most_samples: int | None) -> None:
+        """Check each optimizer; see `ScriptUpdate.check_rates`."""
+        for update in self.updates:
+            update.check_rates(most_updates, most_samples)
+
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Return this for optimizers that have moved before: the slots of each, by slice."""
         pairs = zip(self.updates, slots, strict=True)
@@ -446,17 +476,26 @@ class ScriptUpdates(GradientsOnly):
 
 
 class _RateAtStep:
-    """A schedule of Keras, computed once for each step."""
+    """A schedule of Keras, computed once for each step; NaN where it has no rate."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
         self._newest = (-1, 0.0)  # step and rate; others look at the rate from their own threads
+        self._has_failed = False
 
     def __call__(self, step: int) -> float:
         """Return the rate at a step."""
         known, rate = self._newest
         if step != known:
-            rate = float(self._schedule(step))
+            rate = rate_at(self._schedule, step)
+            if not math.isfinite(rate) and not self._has_failed:
+                self._has_failed = True
+                _log.error(
+                    "the script's schedule %s gives a learning rate of %s at step %d; expected a "
+                    "finite one. No update can be applied with it: the run ends as diverged, with "
+                    "the weights as they are. Correct the arguments of the schedule.",
+                    *(type(self._schedule).__name__, rate, step),
+                )
             self._newest = (step, rate)
         return rate
 

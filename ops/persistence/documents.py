@@ -23,6 +23,8 @@ _DocumentType = typing.TypeVar("_DocumentType", bound="Document")
 _Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
+#: The largest magnitude of a number in a document: the sum of many is finite, too.
+LARGEST_NUMBER = 1e300
 _DEEPEST_NESTING = 16
 
 
@@ -146,7 +148,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
 def _read(value: Any, kind: Any, where: str) -> Any:
     """Return ``value`` as the annotated ``kind`` wants it."""
     if kind is Any:
-        return _check_plain(value, where, _DEEPEST_NESTING)
+        return check_plain(value, where)
     if _is_optional(kind):
         (kind,) = (choice for choice in _kind_arguments(kind) if choice is not type(None))
         return None if value is None else _read(value, kind, where)
@@ -184,7 +186,7 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):
-        if len(value) > _LONGEST_TEXT or not value.isprintable():
+        if not is_name(value):
             _refuse(where, value, f"at most {_LONGEST_TEXT} printable characters")
         return value
     if kind is int and type(value) is int:
@@ -193,23 +195,32 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
         return value
     if kind is float and type(value) in (int, float):
         # An int beyond every float would make float() and isfinite() raise OverflowError.
-        if abs(value) > 1e300 or not math.isfinite(value):
+        if abs(value) > LARGEST_NUMBER or not math.isfinite(value):
             _refuse(where, value, "a finite number")
         return float(value)
     _refuse(where, value, {int: "a whole number", float: "a number"}.get(kind, kind.__name__))
 
 
-def _check_plain(value: Any, where: str, depth: int) -> Any:
-    """Check free-form JSON, such as what a policy reports about itself."""
+def is_name(text: str) -> bool:
+    """Return whether a document may have this text, as the name of something."""
+    return len(text) <= _LONGEST_TEXT and text.isprintable()
+
+
+def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
+    """Check free-form JSON, such as what a policy reports about itself.
+
+    Raises:
+        ValueError: with the place and the value.
+    """
     if depth == 0:
         raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
     if isinstance(value, dict):
         for key, item in value.items():
             _read_scalar(key, str, f"a key of {where}")
-            _check_plain(item, f"{where}.{key}", depth - 1)
+            check_plain(item, f"{where}.{key}", depth - 1)
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            _check_plain(item, f"{where}[{i}]", depth - 1)
+            check_plain(item, f"{where}[{i}]", depth - 1)
     elif isinstance(value, str):
         _read_scalar(value, str, where)
     elif value is not None and not isinstance(value, bool):

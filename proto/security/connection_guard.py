@@ -11,6 +11,7 @@ from typing import Protocol
 
 from absl import logging
 
+from thinwire.ops.printable import printable
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
@@ -227,4 +228,5 @@ class ConnectionGuard:
                 return
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
-        logging.warning("refused %s, %s: %s%s", peer, reason, text[:_LONGEST_TEXT], more)
+        shown = printable(text, _LONGEST_TEXT)  # it may quote the client
+        logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)

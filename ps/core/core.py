@@ -669,24 +669,27 @@ class PsCore:
         if not pushes or self._lifecycle.is_over or self._lifecycle.is_spent:
             return []
         version, live = self.version, self._scheduler.live()
+        brought = [
+            Arrival(
+                worker=push.worker,
+                update=push.update,
+                base_version=push.base_version,
+                step=push.step,
+                lag=push.lag,
+                samples=push.samples,
+                learning_rate=push.learning_rate,
+                loss_scale=push.loss_scale,
+                overflow=push.overflow,
+                optimizer=push.optimizer,
+                change=push.change,
+                blocks=push.blocks,
+            )
+            for push in pushes
+        ]
+        if not self.model.has_rate(brought):
+            return self._end_without_rate(pushes, now)
         kept = self.model.apply(
-            [
-                Arrival(
-                    worker=push.worker,
-                    update=push.update,
-                    base_version=push.base_version,
-                    step=push.step,
-                    lag=push.lag,
-                    samples=push.samples,
-                    learning_rate=push.learning_rate,
-                    loss_scale=push.loss_scale,
-                    overflow=push.overflow,
-                    optimizer=push.optimizer,
-                    change=push.change,
-                    blocks=push.blocks,
-                )
-                for push in pushes
-            ],
+            brought,
             self._members.oldest_base(live, version),
             self._scheduler.share_of(pushes[0].worker),
         )
@@ -705,10 +708,24 @@ class PsCore:
         self.counters.updated(group)
         self._lifecycle.updated(now)
         reason = self.config.budget.end(self.version, self.samples)
-        if reason and not self.membership.leads:  # the end of the run is shard 0's to declare
+        return self._spend(reason, now) if reason else []
+
+    def _spend(self, reason: str, now: float) -> list[events.Action]:
+        """Apply nothing more; the end of the run is shard 0's to declare."""
+        if not self.membership.leads:
             self._lifecycle.is_spent = True
             return []
-        return self._stop(reason, now) if reason else []
+        return self._stop(reason, now)
+
+    def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
+        """Reject a round, and end the run: its script's schedule has no finite rate any more.
+
+        The schedule counts what was applied, so it would stay at this step for ever. The weights
+        stay as they are.
+        """
+        for push in pushes:
+            self.counters.reject(refusals.NO_RATE, push.worker)
+        return self._spend("diverged", now)
 
     def _brings_examples(self, push: events.Push) -> bool:
         """Return whether there is anything to merge: a round may have been without an example.

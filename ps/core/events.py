@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.downlink.types import Operation, RelayedRounds
+from thinwire.ops.printable import printable
 from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, State, Update
 
@@ -217,7 +218,7 @@ class Failed:
             getattr(event, "incarnation", 0),
             event.step if isinstance(event, Push) else 0,
             isinstance(event, Join),
-            f"{type(error).__name__}: {error}"[:_LONGEST_CAUSE],
+            printable(f"{type(error).__name__}: {error}", _LONGEST_CAUSE),
         )
 
 

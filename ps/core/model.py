@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -128,9 +129,20 @@ class ShardModel:
         """The rate of the next update, of the run's own schedule or of a script's optimizer.
 
         Where workers take local steps it is theirs alone. Of several optimizers it is the first
-        one's.
+        one's. It is 0 where a script's schedule has no finite rate: nothing steps with that, and
+        replies and documents hold finite numbers alone.
         """
-        return self._rate_of(0)
+        rate = self._rate_of(0)
+        return rate if math.isfinite(rate) else 0.0
+
+    def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
+        """Return whether there is a finite rate for a release: of its script, or of the schedule.
+
+        Args:
+            arrivals: All for the same optimizer.
+        """
+        is_set = any(each.learning_rate is not None for each in arrivals)
+        return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
 
     @property
     def _fraction(self) -> float:
@@ -508,6 +520,11 @@ class CollectiveShardModel(ShardModel):
     def in_step(self, base_version: int) -> bool:
         """Only a worker that took part in the last round may report the next one."""
         return base_version == self.version
+
+    def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
+        """Return True: the workers step."""
+        del arrivals
+        return True
 
     def apply(
         self, arrivals: Sequence[Arrival], oldest_base: int, share: float = 1.0

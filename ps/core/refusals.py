@@ -9,8 +9,10 @@ from thinwire.ps.core.membership import IdHolder
 
 #: Why a push was refused, as the summary names it: it is too large ...
 OUTLIER = "outlier"
-#: ... or the core could not handle it.
+#: ... or the core could not handle it ...
 FAULT = "fault"
+#: ... or the schedule of the script's optimizer has no finite rate to step with.
+NO_RATE = "no_rate"
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:

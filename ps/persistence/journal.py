@@ -17,13 +17,13 @@ import os
 import pathlib
 import re
 import struct
-import traceback
 import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from absl import logging
 
+from thinwire.ops.printable import printable_traceback
 from thinwire.ops.types import State
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
@@ -265,7 +265,8 @@ class JournaledCore:
     """A core whose events are written before it handles them; without a journal it only handles.
 
     A worker's event over which the core raises is rejected: an event that records the failure is
-    appended behind it, so that a replay does not try it again.
+    appended behind it, so that a replay does not try it again. An event that cannot be coded for
+    the journal is rejected in the same way, before the core has it.
 
     When the disk fails, the run ends, and the core handles nothing that is not in the journal. A
     following shard cannot end a run by itself; until shard 0 does, it replies to no push, for the
@@ -298,7 +299,7 @@ class JournaledCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Have the core handle an event; end the run if the event cannot be written first."""
-        self._write(event, now)
+        event = self._written(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
             return self.core.handle(events.Stop(STOP_REASON), now)
@@ -311,6 +312,19 @@ class JournaledCore:
         if self.journal is not None and self._writes and self.journal.is_due:
             actions.append(events.SaveSnapshot(self.core.version, self.core.snapshot()))
         return actions
+
+    def _written(self, event: events.Event, now: float) -> events.Event:
+        """Write an event; return it, or the rejection of its sender if it cannot be coded."""
+        try:
+            self._write(event, now)
+            return event
+        except Exception as error:
+            if not isinstance(event, events.OfWorker):
+                raise
+            failed = events.Failed.of(event, error)
+            _log_failure(event, failed, error)
+        self._write(failed, now)
+        return failed
 
     def _write(self, event: events.Event, now: float) -> None:
         if self.journal is None or not self._writes:
@@ -378,5 +392,5 @@ def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception
         "bug of Thinwire: please report it with what follows.\n%s",
         1,
         *(type(event).__name__, event.worker, failed.cause),
-        "".join(traceback.format_exception(error)),
+        printable_traceback(error),
     )

@@ -269,6 +269,9 @@ class Observers:
             welcome: The first message to it.
             halt: The end of the run, if it has ended.
         """
+        shows = newcomer.role == pb.ROLE_SUPERVISOR and not newcomer.evaluates
+        # It may fail, and then the newcomer gets nothing but a refusal.
+        status = self.on_status() if shows and self.on_status is not None else None
         if newcomer.evaluates:
             self._replace_supervisor(newcomer)
         newcomer.send(welcome)
@@ -276,8 +279,8 @@ class Observers:
             newcomer.send(pb.ToClient(membership=self._epoch))
         if newcomer.evaluates:
             self._rounds.repeat(newcomer)
-        elif newcomer.role == pb.ROLE_SUPERVISOR and self.on_status is not None:
-            newcomer.send(pb.ToClient(report=pb.Report(document=self.on_status())))
+        elif status is not None:
+            newcomer.send(pb.ToClient(report=pb.Report(document=status)))
         if halt is not None and not newcomer.takes_requests:  # it first learns what it has to do
             newcomer.send(pb.ToClient(halt=halt))
 

@@ -36,6 +36,7 @@ from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.handshake import check_hello, guard_of, identity
 from thinwire.ps.service.leader_client import LeaderModel, find_model
 from thinwire.ps.service.server import dscp_of
+from thinwire.ps.service.stream_reader import check_address
 
 if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
@@ -441,6 +442,7 @@ class OfferReader:
             return False
 
     def _admit(self, hello: pb.Hello) -> None:
+        check_address(hello.peer_address)
         stage, guard = self._stage, self._stage.guard
         is_worker = hello.role == pb.ROLE_WORKER
         if is_worker and (refusal := self._why_refused(hello)) is not None:

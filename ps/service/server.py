@@ -33,6 +33,7 @@ from thinwire.ps.persistence.journal import JournaledCore
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
+from thinwire.ps.service.containment import ClientRequest, Containment, WriterQueue
 from thinwire.ps.service.ended_models import EndedModels
 from thinwire.ps.service.handshake import Identity
 from thinwire.ps.service.run_control import RunControl
@@ -97,7 +98,8 @@ class ShardServer:
         self.journaled = JournaledCore(core)
         self.save, self.lease_seconds = save, lease_seconds
         self.guard = ConnectionGuard()
-        self.queue: queue.SimpleQueue[events.Event | Callable[[], None]] = queue.SimpleQueue()
+        self.contained = Containment(lambda: self.guard)
+        self.queue: WriterQueue = queue.SimpleQueue()
         self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
         self.phases: PhaseGate | None = None
         self.ended_models = EndedModels()
@@ -118,7 +120,7 @@ class ShardServer:
             self.queue.put,
             lambda: core.version,
             core.waiting_workers,
-            self.observers.publish_status,
+            self._publish_status,
         )
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
@@ -241,14 +243,14 @@ class ShardServer:
                 if halt is not None:
                     connection.send(pb.ToClient(halt=halt))
 
-        self.queue.put(welcome)
+        self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
         """Send an observer the whole model, an evaluator that of its phase (writer thread)."""
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
-            pull = events.EvaluationPull(number)
-            self._dispatch(self.journaled.handle(pull, time.monotonic()))
+            # No event of the core: a failure must not look like one of its state.
+            self._dispatch([events.EvaluationReply(number, self.core.whole())])
         elif (ended := self.ended_models.find(phase)) is not None:
             sender = ReplySender(ended.layout, ended.generation, self._members, None)
             sender.send(ended.reply, connection, counted=False)
@@ -307,7 +309,9 @@ class ShardServer:
             if self.queue.qsize():
                 behind_until = now + _BEHIND_SECONDS
             self.core.is_behind = now < behind_until
-            if callable(item):
+            if isinstance(item, ClientRequest):
+                self.contained.serve(item)
+            elif callable(item):
                 item()
             else:
                 self._dispatch(self.journaled.handle(item, time.monotonic()))
@@ -325,20 +329,24 @@ class ShardServer:
         if self.datagrams is not None:
             self.datagrams.poll()
         if now >= self._due["scripts"]:
-            self.scripts.tick()
+            self.contained.run("look after scripts", self.scripts.tick)
             latest = now + _SCRIPTS_SECONDS  # a message may bring another deadline meanwhile
             self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
-            self.phases.tick()
+            self.contained.run("look after offers", self.phases.tick)
         if self.core.stop_reason is None and self.watch is not None:
             self._end_if_nobody_comes(self.watch, now)
         if now >= self._due["status"]:
             self._due["status"] = now + _STATUS_INTERVAL_SECONDS
-            self.observers.publish_status()
+            self._publish_status()
         if now >= self._due["beat"]:
             self._due["beat"] = now + beat_seconds(self.lease_seconds)
             for connection in self.connections.everyone():
                 connection.send(pb.ToClient(waiting=pb.Waiting()))
+
+    def _publish_status(self) -> None:
+        """Send the status to everybody who watches, if it can be made."""
+        self.contained.run("make the status", self.observers.publish_status)
 
     def _end_if_nobody_comes(self, watch: AdmissionWatch, now: float) -> None:
         """End a run whose workers were all refused: there would never be another."""
@@ -354,11 +362,15 @@ class ShardServer:
             if isinstance(action, events.Reply):
                 connection = self.connections.workers.get(action.worker)
                 if connection is not None:
-                    replies.send(action, connection)
+                    send = functools.partial(replies.send, action, connection)
+                    self.contained.serve(ClientRequest(connection, "a reply", send))
             elif isinstance(action, events.EvaluationReply):
                 observer = self.connections.observers.get(action.observer)
                 if observer is not None:
                     replies.send(action.reply, observer, counted=False)
+            elif isinstance(action, events.Answer | events.Reject):
+                send = functools.partial(self._actions[type(action)], self, action)
+                self.contained.run("an answer to a worker", send)
             else:
                 self._actions[type(action)](self, action)
 
@@ -377,7 +389,11 @@ class ShardServer:
         self.connections.add_worker(connection)
         if self.watch is not None:
             self.watch.admitted()
-        connection.send(self._welcome_message(connection, action))
+
+        def welcome() -> None:
+            connection.send(self._welcome_message(connection, action))
+
+        self.contained.serve(ClientRequest(connection, "a Hello", welcome))
         logging.info("worker %d joined (%s)", action.worker, connection.stream.peer)
 
     def _welcome_message(
@@ -470,7 +486,7 @@ class ShardServer:
 
     def _ended(self, action: events.RunEnded) -> None:
         logging.info("run ended at version %d: %s", self.core.version, action.reason)
-        self.observers.publish_status()
+        self._publish_status()
         for connection in self.connections.everyone():
             connection.send(pb.ToClient(halt=self._halt()))
         if self.server is not None:

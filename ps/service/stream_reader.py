@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from thinwire.ops.printable import printable
 from thinwire.ops.run.settings import LIMIT_REASONS
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
@@ -22,6 +23,7 @@ from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.service.backlog import Backlog
 from thinwire.ps.service.barriers import BarrierArrival
 from thinwire.ps.service.connections import Connection
+from thinwire.ps.service.containment import ClientRequest, WriterQueue
 from thinwire.ps.service.handshake import (
     REQUESTS,
     Identity,
@@ -29,11 +31,11 @@ from thinwire.ps.service.handshake import (
     checked_link,
     unanswered,
 )
+from thinwire.ps.wire import reports
+from thinwire.ps.wire.claims import MOST_COUNTED
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
 
 if TYPE_CHECKING:
-    import queue
-
     from numpy.typing import NDArray
 
     from thinwire.ops.types import ShardLayout
@@ -57,7 +59,11 @@ _MOST_COUNTED = 1 << 31
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
 #: A value of a metric's state is a float64.
 _STATE_BYTES = 8
-_MOST_ADDRESS = 300  # characters: more than any host's name has
+#: A message that is passed on to other clients must fit into one of theirs, with a few bytes more.
+_MOST_RELAYED_BYTES = framing.MAX_MESSAGE_BYTES - 1024
+#: Characters of a node's address, a reason to leave, and the name of a metric, whose entries get
+#: names that are a little longer.
+_LONGEST_ADDRESS, _LONGEST_CAUSE, _LONGEST_METRIC = 300, 100, 900
 #: What a supervisor may end a run for.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
@@ -126,7 +132,7 @@ class StreamOwner(Protocol):
         """Of the numbers that workers claim."""
 
     @property
-    def queue(self) -> queue.SimpleQueue[events.Event | Callable[[], None]]:
+    def queue(self) -> WriterQueue:
         """Of the writer thread."""
 
     @property
@@ -259,6 +265,7 @@ class StreamReader:
         if stranger is not None:
             self._refuse(*stranger)
             raise _EndOfStream
+        check_address(hello.peer_address)
         if mine is None:
             self._refuse(pb.REASON_STARTING, "this PS is not ready yet; try again.")
             raise _EndOfStream
@@ -298,7 +305,7 @@ class StreamReader:
 
     def _announce(self, hello: pb.Hello) -> None:
         """Note where a following shard listens that takes part in the run."""
-        if hello.role == pb.ROLE_SHARD and hello.model and len(hello.peer_address) <= _MOST_ADDRESS:
+        if hello.role == pb.ROLE_SHARD and hello.model:
             directory = self.server.directory
             other = directory.announce(hello.id, hello.generation, hello.peer_address)
             if other is not None:
@@ -322,7 +329,7 @@ class StreamReader:
             self._reject_stream("hello", (pb.REASON_ID_RANGE, scripts.range_refusal(hello.id)))
         self.connection = Connection(self.stream, hello, hello.incarnation)
         self.number = self.server.connections.add_observer(self.connection)
-        self.server.queue.put(functools.partial(self.server.welcome_script, self.connection))
+        self._serve("a Hello", self.server.welcome_script, self.connection)
 
     # -- workers ----------------------------------------------------------------------------
 
@@ -380,6 +387,8 @@ class StreamReader:
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
         del payload
         worker = self._worker
+        if len(leave.cause) > _LONGEST_CAUSE:
+            raise Malformed(f"a cause of {len(leave.cause)} characters; expected a word")
         worker.left = True
         self.server.queue.put(events.Leave(worker.id, worker.incarnation, leave.cause))
 
@@ -388,28 +397,33 @@ class StreamReader:
         self._worker.left = True
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
+        """Take a node's report on itself, which becomes a part of the run's documents."""
         del payload
-        if len(report.document) > MAX_DOCUMENT_BYTES:
+        if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"a report of {len(report.document)} characters")
         if report.rounds:
             self._take_rounds(report.rounds)
-        elif self._worker.role != pb.ROLE_SUPERVISOR:
-            self.server.reports[(self._worker.role, self._worker.id)] = report.document
+            return
+        role = self._worker.role
+        if role == pb.ROLE_WORKER:
+            reports.check_worker(report.document)
+        elif role == pb.ROLE_SHARD:
+            reports.check_shard(report.document)
+        if role != pb.ROLE_SUPERVISOR:
+            self.server.reports[(role, self._worker.id)] = report.document
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
             raise Malformed("rounds of a client that is no worker")
-        if len(batch) > MAX_DOCUMENT_BYTES:
+        if len(batch.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"rounds of {len(batch)} characters")
-        pass_on = self.server.observers.pass_on_rounds
-        self.server.queue.put(functools.partial(pass_on, self._worker.id, batch))
+        self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
 
     # -- observers --------------------------------------------------------------------------
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
         del pull, payload
-        observe = self.server.observe
-        self.server.queue.put(functools.partial(observe, self._worker, self.number))
+        self._serve("the model", self.server.observe, self._worker, self.number)
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
         del payload
@@ -425,27 +439,28 @@ class StreamReader:
         names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
             raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
+        if not all(name.isascii() and name.isprintable() for name in names):
+            raise Malformed("a barrier whose name is not printable ASCII")
         arrival = BarrierArrival(
             barrier.name, tuple(barrier.passed), barrier.changes, tuple(barrier.changed)
         )
-        arrive = self.server.scripts.arrive
-        self.server.queue.put(functools.partial(arrive, self._worker, arrival))
+        self._serve("a barrier", self.server.scripts.arrive, self._worker, arrival)
 
     def _stop_fit(self, stop: pb.StopFit, payload: memoryview) -> None:
         del payload
+        _check_place(stop.fit, stop.epochs)
         stop_fit = self.server.scripts.stop_fit
-        self.server.queue.put(functools.partial(stop_fit, self._worker, stop.fit, stop.epochs))
+        self._serve("the end of a fit", stop_fit, self._worker, stop.fit, stop.epochs)
 
     def _epoch_meeting(self, meeting: pb.EpochMeeting, payload: memoryview) -> None:
         del payload
         _check_meeting(meeting)
-        meet = self.server.scripts.meet
-        self.server.queue.put(functools.partial(meet, self._worker, meeting))
+        self._serve("the end of an epoch", self.server.scripts.meet, self._worker, meeting)
 
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
         del payload
-        finish, message = self.server.scripts.finish, finished.message[:_LONGEST_MESSAGE]
-        self.server.queue.put(functools.partial(finish, self._worker, finished.failed, message))
+        finish, message = self.server.scripts.finish, printable(finished.message, _LONGEST_MESSAGE)
+        self._serve("the end of a script", finish, self._worker, finished.failed, message)
 
     def _fit_begun(self, fit: pb.FitBegun, payload: memoryview) -> None:
         del payload
@@ -466,33 +481,39 @@ class StreamReader:
 
     def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
         del payload
-        _check_evaluated(evaluated)
+        _check_evaluated(evaluated, names_versions=evaluated.answers)
         self._of_script(evaluated)
 
     def _of_script(self, message: Any) -> None:
-        self.server.queue.put(functools.partial(self.server.scripts.receive, self._worker, message))
+        _check_relayed(message)
+        self._serve("a script's fit", self.server.scripts.receive, self._worker, message)
 
     def _evaluated(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
         """Take an evaluation of the evaluator."""
         del payload
         _check_evaluated(evaluated)
         take = self.server.scripts.take_evaluation
-        self.server.queue.put(functools.partial(take, self._worker, evaluated))
+        self._serve("an evaluation", take, self._worker, evaluated)
 
     def _evaluator(self, evaluator: pb.Evaluator, payload: memoryview) -> None:
         """Note whether a Supervisor starts an evaluator."""
         del payload
-        offer, why = self.server.scripts.offer_evaluator, evaluator.message[:_LONGEST_MESSAGE]
-        self.server.queue.put(functools.partial(offer, self._worker, evaluator.available, why))
+        offer = self.server.scripts.offer_evaluator
+        why = printable(evaluator.message, _LONGEST_MESSAGE)
+        self._serve("an evaluator", offer, self._worker, evaluator.available, why)
 
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
         del payload
-        send = self.server.send_slots
-        self.server.queue.put(functools.partial(send, self._worker, slots.weights))
+        self._serve("the optimizer", self.server.send_slots, self._worker, slots.weights)
 
     def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         del heartbeat, payload
-        self.server.queue.put(functools.partial(self.server.scripts.alive, self._worker))
+        self._serve("a sign of life", self.server.scripts.alive, self._worker)
+
+    def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
+        """Queue work for this client: where it fails, `Containment` rejects this client alone."""
+        request = ClientRequest(self._worker, what, functools.partial(work, *arguments))
+        self.server.queue.put(request)
 
     @property
     def _worker(self) -> Connection:
@@ -544,7 +565,7 @@ class StreamReader:
                 pb.ROLE_EVALUATOR: scripts.lose_evaluator,
             }
             if (lost := actions.get(connection.role)) is not None:
-                self.server.queue.put(functools.partial(lost, connection))
+                self._serve("the end of a stream", lost, connection)
             return
         self.server.lose(connection)
 
@@ -594,6 +615,7 @@ def _check_place(fit: int, epoch: int) -> None:
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
     """Refuse states of metrics that no script can have."""
     _check_place(meeting.fit, meeting.epoch)
+    _check_relayed(meeting)
     names = {state.name for state in meeting.states}
     if not len(names) == len(meeting.states) <= _MOST_METRICS:
         raise Malformed(f"{len(meeting.states)} metrics, {len(names)} of other names")
@@ -602,13 +624,56 @@ def _check_meeting(meeting: pb.EpochMeeting) -> None:
             raise Malformed(f"metric {state.name!r:.80} with {len(state.values)} bytes of state")
 
 
-def _check_evaluated(evaluated: pb.Evaluated) -> None:
-    """Refuse an evaluation that no evaluator can have made."""
+def check_address(address: str) -> None:
+    """Refuse an address that no node can have; other nodes get it.
+
+    Raises:
+        Malformed: It is longer than the name of any host, or not printable.
+    """
+    if len(address) > _LONGEST_ADDRESS or not address.isprintable():
+        raise Malformed(
+            f"peer_address of {len(address)} characters; expected at most {_LONGEST_ADDRESS} "
+            "printable ones"
+        )
+
+
+def _check_relayed(message: Any) -> None:
+    """Refuse a message that would not fit into a message to another client."""
+    if message.ByteSize() > _MOST_RELAYED_BYTES:
+        raise Malformed(
+            f"a message of {message.ByteSize()} bytes that is for other nodes; expected at most "
+            f"{_MOST_RELAYED_BYTES}"
+        )
+
+
+def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> None:
+    """Refuse an evaluation that no evaluator can have made.
+
+    Its metrics become lines of metrics.jsonl and of the summary, tags of TensorBoard and labels of
+    Prometheus. A value that is not finite is legal: it is written as null.
+
+    Args:
+        evaluated: The message.
+        names_versions: Whether it must name the versions of the shards, if it has metrics.
+    """
     _check_place(evaluated.fit, evaluated.epoch)
+    _check_relayed(evaluated)
+    versions = evaluated.versions
+    if names_versions and evaluated.metrics and not versions:
+        raise Malformed("an evaluation without versions")
+    if len(versions) > _MOST_METRICS or max(versions, default=0) > MOST_COUNTED:
+        raise Malformed(f"{len(versions)} versions up to {max(versions)}; expected {MOST_COUNTED}")
+    if not evaluated.nobody.isprintable():
+        raise Malformed("an evaluation whose explanation is not printable")
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
         raise Malformed(f"{len(evaluated.metrics)} metrics")
     if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
         raise Malformed("metrics of too many values")
     for metric in evaluated.metrics:
-        if math.prod(metric.shape) != len(metric.values) or len(metric.name) > _LONGEST_MESSAGE:
-            raise Malformed(f"metric {metric.name!r:.80} of another shape than its values have")
+        if math.prod(metric.shape) != len(metric.values):
+            raise Malformed(f"metric {metric.name!a:.80} of another shape than its values have")
+        if not (metric.name.isprintable() and 0 < len(metric.name) <= _LONGEST_METRIC):
+            raise Malformed(
+                f"a metric named {metric.name!a:.80}; expected 1 to {_LONGEST_METRIC} printable "
+                "characters"
+            )

@@ -14,12 +14,16 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts, summary_block
 from thinwire.ps.wire import reports
 
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
+
+#: Characters, which are ASCII, of a status in a message.
+_LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +96,16 @@ class StatusReporter:
         return json.dumps(own)
 
     def document(self) -> str:
-        """Return the status as JSON."""
-        return self.status().to_json()
+        """Return the status as JSON, without the labels of the workers' data if it is too long.
+
+        It must fit into one message. Labels take most of it, and change the least.
+        """
+        status = self.status()
+        text = status.to_json()
+        if len(text) <= _LONGEST_STATUS:
+            return text
+        workers = [dataclasses.replace(each, labels={}) for each in status.workers]
+        return dataclasses.replace(status, workers=workers).to_json()
 
     def status(self) -> run_status.RunStatus:
         """Return the status of the whole run (shard 0)."""
@@ -220,9 +232,8 @@ class StatusReporter:
     def _bytes_down(self) -> dict[int, int]:
         totals = dict(self._server.connections.bytes_down())
         for text in self._reports(pb.ROLE_SHARD).values():
-            for worker, count in reports.counts(text, "bytes_down").items():
-                if worker.isdecimal():
-                    totals[int(worker)] = totals.get(int(worker), 0) + count
+            for worker, count in reports.by_worker(text, "bytes_down").items():
+                totals[worker] = totals.get(worker, 0) + count
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:

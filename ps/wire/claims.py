@@ -12,6 +12,7 @@ import dataclasses
 
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import LARGEST_SCALE, SMALLEST_SCALE
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
@@ -22,8 +23,6 @@ MOST_COUNTED = 1 << 53
 MOST_SECONDS = 1e6
 #: Of a rate that a script has set.
 _LARGEST_RATE = 1e6
-#: Of a loss scale: whatever float32 can hold.
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-126, 2.0**127
 #: Where the size of the training set is not known: more than a device holds in a mini-batch.
 _LARGEST_BATCH = 1 << 24
 #: Where a round has no limit (--pacer=esync): half an hour of steps of a tenth of a millisecond.
@@ -131,7 +130,7 @@ class ClaimBounds:
 
     def _check_scale(self, push: pb.Push) -> None:
         """Check the loss scale of a push, and that an overflow brings nothing."""
-        least, most = (_SMALLEST_SCALE, _LARGEST_SCALE) if self.scales_loss else (0, 0)
+        least, most = (SMALLEST_SCALE, LARGEST_SCALE) if self.scales_loss else (0, 0)
         if push.loss_scale or push.overflow:
             why = "" if self.scales_loss else " (this run scales no loss)"
             _check("loss_scale", push.loss_scale, least, most, why)

@@ -1,12 +1,17 @@
-"""What nodes report of themselves, read with care: it comes from other machines."""
+"""What nodes report of themselves, read with care: it comes from other machines.
+
+`check_worker` and `check_shard` reject a report where it arrives. The functions that read one take
+nothing from an ill-formed document all the same: a checkpoint of an earlier version may hold it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from thinwire.ops.persistence.documents import parse_json
+from thinwire.ops.persistence.documents import check_plain, is_name, parse_json
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.ops.telemetry import run_status
+from thinwire.proto.framing import Malformed
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.wire.claims import MOST_COUNTED
 
@@ -22,6 +27,56 @@ _OWN_FIELDS = (
     "restarts",
     "labels",
 )
+
+
+#: Digits of a worker's number in a report.
+_LONGEST_NUMBER = 18
+
+
+def check_worker(text: str) -> None:
+    """Refuse a report that no worker can have made.
+
+    Raises:
+        Malformed: It names the field, its value and what was expected.
+    """
+    try:
+        report = run_status.WorkerMetrics.from_json(text)
+    except ValueError as error:
+        raise Malformed(f"report: {error}") from error
+    for name in _OWN_FIELDS:
+        value = getattr(report, name)
+        values = value.values() if isinstance(value, dict) else [value]
+        if any(not 0 <= each <= MOST_COUNTED for each in values):
+            raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
+
+
+def check_shard(text: str) -> None:
+    """Refuse a report that no following shard can have made.
+
+    Raises:
+        Malformed: It names the field, its value and what was expected.
+    """
+    try:
+        document = parse_json(text)
+        if not isinstance(document, dict):
+            raise ValueError(f"it is {document!a:.80}; expected an object")
+        check_plain(document, "report")
+        _check_counts(document, "report")
+        DatagramCounts.from_dict(document.get("datagrams", {}))
+    except ValueError as error:
+        raise Malformed(f"report: {error}") from error
+
+
+def _check_counts(value: Any, where: str) -> None:
+    """Refuse a whole number beyond what anything is counted to, anywhere in a document."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_counts(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for item in value:
+            _check_counts(item, where)
+    elif type(value) is int and not 0 <= value <= MOST_COUNTED:
+        raise ValueError(f"{where} is {value}; expected 0 to {MOST_COUNTED}")
 
 
 def own_counters(text: str) -> dict[str, Any]:
@@ -63,13 +118,26 @@ def tables(text: str, name: str) -> dict[str, dict[str, int]]:
     """Take several tables of counts from a following shard's report."""
     try:
         tables = parse_json(text)[name]
-        return {key: _whole(table) for key, table in tables.items()}
+        return {key: _whole(table) for key, table in tables.items() if is_name(key)}
     except (ValueError, KeyError, AttributeError, TypeError):
         return {}
 
 
+def by_worker(text: str, name: str) -> dict[int, int]:
+    """Take a table of counts by worker from a following shard's report."""
+    return {
+        int(worker): count
+        for worker, count in counts(text, name).items()
+        if worker.isascii() and worker.isdigit() and len(worker) <= _LONGEST_NUMBER
+    }
+
+
 def _whole(table: dict[str, Any]) -> dict[str, int]:
-    return {key: count for key, count in table.items() if type(count) is int and count >= 0}
+    return {
+        key: count
+        for key, count in table.items()
+        if type(count) is int and 0 <= count <= MOST_COUNTED and is_name(key)
+    }
 
 
 def is_last(text: str) -> bool:

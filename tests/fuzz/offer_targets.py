@@ -5,21 +5,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import sys
 from typing import Any
 
 import keras
+import numpy as np
 
 from tests.fuzz.target import FOLDER, Reader, Target, joined
 from tests.ps.offered import OFFER, OfferedRun
 from tests.ps.streams import Stream
 from thinwire.ops.offer import Described, LossScale, OptimizerOffer
+from thinwire.ops.optimizers.script import ScriptUpdate
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.ps.flags import PsFlags
-from thinwire.ps.initial_model import model_of_offer, offered_bytes
+from thinwire.ps.initial_model import InitialModel, model_of_offer, offered_bytes
 from thinwire.ps.service.offering import OfferReader, OfferStage
 
 #: What the fuzzed shard allows.
@@ -95,11 +98,21 @@ def offer_to(number: int, document: bytes, announced: int | None, pieces: list[b
         try:
             model = model_of_offer(run, own.id_ps, received.offer, received.payload)
             assert 4 * len(model.weights) <= MOST_BYTES
+            _check_rates(model)
         except ConfigurationError as error:
             stage.refuse(received, str(error))
     imported = {name.partition(".")[0] for name in set(sys.modules) - before}
     assert imported <= _ALLOWED, imported
     return stream
+
+
+def _check_rates(model: InitialModel) -> None:
+    """Check that the optimizers of an offer that was taken have rates that a status can hold."""
+    server = model.method.server
+    updates = getattr(server, "updates", (server,))
+    for update in (each for each in updates if isinstance(each, ScriptUpdate)):
+        state = update.init(np.empty(0, np.float32))  # of a shard that holds none of its variables
+        assert all(math.isfinite(update.rate(0.0, samples, state)) for samples in (0, 1))
 
 
 def offer(data: bytes) -> None:
@@ -116,6 +129,8 @@ def _seeds() -> list[bytes]:
     assert keras.optimizers  # imported before any offer is read
     clipped = Described("AdamW", {"learning_rate": 0.1, "clipnorm": 1.0, "use_ema": True})
     cosine = {"name": "CosineDecay", "config": {"initial_learning_rate": 0.1, "decay_steps": 5}}
+    restarts = {"initial_learning_rate": 0.1, "first_decay_steps": 1e-9, "t_mul": -1.0}
+    nan = {"name": "CosineDecayRestarts", "config": restarts}
     paths = tuple(tensor.path for tensor in OFFER.spec.tensors)
     replace = functools.partial(type(OFFER), OFFER.spec)
     offers = [
@@ -123,6 +138,7 @@ def _seeds() -> list[bytes]:
         _WITHOUT_OPTIMIZER,
         replace(optimizers=(OptimizerOffer(clipped, ("dense/bias",), 32),), num_examples=100),
         replace(optimizers=(OptimizerOffer(clipped, iterations=7),)),
+        replace(optimizers=(OptimizerOffer(Described("SGD", {"learning_rate": nan})),)),
         replace(
             optimizers=(
                 OptimizerOffer(clipped, paths=paths[:1]),

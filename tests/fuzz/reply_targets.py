@@ -175,6 +175,9 @@ _DOCUMENTS = (
     reports.received,
     lambda text: reports.counts(text, "rejected"),
     lambda text: reports.tables(text, "guards"),
+    lambda text: reports.by_worker(text, "bytes_down"),
+    reports.check_worker,
+    reports.check_shard,
 )
 
 
@@ -183,7 +186,7 @@ def documents(data: bytes) -> None:
     source = Reader(data)
     read = source.choice(_DOCUMENTS)
     text = source.rest().decode(errors="replace")
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, Malformed):
         read(text)
 
 

@@ -211,6 +211,8 @@ class Liar:
                 f'{{"id": 2, "bytes_up": {10**400}}}',
                 '{"id": 2, "compute_seconds": -Infinity}',
                 '{"id": 2, "bytes_up": 3}',
+                f'{{"id": 2, "bytes_up": {2**60}}}',
+                '{"id": 2, "state": "\\u001b[2J"}',
                 '{"rejected": {"x": 1}, "bytes_down": {"1": 1e99}}',
             )
         )

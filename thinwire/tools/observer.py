@@ -149,6 +149,7 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
 
         Raises:
             Unreachable: It did not come in time, and the shard is `failing`.
+            RequestRejected: The shard rejects the request.
         """
         address, seconds = self._contact.address, self._contact.seconds
         try:
@@ -156,6 +157,8 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
                 message, payload = self.session.receive(left)
                 if message.WhichOneof("body") == body:
                     return message, payload
+                if message.WhichOneof("body") == "refusal":
+                    raise RequestRejected(message.refusal)
         except StreamLost as error:
             raise Unreachable(f"{address}: {error}") from error
         raise Unreachable(f"{address} {failing} within {seconds:g} s")

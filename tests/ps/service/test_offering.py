@@ -9,13 +9,20 @@ import time
 import numpy as np
 import pytest
 
-from tests.ps.offered import OFFER, offered_run, weights_of
+from tests.ps.offered import OFFER, SGD, offered_run, weights_of
+from thinwire.ops.offer import Described
+from thinwire.ops.optimizers import rates
+from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.ops.run.settings import EXIT_DIVERGED
+from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ClientStream, StreamLost
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.ps import role
 from thinwire.ps.service.offering import NobodyAdmitted
+from thinwire.tools import observer
 
 
 def begin(*workers):
@@ -110,6 +117,18 @@ LIES = {
     "nan": (lambda document, payload: (document, NAN + payload[4:]), "NaN or infinity"),
     "huge": (with_rows(spec=[["w", [1 << 20, 1 << 20], "float32"]]), "--max_model_bytes"),
     "statistics": (with_rows(statistics=1 << 40), "--max_model_bytes"),
+    "infinite": (with_rows(num_examples=float("inf")), "whole number"),
+    "beyond": (with_rows(num_examples=10**400), "whole number"),
+    "nameless": (with_rows(spec=[["", [1], "float32"]]), "printable"),
+    "control": (with_rows(spec=[["a\x1b[2Jb\n", [1], "float32"]]), "printable"),
+    "long_name": (with_rows(spec=[["a" * 1001, [1], "float32"]]), "printable"),
+    "twice": (with_rows(spec=[["a", [1], "float32"]] * 2), "each path once"),
+    "digest": (with_rows(weights_digest="a" * 900_000), "64 hexadecimal digits"),
+    "classes": (with_rows(script_optimizer="Adam\nINFO"), "names of classes"),
+    "scale": (with_rows(loss_scale={"initial": 1e308, "growth_steps": 1}), "loss_scale"),
+    "scale_text": (with_rows(loss_scale={"initial": "5", "growth_steps": 1}), "loss_scale"),
+    "scale_true": (with_rows(loss_scale={"initial": True, "growth_steps": 1}), "loss_scale"),
+    "nested": (with_rows(constraints={"dense/bias": {"name": "NonNeg", "config": [[[]]]}}), "conf"),
 }
 
 
@@ -137,19 +156,110 @@ FALSE_OPTIMIZERS = {
     ),
     "nan": ({"name": "SGD", "config": {"learning_rate": float("nan")}}, "learning_rate"),
     "list": ({"name": "Adam", "config": {"learning_rate": 0.1, "beta_1": [1]}}, "beta_1"),
+    "huge": ({"name": "SGD", "config": {"learning_rate": 1e308}}, "learning_rate"),
+    "restarts": (
+        {
+            "name": "SGD",
+            "config": {
+                "learning_rate": {
+                    "name": "CosineDecayRestarts",
+                    "config": {
+                        "initial_learning_rate": 0.1,
+                        **{"first_decay_steps": 1e-9, "t_mul": -1, "m_mul": 1e18, "alpha": -1e18},
+                    },
+                }
+            },
+        },
+        "CosineDecayRestarts.*learning rate of nan at step 0",
+    ),
 }
 
 
-def test_an_optimizer_that_is_not_on_the_list_is_refused(tmp_path):
+def test_an_optimizer_that_is_no_good_is_refused_and_a_good_worker_trains_afterwards(tmp_path):
     given = json.loads(OFFER.to_json())["optimizers"][0]
     with offered_run(tmp_path, "--nb_workers=1") as run:
-        run.listen()
-        for optimizer, words in FALSE_OPTIMIZERS.values():
+        stage = run.listen()
+        for number, (optimizer, words) in enumerate(FALSE_OPTIMIZERS.values()):
             lie = with_rows(optimizers=[given | {"optimizer": optimizer}])
             with pytest.raises(RequestRejected, match=words) as refusal:
                 run.worker(1, lie=lie).join()
             assert refusal.value.reason == pb.REASON_OFFER
+            assert stage.guard.refused == {"offer": number + 1}
             assert not run.shards
+        good = run.worker(1)
+        good.join()
+        before = good.begin().copy()
+        assert push(good) and not np.array_equal(good.core.weights, before)
+        assert read_status(run).version == 1
+        good.leave("done")
+
+
+def push(worker):
+    """Push one gradient, and wait for the reply; return whether the run goes on."""
+    gradient = np.ones(OFFER.spec.num_parameters, np.float32)
+    outgoing = worker.submit(gradient, 10, 1.0, None, time.monotonic())
+    worker.exchange_round(outgoing, lambda weights: None)
+    return not worker.core.stop_reason
+
+
+def read_status(run):
+    address = f"127.0.0.1:{run.ports[0]}"
+    return observer.read_status(observer.Contact(address, NO_CREDENTIALS, 20.0))
+
+
+# A schedule that has a finite rate at every step that is sampled, and none at step 3.
+SLIPS = {
+    "name": "InverseTimeDecay",
+    "config": {"initial_learning_rate": 0.1, "decay_steps": 3.0, "decay_rate": -1.0},
+}
+
+
+def test_a_rate_that_slips_ends_the_run_as_diverged_and_every_document_can_be_made(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rates, "sample_steps", lambda described, first, last: [first])
+    slips = dataclasses.replace(SGD, optimizer=Described("SGD", {"learning_rate": SLIPS}))
+    slips = dataclasses.replace(slips, clock="steps")
+    with offered_run(tmp_path, "--nb_workers=1", "--linger_seconds=5") as run:
+        run.listen()
+        worker = run.worker(1, dataclasses.replace(OFFER, optimizers=(slips,)))
+        worker.join()
+        worker.begin()
+        assert all(push(worker) for _ in range(3))
+        theta = run.shards[0].core.model.theta.copy()
+        assert read_status(run).learning_rate == 0.0
+        assert not push(worker)
+        status = read_status(run)
+        assert (status.version, status.stop_reason) == (3, "diverged")
+        assert status.rejected_pushes == {"no_rate": 1}
+        np.testing.assert_array_equal(run.shards[0].core.model.theta, theta)
+        assert run.shards[0].server.guard.refused.get("internal", 0) == 0
+        worker.leave("done")
+    assert run.codes[0] == EXIT_DIVERGED
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["stop_reason"] == "diverged"
+
+
+def test_a_run_with_an_offer_that_an_earlier_version_accepted_is_refused_in_one_line(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as earlier, offered_run(tmp_path, "--nb_workers=1") as run:
+        earlier.setattr(rates, "sample_steps", lambda described, first, last: [])
+        run.listen()
+        name, config = "CosineDecayRestarts", dict(first_decay_steps=1e-9, t_mul=-1.0)
+        nan = {"name": name, "config": {"initial_learning_rate": 0.1, **config}}
+        bad = dataclasses.replace(SGD, optimizer=Described("SGD", {"learning_rate": nan}))
+        worker = run.worker(1, dataclasses.replace(OFFER, optimizers=(bad,)))
+        worker.join()
+        worker.begin()
+        run.interrupt()
+        worker.leave("done")
+    settings, _, _ = run.settings("--id_ps=0", "--type_node=PS")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=f"{name}.*--run_dir, or --overwrite") as refused:
+        role.main(settings)
+    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 def test_epochs_need_the_size_of_the_training_set(tmp_path):
