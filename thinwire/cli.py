@@ -12,6 +12,7 @@ import importlib
 import sys
 from typing import NoReturn
 
+from thinwire.ops.run.quiet import open_missing_streams
 from thinwire.ops.run.signals import handle_first_signals
 
 #: Subcommand -> the role that it plays (a value of --type_node), and what it does.
@@ -43,6 +44,7 @@ _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
 
 def run_command() -> NoReturn:
     """Run the subcommand that the command line names, and exit with its code."""
+    open_missing_streams()
     handle_first_signals()
     command, *rest = sys.argv[1:] or ["help"]
     if command in ("help", "-h", "--help") and not rest:
@@ -66,6 +68,7 @@ def run_command() -> NoReturn:
 
 def run_role() -> NoReturn:
     """Play the role that --type_node names, or `run` a script, and exit with its code."""
+    open_missing_streams()
     handle_first_signals()
     if sys.argv[1:2] == [*RUN]:
         run_command()

@@ -28,7 +28,11 @@ from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.lock import LockOwner
-from thinwire.ops.run.quiet import configure_libraries, import_quietly
+from thinwire.ops.run.quiet import (
+    configure_libraries,
+    drop_unwritable_output,
+    import_quietly,
+)
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -308,6 +312,7 @@ def run(
     code = main(rest, runs_script)
     for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
         signal.signal(end_signal, signal.SIG_IGN)
+    drop_unwritable_output()
     gc.freeze()  # else the interpreter looks through TensorFlow's objects before it ends: a second
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""Libraries that look at the environment, or write to stderr, while they are imported."""
+"""What a process does to its environment and standard streams, for libraries and at its end."""
 
 from __future__ import annotations
 
@@ -34,6 +34,37 @@ def quiet_stderr() -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+def open_missing_streams() -> None:
+    """Open the null device in place of standard streams that the process was started without.
+
+    The next file that the process opens would otherwise get the number of a standard stream, and
+    output of other processes that inherit it.
+    """
+    with open(os.devnull, "r+b", buffering=0) as probe:
+        if probe.fileno() > 2:
+            return
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - until the process ends
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
+
+
+def drop_unwritable_output() -> None:
+    """Flush stdout and stderr, and drop what cannot be written, as at the end of a process.
+
+    The interpreter flushes them, too, and where that fails it exits with code 120, and not with the
+    code that the process has chosen.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def import_quietly(module: str) -> None:
