@@ -24,7 +24,7 @@ from absl import logging
 from thinwire.ops.run.directory import launched_with
 from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER
 from thinwire.ops.run.settings import Run
-from thinwire.runtime.output_copy import FileCopy
+from thinwire.runtime.output_copy import OutputFile
 from thinwire.supervisor import flags as supervisor_flags
 
 #: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
@@ -50,7 +50,7 @@ class ScriptEvaluator:
         self._output = run.run_dir / "logs" / "evaluator.out"
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
-        self._copy: FileCopy | None = None
+        self._copy: OutputFile | None = None
         self._last_output = b""
         self.has_failed = False
         self._num_restarts = 0
@@ -100,7 +100,7 @@ class ScriptEvaluator:
         watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "10", "quiet"]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
-        self._copy = FileCopy(self._output, append=bool(self._num_restarts))
+        self._copy = OutputFile(self._output, append=bool(self._num_restarts))
         process = subprocess.Popen(
             [sys.executable, *watchdog, *script],
             stdin=subprocess.PIPE,
@@ -162,7 +162,7 @@ class ScriptEvaluator:
         process.wait()
         self._end_output()
 
-    def _follow(self, process: subprocess.Popen[bytes], copy: FileCopy) -> None:
+    def _follow(self, process: subprocess.Popen[bytes], copy: OutputFile) -> None:
         """Copy what the evaluator writes into its file, and keep the last of it for errors."""
         with process.stdout or io.BytesIO() as stream:
             while output := os.read(stream.fileno(), _MOST_OUTPUT_BYTES):

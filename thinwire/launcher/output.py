@@ -22,7 +22,7 @@ from typing import TextIO
 from absl import logging
 
 from thinwire.launcher.failures import COMPLETED, Failure
-from thinwire.runtime.output_copy import FileCopy, OutputCopy, same_place, sink_of
+from thinwire.runtime.output_copy import OutputFile, OutputCopy, same_place, sink_of
 
 #: Bytes that are read of a node's output together.
 READ_BYTES = 65_536
@@ -326,7 +326,7 @@ class WorkerOutput:
         self._name = f"[worker {worker}]"
         if screen.is_terminal:
             self._name = f"\x1b[{_COLOURS[(worker - 1) % len(_COLOURS)]}m{self._name}\x1b[0m"
-        self.file = FileCopy(path)
+        self.file = OutputFile(path)
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line, or pass a failure on."""

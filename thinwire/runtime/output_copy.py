@@ -2,7 +2,7 @@
 
 A thread reads what a process prints and copies it. If a copy could raise an error or block, nobody
 would read the process's pipe any more, and the process would wait in `print` for ever. So a copy
-takes lines into a bounded backlog (`Backlog`, without threads or files), and a thread of its own
+takes lines into a bounded backlog (`LineBacklog`, without threads or files), and a thread of its own
 writes them (`OutputCopy`). Lines that cannot be written are counted and reported.
 """
 
@@ -53,7 +53,7 @@ class Loss:
         return f"{self.lines:,} {noun} ({self.num_bytes:,} bytes)"
 
 
-class State(enum.Enum):
+class BacklogState(enum.Enum):
     """What a backlog knows of the place that its lines are written to."""
 
     WRITING = "the last write succeeded, or there was none yet"
@@ -63,16 +63,16 @@ class State(enum.Enum):
     CLOSED = "nothing is written any more"
 
 
-class Answer(enum.Enum):
+class Offered(enum.Enum):
     """What a backlog did with a line that it was offered."""
 
     TAKEN = "it waits to be written"
-    FULL = "there is no room; offer it again after a write, or when the patience is over"
+    FULL = "there is no space; offer it again after a write, or when the patience is over"
     LOST = "it was dropped and counted"
 
 
 @dataclasses.dataclass
-class _Entry:
+class _WaitingLines:
     data: bytes
     source: str  # empty: of no line, such as a drawn line of progress, whose loss is not counted
     gap: Loss | None = None  # of an entry that shows the reader how much is missing before it
@@ -83,7 +83,7 @@ class _Entry:
         return len(self.data) + _ENTRY_BYTES
 
 
-class Backlog:
+class LineBacklog:
     """Lines that wait to be written, and a count of those that could not be.
 
     The object holds no lock, thread, clock or file. Its user takes bytes with `take`, writes them,
@@ -91,7 +91,7 @@ class Backlog:
 
     A write that fails loses the whole backlog: a place that takes minutes to report each error
     could otherwise stop the writers of the backlog. The next lines are tried again, so a disk that
-    has room again gets new lines, after a line with the number of those that are missing.
+    has space again gets new lines, after a line with the number of those that are missing.
 
     Attributes:
         state: What is known of the place.
@@ -108,15 +108,15 @@ class Backlog:
         patience_seconds: float = PATIENCE_SECONDS,
         most_bytes: int = MOST_BACKLOG_BYTES,
     ) -> None:
-        self.state = State.WRITING
+        self.state = BacklogState.WRITING
         self.reason = ""
         self.losses: dict[str, Loss] = {}
         self._patience_seconds, self._most_bytes = patience_seconds, most_bytes
-        self._entries: collections.deque[_Entry] = collections.deque()
+        self._entries: collections.deque[_WaitingLines] = collections.deque()
         self._cost = 0
         self._offset = 0  # bytes of the first entry that were written
         self._progress_at = 0.0  # when bytes were last written, or could first have been
-        self._gap = Loss()  # lost after the last entry, and not told to the reader yet
+        self._gap = Loss()  # lost after the last entry, and not shown to the reader yet
         self._ends_line = True  # whether the last byte that was written ended a line
 
     @property
@@ -129,7 +129,7 @@ class Backlog:
         """When a place that writes nothing until then counts as stalled."""
         return self._progress_at + self._patience_seconds
 
-    def offer(self, data: bytes, source: str, now: float) -> Answer:
+    def offer(self, data: bytes, source: str, now: float) -> Offered:
         """Take bytes that end a line, or drop them where nothing can be expected of the place.
 
         Args:
@@ -137,27 +137,27 @@ class Backlog:
             source: Whose line it is, for the count; empty: its loss is not counted.
             now: Seconds of any clock that only goes forward.
         """
-        if self.state in (State.CLOSING, State.CLOSED):
+        if self.state in (BacklogState.CLOSING, BacklogState.CLOSED):
             self.reason = self.reason or "it was closed before"
             self._lose(data, source)
-            return Answer.LOST
-        entry = _Entry(data, source)
+            return Offered.LOST
+        entry = _WaitingLines(data, source)
         if self._entries and self._cost + entry.cost > self._most_bytes:
-            if self.state is State.WRITING and now < self.patience_ends_at:
-                return Answer.FULL
-            if self.state is State.WRITING:
-                self.state = State.STALLED
-            if self.state is State.STALLED:
+            if self.state is BacklogState.WRITING and now < self.patience_ends_at:
+                return Offered.FULL
+            if self.state is BacklogState.WRITING:
+                self.state = BacklogState.STALLED
+            if self.state is BacklogState.STALLED:
                 self.reason = f"nothing was read for {self._patience_seconds:g} s"
             self._lose(data, source)
-            return Answer.LOST
+            return Offered.LOST
         if not self._entries:
             self._progress_at = now
         if self._gap.lines:
             self._append(self._gap_entry())
             self._gap = Loss()
         self._append(entry)
-        return Answer.TAKEN
+        return Offered.TAKEN
 
     def take(self) -> bytes:
         """Return the next bytes to write, none if it is empty. They stay in the backlog."""
@@ -170,11 +170,11 @@ class Backlog:
 
     def wrote(self, count: int, now: float) -> None:
         """Remove bytes that were written; 0: the place took none, and raised no error."""
-        if self.state is State.CLOSED or not count:
+        if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
-        if self.state in (State.FAILING, State.STALLED):
-            self.state = State.WRITING
+        if self.state in (BacklogState.FAILING, BacklogState.STALLED):
+            self.state = BacklogState.WRITING
         self._offset += count
         while self._entries and self._offset >= len(self._entries[0].data):
             entry = self._entries.popleft()
@@ -186,40 +186,40 @@ class Backlog:
 
     def failed(self, reason: str) -> None:
         """Lose the backlog: the last write raised an error."""
-        if self.state is State.CLOSED:
+        if self.state is BacklogState.CLOSED:
             return
-        if self.state is not State.CLOSING:
-            self.state = State.FAILING
+        if self.state is not BacklogState.CLOSING:
+            self.state = BacklogState.FAILING
         self._lose_all(reason)
 
     def close(self) -> None:
         """Take no more lines. The rest is still to be written, as long as that makes progress."""
-        if self.state is State.STALLED:
+        if self.state is BacklogState.STALLED:
             self._progress_at = -float("inf")  # it had its patience
-        if self.state is not State.CLOSED:
-            self.state = State.CLOSING
+        if self.state is not BacklogState.CLOSED:
+            self.state = BacklogState.CLOSING
 
     def give_up(self) -> None:
         """Lose what was not written until now, even if a write of it has not returned."""
         if self._entries:
             self._lose_all(f"nothing was read for {self._patience_seconds:g} s at the end")
-        self.state = State.CLOSED
+        self.state = BacklogState.CLOSED
 
-    def _append(self, entry: _Entry) -> None:
+    def _append(self, entry: _WaitingLines) -> None:
         cost = entry.cost
         self._entries.append(entry)
         self._cost += cost
 
-    def _gap_entry(self) -> _Entry:
+    def _gap_entry(self) -> _WaitingLines:
         before = self._entries[-1].data.endswith(b"\n") if self._entries else self._ends_line
         verb = "is" if self._gap.lines == 1 else "are"
         text = f"[thinwire: {self._gap} {verb} missing here: {self.reason}]\n"
-        return _Entry((b"" if before else b"\n") + text.encode(), "", self._gap)
+        return _WaitingLines((b"" if before else b"\n") + text.encode(), "", self._gap)
 
     def _lose_all(self, reason: str) -> None:
         self.reason = reason
         for entry in self._entries:
-            if entry.gap is not None:  # counted before, and the reader has not been told of it
+            if entry.gap is not None:  # counted before, and not shown to the reader
                 self._gap.add(entry.gap)
             self._lose(entry.data[self._offset :], entry.source)
             self._offset = 0
@@ -331,7 +331,7 @@ class OutputCopy:
         on_first_loss: Callable[[str], None] = logging.warning,
     ) -> None:
         self.name, self._sink, self._on_first_loss = name, sink, on_first_loss
-        self._backlog = Backlog(patience_seconds, most_bytes)
+        self._backlog = LineBacklog(patience_seconds, most_bytes)
         # Reentrant: a handler of signals logs lines while the main thread is in here.
         self._changed = threading.Condition(threading.RLock())
         self._writer: threading.Thread | None = None
@@ -341,7 +341,7 @@ class OutputCopy:
     @property
     def is_stalled(self) -> bool:
         """Whether the sink takes nothing, so that any other write to it would wait, too."""
-        return self._is_abandoned or self._backlog.state is State.STALLED
+        return self._is_abandoned or self._backlog.state is BacklogState.STALLED
 
     def put(self, output: str | bytes, source: str) -> None:
         """Copy a line with its end, or several.
@@ -355,7 +355,10 @@ class OutputCopy:
         with self._changed:
             self._offer(output, source)
             is_new = bool(self._backlog.losses) and not self._was_noticed
-            notice = is_new and self._backlog.state not in (State.CLOSING, State.CLOSED)
+            notice = is_new and self._backlog.state not in (
+                BacklogState.CLOSING,
+                BacklogState.CLOSED,
+            )
             self._was_noticed |= notice
         if notice:  # outside the lock, and once: the log may be copied here
             self._on_first_loss(
@@ -391,9 +394,9 @@ class OutputCopy:
 
     def _offer(self, data: bytes, source: str) -> None:
         """Put bytes into the backlog; wait while it is full and the sink takes bytes."""
-        while (answer := self._backlog.offer(data, source, time.monotonic())) is Answer.FULL:
+        while (answer := self._backlog.offer(data, source, time.monotonic())) is Offered.FULL:
             self._changed.wait(max(0.0, self._backlog.patience_ends_at - time.monotonic()))
-        if answer is Answer.TAKEN and self._writer is None:
+        if answer is Offered.TAKEN and self._writer is None:
             self._writer = threading.Thread(target=self._write, name="output-copy", daemon=True)
             self._writer.start()
         self._changed.notify_all()
@@ -402,9 +405,9 @@ class OutputCopy:
         """Write what comes into the backlog, until it is closed."""
         while True:
             with self._changed:
-                while self._backlog.is_empty and self._backlog.state is not State.CLOSED:
+                while self._backlog.is_empty and self._backlog.state is not BacklogState.CLOSED:
                     self._changed.wait()
-                if self._backlog.state is State.CLOSED:
+                if self._backlog.state is BacklogState.CLOSED:
                     return
                 data = self._backlog.take()
             count, reason = 0, ""
@@ -420,7 +423,7 @@ class OutputCopy:
                 self._changed.notify_all()
 
 
-class FileCopy(OutputCopy):
+class OutputFile(OutputCopy):
     """Copies lines to a file.
 
     Args:
