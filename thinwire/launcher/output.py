@@ -22,7 +22,7 @@ from typing import TextIO
 from absl import logging
 
 from thinwire.launcher.failures import COMPLETED, Failure
-from thinwire.runtime.output_copy import OutputFile, OutputCopy, same_place, sink_of
+from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
 #: Bytes that are read of a node's output together.
 READ_BYTES = 65_536

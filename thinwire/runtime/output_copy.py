@@ -2,8 +2,8 @@
 
 A thread reads what a process prints and copies it. If a copy could raise an error or block, nobody
 would read the process's pipe any more, and the process would wait in `print` for ever. So a copy
-takes lines into a bounded backlog (`LineBacklog`, without threads or files), and a thread of its own
-writes them (`OutputCopy`). Lines that cannot be written are counted and reported.
+takes lines into a bounded backlog (`LineBacklog`, without threads or files), and a thread of its
+own writes them (`OutputCopy`). Lines that cannot be written are counted and reported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from absl import logging
 
 #: Memory that the lines of one copy may take while they wait to be written.
 MOST_BACKLOG_BYTES = 1 << 20
-#: A full backlog makes its writers wait as long as some bytes are written in each such time.
+#: A line waits so long for space in a full backlog.
 PATIENCE_SECONDS = 10.0
 #: Bytes that are written together. A slow reader shows after so few that it reads.
 _CHUNK_BYTES = 4096
@@ -58,7 +58,7 @@ class BacklogState(enum.Enum):
 
     WRITING = "the last write succeeded, or there was none yet"
     FAILING = "the last write raised an error"
-    STALLED = "the backlog is full, and nothing was written for the whole patience"
+    STALLED = "a line has waited for space in vain; lines are lost until half of it is free"
     CLOSING = "no more lines are taken; those in the backlog are still written"
     CLOSED = "nothing is written any more"
 
@@ -67,7 +67,7 @@ class Offered(enum.Enum):
     """What a backlog did with a line that it was offered."""
 
     TAKEN = "it waits to be written"
-    FULL = "there is no space; offer it again after a write, or when the patience is over"
+    FULL = "there is no space; offer it again after each write, or when the patience is over"
     LOST = "it was dropped and counted"
 
 
@@ -99,8 +99,8 @@ class LineBacklog:
         losses: Source of lines -> how many of them were lost.
 
     Args:
-        patience_seconds: How long a full backlog waits for any byte to be written.
-        most_bytes: Memory of the lines that wait.
+        patience_seconds: How long a line waits for space.
+        most_bytes: Memory of the lines that wait to be written.
     """
 
     def __init__(
@@ -126,16 +126,17 @@ class LineBacklog:
 
     @property
     def patience_ends_at(self) -> float:
-        """When a place that writes nothing until then counts as stalled."""
+        """When a place that writes nothing until then is given up at the end."""
         return self._progress_at + self._patience_seconds
 
-    def offer(self, data: bytes, source: str, now: float) -> Offered:
+    def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
         """Take bytes that end a line, or drop them where nothing can be expected of the place.
 
         Args:
             data: The bytes.
             source: Whose line it is, for the count; empty: its loss is not counted.
-            now: Seconds of any clock that only goes forward.
+            since: When they were first offered, in seconds of a clock that only goes forward.
+            now: The time of that clock.
         """
         if self.state in (BacklogState.CLOSING, BacklogState.CLOSED):
             self.reason = self.reason or "it was closed before"
@@ -143,12 +144,12 @@ class LineBacklog:
             return Offered.LOST
         entry = _WaitingLines(data, source)
         if self._entries and self._cost + entry.cost > self._most_bytes:
-            if self.state is BacklogState.WRITING and now < self.patience_ends_at:
-                return Offered.FULL
             if self.state is BacklogState.WRITING:
+                if now < since + self._patience_seconds:
+                    return Offered.FULL
                 self.state = BacklogState.STALLED
             if self.state is BacklogState.STALLED:
-                self.reason = f"nothing was read for {self._patience_seconds:g} s"
+                self.reason = f"a line waited for its reader for {self._patience_seconds:g} s"
             self._lose(data, source)
             return Offered.LOST
         if not self._entries:
@@ -173,8 +174,6 @@ class LineBacklog:
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
-        if self.state in (BacklogState.FAILING, BacklogState.STALLED):
-            self.state = BacklogState.WRITING
         self._offset += count
         while self._entries and self._offset >= len(self._entries[0].data):
             entry = self._entries.popleft()
@@ -183,6 +182,10 @@ class LineBacklog:
             self._ends_line = entry.data.endswith(b"\n")
         if self._offset:
             self._ends_line = False
+        # A reader that reads a few bytes at a time must not let each line wait for the patience.
+        has_space = self._cost <= self._most_bytes // 2
+        if self.state is BacklogState.FAILING or (self.state is BacklogState.STALLED and has_space):
+            self.state = BacklogState.WRITING
 
     def failed(self, reason: str) -> None:
         """Lose the backlog: the last write raised an error."""
@@ -194,8 +197,6 @@ class LineBacklog:
 
     def close(self) -> None:
         """Take no more lines. The rest is still to be written, as long as that makes progress."""
-        if self.state is BacklogState.STALLED:
-            self._progress_at = -float("inf")  # it had its patience
         if self.state is not BacklogState.CLOSED:
             self.state = BacklogState.CLOSING
 
@@ -311,13 +312,13 @@ def sink_of(stream: TextIO | None) -> Sink:
 class OutputCopy:
     """Copies lines to a sink. No call raises an error or waits for longer than a patience.
 
-    A sink that is slower than the lines that come slows their writers down, as a pipe does, as long
-    as it takes some bytes in every `PATIENCE_SECONDS`. One that takes none loses lines.
+    A sink that is slower than the lines that come slows their writers down, as a pipe does. One
+    that is so slow that a line waits for `PATIENCE_SECONDS` loses lines.
 
     Args:
         name: Of the sink, such as stdout or a path, for reports.
         sink: Where the lines go.
-        patience_seconds: How long a sink may take no bytes.
+        patience_seconds: How long a line waits for space.
         most_bytes: Memory of the lines that wait.
         on_first_loss: Called once, with a sentence, in a thread that has a line copied.
     """
@@ -331,6 +332,7 @@ class OutputCopy:
         on_first_loss: Callable[[str], None] = logging.warning,
     ) -> None:
         self.name, self._sink, self._on_first_loss = name, sink, on_first_loss
+        self._patience_seconds = patience_seconds
         self._backlog = LineBacklog(patience_seconds, most_bytes)
         # Reentrant: a handler of signals logs lines while the main thread is in here.
         self._changed = threading.Condition(threading.RLock())
@@ -352,6 +354,8 @@ class OutputCopy:
         """
         if isinstance(output, str):
             output = output.encode(self._sink.encoding, "backslashreplace")
+        if not output:
+            return
         with self._changed:
             self._offer(output, source)
             is_new = bool(self._backlog.losses) and not self._was_noticed
@@ -394,8 +398,10 @@ class OutputCopy:
 
     def _offer(self, data: bytes, source: str) -> None:
         """Put bytes into the backlog; wait while it is full and the sink takes bytes."""
-        while (answer := self._backlog.offer(data, source, time.monotonic())) is Offered.FULL:
-            self._changed.wait(max(0.0, self._backlog.patience_ends_at - time.monotonic()))
+        since = now = time.monotonic()
+        while (answer := self._backlog.offer(data, source, since, now)) is Offered.FULL:
+            self._changed.wait(max(0.0, since + self._patience_seconds - now))
+            now = time.monotonic()
         if answer is Offered.TAKEN and self._writer is None:
             self._writer = threading.Thread(target=self._write, name="output-copy", daemon=True)
             self._writer.start()

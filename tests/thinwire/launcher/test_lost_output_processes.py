@@ -196,6 +196,6 @@ def test_a_function_in_a_notebook_whose_output_is_not_taken(manner, command):
     with open(errors, "wb") as error:
         command.start(error, error, ["notebook.py", str(command.run_dir), manner])
         assert command.end() == 0
-    why = "Broken pipe" if manner == "raises" else "nothing was read for 10 s"
+    why = "(Broken pipe)" if manner == "raises" else "(nothing was read for 10 s at the end)"
     ended = errors.read_text().partition("ENDED ")[2]
     assert ended.startswith("stdout: ") and why in ended and "lines" in ended

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from thinwire.runtime.output_copy import (
-    Offered,
-    LineBacklog,
+    BacklogState,
     ClosedSink,
     DescriptorSink,
-    OutputFile,
+    LineBacklog,
+    Offered,
     OutputCopy,
-    BacklogState,
+    OutputFile,
 )
 
 LINE = b"x" * 99 + b"\n"
@@ -30,10 +30,14 @@ def write_all(backlog, now=0.0):
     return written
 
 
+def offer(backlog, data, source, now=0.0, since=None):
+    return backlog.offer(data, source, now if since is None else since, now)
+
+
 def fill(backlog, now=0.0):
     """Offer lines until one is not taken; return how many were, and the answer to the last."""
     count = 0
-    while (answer := backlog.offer(LINE, "worker 1", now)) is Offered.TAKEN:
+    while (answer := offer(backlog, LINE, "worker 1", now)) is Offered.TAKEN:
         count += 1
     return count, answer
 
@@ -47,7 +51,7 @@ def test_lines_are_written_in_their_order_and_in_any_pieces():
     lines = [f"{number}\n".encode() * 50 for number in range(100)]
     written = b""
     for line in lines:
-        assert backlog.offer(line, "worker 1", 0.0) is Offered.TAKEN
+        assert offer(backlog, line, "worker 1", 0.0) is Offered.TAKEN
         written += backlog.take()[:7]
         backlog.wrote(min(7, len(backlog.take())), 0.0)
     assert written + write_all(backlog) == b"".join(lines)
@@ -56,16 +60,16 @@ def test_lines_are_written_in_their_order_and_in_any_pieces():
 
 def test_a_write_that_fails_loses_the_backlog_and_the_next_one_tells_how_much():
     backlog = LineBacklog()
-    backlog.offer(b"first\n", "worker 1", 0.0)
+    offer(backlog, b"first\n", "worker 1", 0.0)
     write_all(backlog)
     for source in ("worker 1", "worker 2", "worker 2"):
-        backlog.offer(b"12345\n", source, 0.0)
+        offer(backlog, b"12345\n", source, 0.0)
     backlog.failed("No space left on device")
     assert backlog.state is BacklogState.FAILING and backlog.is_empty
     assert lost(backlog) == {"worker 1": (1, 6), "worker 2": (2, 12)}
-    backlog.offer(b"still\n", "worker 1", 0.0)  # with the line that shows the gap, which is lost
+    offer(backlog, b"still\n", "worker 1", 0.0)  # with the line that shows the gap, which is lost
     backlog.failed("No space left on device")
-    backlog.offer(b"there\n", "worker 1", 0.0)
+    offer(backlog, b"there\n", "worker 1", 0.0)
     assert write_all(backlog) == (
         b"[thinwire: 4 lines (24 bytes) are missing here: No space left on device]\nthere\n"
     )
@@ -75,32 +79,37 @@ def test_a_write_that_fails_loses_the_backlog_and_the_next_one_tells_how_much():
 
 def test_a_line_that_was_written_in_part_is_lost_and_ends_before_the_gap_is_shown():
     backlog = LineBacklog()
-    backlog.offer(b"whole\npart", "", 0.0)
-    backlog.offer(b"ial\n", "worker 1", 0.0)
+    offer(backlog, b"whole\npart", "", 0.0)
+    offer(backlog, b"ial\n", "worker 1", 0.0)
     backlog.wrote(12, 0.0)  # "whole\npartia"
     backlog.failed("No space left on device")
-    backlog.offer(b"next\n", "worker 1", 0.0)
+    offer(backlog, b"next\n", "worker 1", 0.0)
     shown = write_all(backlog)
     assert shown.startswith(b"\n[thinwire: 1 line (2 bytes) is missing here: No space")
     assert shown.endswith(b"]\nnext\n")
 
 
-def test_a_full_backlog_waits_while_bytes_are_written_and_then_loses_lines():
+def test_a_line_waits_for_space_and_then_lines_are_lost_until_half_of_it_is_free():
     backlog = LineBacklog(patience_seconds=10.0, most_bytes=1000)
     count, answer = fill(backlog)
-    assert answer is Offered.FULL and count == 4 and backlog.patience_ends_at == 10.0
+    assert answer is Offered.FULL and count == 4
     backlog.wrote(1, 9.0)  # a slow reader has read a byte
-    assert backlog.offer(LINE, "worker 1", 18.0) is Offered.FULL
-    backlog.wrote(0, 18.5)  # a terminal that is not ready is no progress
-    assert backlog.offer(LINE, "worker 1", 19.0) is Offered.LOST
+    assert offer(backlog, LINE, "worker 1", 9.9, since=0.0) is Offered.FULL
+    assert offer(backlog, LINE, "worker 1", 10.0, since=0.0) is Offered.LOST
     assert backlog.state is BacklogState.STALLED
-    assert backlog.offer(LINE, "worker 2", 19.0) is Offered.LOST
+    assert offer(backlog, LINE, "worker 2", 10.0) is Offered.LOST, "without another wait"
+    backlog.wrote(100, 11.0)
+    assert backlog.state is BacklogState.STALLED
+    backlog.wrote(0, 11.0)  # a terminal that is not ready
+    backlog.wrote(99, 12.0)
+    assert backlog.state is BacklogState.WRITING and backlog.patience_ends_at == 22.0
     assert lost(backlog) == {"worker 1": (1, 100), "worker 2": (1, 100)}
-    backlog.wrote(399, 50.0)
-    assert backlog.state is BacklogState.WRITING
-    assert backlog.offer(LINE, "worker 1", 50.0) is Offered.TAKEN
+    assert offer(backlog, LINE, "worker 1", 12.0) is Offered.TAKEN
     assert write_all(backlog) == (
-        b"[thinwire: 2 lines (200 bytes) are missing here: nothing was read for 10 s]\n" + LINE
+        2 * LINE
+        + b"[thinwire: 2 lines (200 bytes) are missing here: "
+        + b"a line waited for its reader for 10 s]\n"
+        + LINE
     )
 
 
@@ -110,14 +119,14 @@ def test_a_place_that_fails_slowly_is_not_waited_for():
     backlog.failed("Input/output error")
     fill(backlog, 5.0)
     assert (
-        backlog.offer(LINE, "worker 1", 5.0) is Offered.LOST
+        offer(backlog, LINE, "worker 1", 5.0) is Offered.LOST
         and backlog.state is BacklogState.FAILING
     )
 
 
 def test_progress_that_is_drawn_is_no_line():
     backlog = LineBacklog()
-    backlog.offer(b"step 1", "", 0.0)
+    offer(backlog, b"step 1", "", 0.0)
     backlog.failed("Broken pipe")
     assert not backlog.losses
 
@@ -128,19 +137,20 @@ def test_progress_that_is_drawn_is_no_line():
 def test_what_is_left_at_the_end_is_written_or_counted(before):
     backlog = LineBacklog(patience_seconds=10.0, most_bytes=1000)
     if before is BacklogState.FAILING:
-        backlog.offer(LINE, "worker 1", 0.0)
+        offer(backlog, LINE, "worker 1", 0.0)
         backlog.failed("Broken pipe")
-        backlog.offer(LINE, "worker 1", 0.0)
+        offer(backlog, LINE, "worker 1", 0.0)
     else:
         fill(backlog)
     if before is BacklogState.STALLED:
-        assert backlog.offer(LINE, "worker 1", 10.0) is Offered.LOST
+        assert offer(backlog, LINE, "worker 1", 10.0, since=0.0) is Offered.LOST
     assert backlog.state is before
     backlog.close()
     assert backlog.state is BacklogState.CLOSING
-    # A place that has stalled has had its patience.
-    assert (backlog.patience_ends_at > 0.0) is (before is not BacklogState.STALLED)
-    assert backlog.offer(LINE, "late", 0.0) is Offered.LOST
+    assert backlog.patience_ends_at == 10.0, (
+        "after the last progress; that of a stalled one is over"
+    )
+    assert offer(backlog, LINE, "late", 0.0) is Offered.LOST
     backlog.give_up()
     assert backlog.state is BacklogState.CLOSED and backlog.is_empty
     backlog.wrote(10, 0.0)  # a write that was given up returns
