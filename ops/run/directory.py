@@ -12,6 +12,7 @@ import logging
 import pathlib
 import shutil
 import sys
+from collections.abc import Callable
 from typing import Any, BinaryIO, cast
 
 from thinwire.ops.run.lock import DirectoryLock
@@ -107,12 +108,20 @@ def clear(run_dir: pathlib.Path) -> None:
 class LogFile(logging.FileHandler):
     """A log that loses records where its disk takes none, and writes again when it does.
 
-    The first record that is lost is reported on stderr. Where records are missing, the log has a
-    line with their number.
+    The first record that is lost is reported. Where records are missing, the log has a line with
+    their number.
+
+    Args:
+        path: The file.
+        report: Writes the sentence that reports it; the default writes to stderr.
     """
 
-    _num_missing = 0
-    _was_reported = False
+    def __init__(
+        self, path: str | pathlib.Path, report: Callable[[str], object] | None = None
+    ) -> None:
+        self._report = report or (lambda text: sys.stderr.write(f"{text}\n"))
+        self._num_missing, self._was_reported = 0, False
+        super().__init__(path)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record, after a line with the number of those that are missing before it."""
@@ -145,4 +154,4 @@ class LogFile(logging.FileHandler):
             self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
             with contextlib.suppress(OSError):  # stderr may be gone, too
-                sys.stderr.write(f"{text}. Records are missing there; this node continues.\n")
+                self._report(f"{text}. Records are missing there; this node continues.")

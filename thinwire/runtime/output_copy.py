@@ -167,7 +167,8 @@ class LineBacklog:
             found += entry.data if found else entry.data[self._offset :]
             if len(found) >= _CHUNK_BYTES:
                 break
-        return bytes(found[:_CHUNK_BYTES])
+        end = found.rfind(b"\n", 0, _CHUNK_BYTES) + 1  # others may write there between two writes
+        return bytes(found[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
         """Remove bytes that were written; 0: the place took none, and raised no error."""

@@ -58,6 +58,20 @@ def test_lines_are_written_in_their_order_and_in_any_pieces():
     assert backlog.state is BacklogState.WRITING and not backlog.losses and backlog.is_empty
 
 
+def test_lines_are_written_whole_unless_they_are_long():
+    backlog = LineBacklog()
+    for _ in range(100):
+        offer(backlog, LINE, "worker 1")
+    assert backlog.take() == 40 * LINE
+    backlog.wrote(150, 0.0)
+    assert backlog.take() == LINE[50:] + 40 * LINE
+    backlog.failed("Broken pipe")
+    offer(backlog, b"y" * 5000 + b"\n", "worker 1")
+    assert b"y" not in backlog.take() and len(backlog.take()) < 200, "the line that shows the gap"
+    backlog.wrote(len(backlog.take()), 0.0)
+    assert backlog.take() == b"y" * 4096
+
+
 def test_a_write_that_fails_loses_the_backlog_and_the_next_one_tells_how_much():
     backlog = LineBacklog()
     offer(backlog, b"first\n", "worker 1", 0.0)
