@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -22,10 +24,12 @@ from absl import logging
 from thinwire.ops.run.directory import launched_with
 from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER
 from thinwire.ops.run.settings import Run
+from thinwire.runtime.output_copy import OutputFile
 from thinwire.supervisor import flags as supervisor_flags
 
 #: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
 SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
+_END_SECONDS = 5.0
 _KILL = b"K"  # as the watchdog understands it
 _MOST_OUTPUT_BYTES = 1 << 16
 #: Before each new start of one that was killed; there are no more than these.
@@ -45,6 +49,9 @@ class ScriptEvaluator:
         self._run, self._clock = run, clock
         self._output = run.run_dir / "logs" / "evaluator.out"
         self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._copy: OutputFile | None = None
+        self._last_output = b""
         self.has_failed = False
         self._num_restarts = 0
         self._restart_at: float | None = None  # by the clock; None: it was not killed
@@ -93,16 +100,22 @@ class ScriptEvaluator:
         watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "10", "quiet"]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
-        with open(self._output, "ab" if self._num_restarts else "wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, *watchdog, *script],
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is the Supervisor's affair
-                cwd=self._folder if os.path.isdir(self._folder) else None,
-                env=environment,
-            )
+        self._copy = OutputFile(self._output, append=bool(self._num_restarts))
+        process = subprocess.Popen(
+            [sys.executable, *watchdog, *script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a terminal's Ctrl-C is the Supervisor's affair
+            cwd=self._folder if os.path.isdir(self._folder) else None,
+            env=environment,
+        )
+        self._process = process
+        # The script does not write the file itself: its `print` would raise on a full disk.
+        self._reader = threading.Thread(
+            target=self._follow, args=(process, self._copy), name="evaluator-output", daemon=True
+        )
+        self._reader.start()
         logging.info("started the evaluator; its output: %s", self._output)
 
     def tend(self) -> str:
@@ -136,24 +149,41 @@ class ScriptEvaluator:
     def end(self) -> None:
         """End it immediately."""
         process = self._process
-        if process is None or process.stdin is None:
+        if process is None or process.stdin is None or process.stdin.closed:
             return
         with contextlib.suppress(OSError):
             os.write(process.stdin.fileno(), _KILL)
         process.stdin.close()
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + _END_SECONDS
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.02)
         if process.poll() is None:
             process.kill()
         process.wait()
+        self._end_output()
+
+    def _follow(self, process: subprocess.Popen[bytes], copy: OutputFile) -> None:
+        """Copy what the evaluator writes into its file, and keep the last of it for errors."""
+        with process.stdout or io.BytesIO() as stream:
+            while output := os.read(stream.fileno(), _MOST_OUTPUT_BYTES):
+                self._last_output = (self._last_output + output)[-_MOST_OUTPUT_BYTES:]
+                copy.put(output, "evaluator")
+
+    def _end_output(self) -> None:
+        """Wait for the last of the output of an evaluator that has ended; log what was lost."""
+        copy, reader = self._copy, self._reader
+        if copy is None or reader is None:
+            return
+        reader.join(_END_SECONDS)  # a process that the script has left behind may hold the pipe
+        copy.close()
+        if report := copy.report():
+            logging.warning("lost output: %s", report)
+        self._copy = self._reader = None
 
     def _last_line(self) -> str:
         """Return the last line of its output: of a traceback, the exception."""
-        with open(self._output, "rb") as output:
-            size = output.seek(0, os.SEEK_END)
-            output.seek(max(0, size - _MOST_OUTPUT_BYTES))
-            text = output.read().decode(errors="replace")
+        self._end_output()
+        text = self._last_output.decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it has written nothing"
 

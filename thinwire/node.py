@@ -286,7 +286,7 @@ def _keep_log(run: Run) -> None:
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = LogFile(folder / f"{name}.log")
+        handler = LogFile(folder / f"{name}.log", _write_to_log_stream)
         (run.run_dir / f"flags-{name}.txt").write_text(FLAGS.flags_into_string())
     except OSError as error:
         raise ConfigurationError(
@@ -294,6 +294,13 @@ def _keep_log(run: Run) -> None:
         ) from error
     handler.setFormatter(_log_layout())
     standard_logging.getLogger().addHandler(handler)
+
+
+def _write_to_log_stream(text: str) -> None:
+    """Write where log lines go: in a launcher, to its copy of stderr, which never blocks."""
+    stream = logging.get_absl_handler().python_handler.stream
+    stream.write(f"{text}\n")
+    stream.flush()
 
 
 def define_flags() -> None:

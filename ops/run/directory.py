@@ -5,12 +5,15 @@ A node's log on disk; a full disk must not fill the screen.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
 import pathlib
 import shutil
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, BinaryIO, cast
 
 from thinwire.ops.run.lock import DirectoryLock
 
@@ -103,16 +106,52 @@ def clear(run_dir: pathlib.Path) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """A log that reports once that it cannot write, and goes on trying."""
+    """A log that loses records where its disk takes none, and writes again when it does.
 
-    _failed = False
+    The first record that is lost is reported. Where records are missing, the log has a line with
+    their number.
+
+    Args:
+        path: The file.
+        report: Writes the sentence that reports it; the default writes to stderr.
+    """
+
+    def __init__(
+        self, path: str | pathlib.Path, report: Callable[[str], object] | None = None
+    ) -> None:
+        self._report = report or (lambda text: sys.stderr.write(f"{text}\n"))
+        self._num_missing, self._was_reported = 0, False
+        super().__init__(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, after a line with the number of those that are missing before it."""
+        before = self._num_missing
+        if before and self.stream is not None:
+            try:
+                self.stream.write(f"[thinwire: {before} records are missing here]\n")
+                self.flush()
+            except OSError:
+                self._num_missing += 1
+                return
+            self._num_missing = 0
+        super().emit(record)
+
+    def _open(self) -> io.TextIOWrapper:
+        """Open the file without a buffer: a buffer would keep, and repeat, what failed."""
+        binary = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 - until it is closed
+        return io.TextIOWrapper(
+            cast(BinaryIO, binary), self.encoding or "utf-8", "backslashreplace", write_through=True
+        )
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """Report the first record that could not be written."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)
-        elif not self._failed:
-            self._failed = True
+            return
+        self._num_missing += 1
+        if not self._was_reported:
+            self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
-            sys.stderr.write(f"{text}. Records are missing there; this node goes on.\n")
+            with contextlib.suppress(OSError):  # stderr may be gone, too
+                self._report(f"{text}. Records are missing there; this node continues.")

@@ -1,4 +1,4 @@
-"""Libraries that look at the environment, or write to stderr, while they are imported."""
+"""What a process does to its environment and standard streams, for libraries and at its end."""
 
 from __future__ import annotations
 

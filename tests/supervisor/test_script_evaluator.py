@@ -35,11 +35,11 @@ def evaluator(tmp_path, monkeypatch):
     (run.run_dir / LAUNCH_FILE).write_text(json.dumps(found))
     clock = Clock()
     made = ScriptEvaluator(run, clock)
-    made.clock = clock
+    made.clock, made.line = clock, "exec cat"
     popen = script_evaluator.subprocess.Popen
 
     def start(command, **options):
-        return popen(["/bin/sh", "-c", "exec cat"], **options)
+        return popen(["/bin/sh", "-c", made.line], **options)
 
     monkeypatch.setattr(script_evaluator.subprocess, "Popen", start)
     made.start()
@@ -85,3 +85,20 @@ def test_one_that_fails_by_itself_is_not_started_again(evaluator, monkeypatch):
     monkeypatch.setattr(type(evaluator._process), "poll", lambda process: 1)
     assert "exit code 1: " in evaluator.tend()
     assert evaluator.tend() == "" and not evaluator.is_running and evaluator.why_not
+
+
+def test_a_full_disk_does_not_end_the_evaluator(evaluator, monkeypatch):
+    evaluator.end()
+    evaluator._output.unlink()
+    evaluator._output.symlink_to("/dev/full")
+    count = "i=0; while [ $i -lt 2000 ]; do echo line $i || exit 9; i=$((i+1)); done; exit 7"
+    evaluator.line = count
+    evaluator.start()
+    assert evaluator._process.wait(60) == 7
+    logged = []
+    monkeypatch.setattr(
+        script_evaluator.logging, "warning", lambda text, *words: logged.append(text % words)
+    )
+    assert evaluator.tend() == "the evaluator has ended with exit code 7: line 1999"
+    evaluator.end()
+    assert len(logged) == 1 and "2,000 lines" in logged[0] and "No space left" in logged[0]

@@ -22,6 +22,7 @@ import cloudpickle
 
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
+from thinwire.launcher.output import Screen, report_losses
 from thinwire.ops.run.script_settings import SETTINGS_VARIABLE
 from thinwire.ops.run.settings import EXIT_DONE
 from thinwire.ops.types import ConfigurationError
@@ -58,11 +59,13 @@ class FunctionRun:
         summary: summary.json, as far as there is one.
         value: What the function returned on worker 1; None where that could not be pickled, or
             where the worker ran on a host with another disk.
+        lost_output: How many lines the caller's stdout and stderr lack, and why; empty if none.
     """
 
     run_dir: pathlib.Path
     summary: Mapping[str, Any]
     value: Any
+    lost_output: str = ""
 
 
 def run(
@@ -94,7 +97,8 @@ def run(
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
     words = [_word(key, value) for key, value in settings.items() if value is not None]
     command = [sys.executable, *program.RUN, "run", *words, str(script)]
-    output = _RepeatedLines()
+    # A line of the caller's log could wait for the same reader as the output: the end reports.
+    output = _RepeatedLines(Screen(on_first_loss=lambda _: None))
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
     )
@@ -105,9 +109,10 @@ def run(
         if process.poll() is None:
             process.kill()
             process.wait()
+        lost_output = output.close()
     if code != EXIT_DONE:
         raise RunFailed(code, run_dir, output.last_error)
-    return FunctionRun(run_dir, _summary(run_dir), _result(run_dir / _FOLDER))
+    return FunctionRun(run_dir, _summary(run_dir), _result(run_dir / _FOLDER), lost_output)
 
 
 def call(folder: pathlib.Path) -> None:
@@ -179,7 +184,7 @@ def _result(folder: pathlib.Path) -> Any:
 
 
 class _RepeatedLines:
-    """Repeats lines on the present stdout and stderr, which a notebook has replaced.
+    """Repeats lines on the caller's stdout and stderr, which a notebook has replaced.
 
     Attributes:
         last_error: The last line of stderr; a worker's, if one has written any.
@@ -187,11 +192,19 @@ class _RepeatedLines:
 
     last_error = ""
 
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
-        stream = sys.stderr if is_error else sys.stdout
         by_worker, before = "[worker " in line, "[worker " in self.last_error
         if is_error and line.strip() and by_worker >= before:
             self.last_error = line
-        stream.write(f"{line}\n")
-        stream.flush()
+        self._screen.write(line, is_error, "the run")
+
+    def close(self) -> str:
+        """Finish the output; return what is missing, which is logged if stderr is read."""
+        self._screen.close()
+        if self._screen.is_error_stalled:
+            return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))
+        return "; ".join(report_losses(self._screen.copies))

@@ -24,7 +24,7 @@ from typing import IO
 from absl import flags
 
 from thinwire.launcher import watchdog
-from thinwire.launcher.output import READ_BYTES, each_line
+from thinwire.launcher.output import READ_BYTES, follow
 from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
 from thinwire.launcher.role import LineSink, Node, environment, threads_of
 from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
@@ -201,12 +201,16 @@ class SupervisedProcess:
         """Pass on what the command writes, line by line."""
         if stream is None or self._output is None:
             return
-        for line in each_line(functools.partial(os.read, stream.fileno(), READ_BYTES)):
+        take = self._output.on_line
+
+        def on_line(line: str) -> None:
             if line == watchdog.STARTED:
                 self._was_started.set()
-                continue
+                return
             self._lines.append(line)
-            self._output.on_line(line, is_error)
+            take(line, is_error)
+
+        follow(functools.partial(os.read, stream.fileno(), READ_BYTES), on_line)
 
 
 class LocalLauncher:

@@ -1,7 +1,13 @@
-"""What nodes write, line by line: named, coloured, in files, and beside one line of progress."""
+"""Nodes' output, line by line: with names and colours, in files, and above a line of progress.
+
+Nothing here raises an error or waits for ever because a terminal, a pipe or a disk takes no output:
+the threads that read the nodes' pipes would stop, and the nodes with them. All output leaves
+through `thinwire.runtime.output_copy`, which counts what is lost.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -10,14 +16,18 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TextIO
 
+from absl import logging
+
 from thinwire.launcher.failures import COMPLETED, Failure
+from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
 #: Bytes that are read of a node's output together.
 READ_BYTES = 65_536
 _LONGEST_LINE = 1 << 20
+_USUAL_COLUMNS = 80  # of a terminal that reports no width
 _PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
@@ -48,76 +58,134 @@ def _last_state(line: bytes) -> str:
     return next((each for each in reversed(text.split("\r")) if each), "")
 
 
-class NamedLines:
-    """Repeats a node's lines on stderr with its name before them."""
+def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
+    """Pass a node's lines on until its output ends, even if some of them cannot be passed on.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    A node whose pipe nobody reads waits in `print` for ever, while its heartbeat continues.
 
-    def on_line(self, line: str, is_error: bool) -> None:
-        """Repeat one line."""
-        del is_error
-        sys.stderr.write(f"[{self._name}] {line}\n")
-        sys.stderr.flush()
+    Args:
+        read: As for `each_line`.
+        on_line: Called with each line.
+    """
+    num_failures = 0
+    for line in each_line(read):
+        try:
+            on_line(line)
+        except Exception:  # noqa: BLE001 - whatever it is, the node must not wait
+            num_failures += 1
+            if num_failures == 1:
+                logging.exception("a line of a node's output was lost; reading continues")
+    if num_failures:
+        logging.error("%d lines of a node's output were lost because of errors", num_failures)
 
 
 class Screen:
     """The launcher's stdout and stderr, shared by all nodes, with one line of progress below.
 
+    Streams that lead to the same place share a copy, so their lines keep their order.
+
     Args:
         out: Replaces stdout, for tests.
         error: Replaces stderr, for tests.
+        on_first_loss: Called with a sentence as soon as one of them is known to lack lines.
     """
 
-    def __init__(self, out: TextIO | None = None, error: TextIO | None = None) -> None:
-        self._out, self._error = out or sys.stdout, error or sys.stderr
-        self._lock = threading.Lock()
-        self.is_terminal = self._out.isatty()
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        error: TextIO | None = None,
+        on_first_loss: Callable[[str], None] = logging.warning,
+    ) -> None:
+        out, error = out or sys.stdout, error or sys.stderr
+        is_shared = same_place(out, error)
+        name = "stdout and stderr" if is_shared else "stdout"
+        self._out = OutputCopy(name, sink_of(out), on_first_loss=on_first_loss)
+        self._error = self._out
+        if not is_shared:
+            self._error = OutputCopy("stderr", sink_of(error), on_first_loss=on_first_loss)
+        self._out_stream = out
+        # Reentrant: a handler of signals logs a line while the main thread is in `write`.
+        self._lock = threading.RLock()
+        self.is_terminal, self._is_error_terminal = _is_terminal(out), _is_terminal(error)
         self._progress = ""
 
-    def write(self, line: str, is_error: bool = False) -> None:
-        """Write a line above the progress."""
-        stream = self._error if is_error else self._out
-        if not stream.isatty():
-            line = _ESCAPES.sub("", line)
-        with self._lock:
-            self._erase()
-            stream.write(f"{line}\n")
-            stream.flush()
-            self._draw()
+    @property
+    def copies(self) -> tuple[OutputCopy, ...]:
+        """The copies of stdout and stderr."""
+        return (self._out,) if self._error is self._out else (self._out, self._error)
 
-    def show(self, progress: str) -> None:
+    @property
+    def is_error_stalled(self) -> bool:
+        """Whether a write to stderr would wait, perhaps for ever."""
+        return self._error.is_stalled
+
+    def write(self, line: str, is_error: bool = False, source: str = "thinwire") -> None:
+        """Write a line above the progress.
+
+        Args:
+            line: Without its end.
+            is_error: Whether it goes to stderr.
+            source: Whose line it is, for the count of lost lines.
+        """
+        if not (self._is_error_terminal if is_error else self.is_terminal):
+            line = _ESCAPES.sub("", line)
+        copy = self._error if is_error else self._out
+        with self._lock:
+            if copy is self._out:
+                copy.put(f"{self._erasure()}{line}\n{self._drawing()}", source)
+            else:
+                copy.put(f"{line}\n", source)
+
+    def show(self, progress: str, source: str = "thinwire") -> None:
         """Replace the line of progress; on what is no terminal, write it."""
         if not self.is_terminal:
-            self.write(progress)
+            self.write(progress, source=source)
             return
         with self._lock:
-            self._erase()
-            self._progress = progress
-            self._draw()
+            erasure, self._progress = self._erasure(), progress
+            self._out.put(erasure + self._drawing(), "")
 
     def error_stream(self) -> TextIO:
         """Return a stream of whole lines that writes them like `write`, to stderr."""
         return _ScreenStream(self)
 
     def close(self) -> None:
-        """Leave the line of progress standing."""
+        """Leave the line of progress standing, and end the copies, stderr last."""
+        self.close_out()
+        self._error.close()
+
+    def close_out(self) -> None:
+        """Leave the line of progress standing, and end the copy of stdout unless it is stderr's."""
+        self.end_progress()
+        if self._out is not self._error:
+            self._out.close()
+
+    def end_progress(self) -> None:
+        """Leave the line of progress standing above the lines that follow."""
         with self._lock:
             if self._progress:
-                self._out.write("\n")
-                self._out.flush()
+                self._out.put("\n", "")
             self._progress = ""
 
-    def _erase(self) -> None:
-        if self._progress:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+    def _erasure(self) -> str:
+        return "\r\x1b[K" if self._progress else ""
 
-    def _draw(self) -> None:
-        if self._progress:
-            width = max(20, os.get_terminal_size(self._out.fileno()).columns - 1)
-            self._out.write(self._progress[:width])
-            self._out.flush()
+    def _drawing(self) -> str:
+        if not self._progress:
+            return ""
+        try:
+            columns = os.get_terminal_size(self._out_stream.fileno()).columns
+        except (OSError, ValueError):  # the terminal is gone
+            columns = _USUAL_COLUMNS
+        return self._progress[: max(20, columns - 1)]
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal; None and closed ones are none."""
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):
+        return False
 
 
 class _ScreenStream(io.StringIO):
@@ -132,6 +200,61 @@ class _ScreenStream(io.StringIO):
         for line in text.splitlines():
             self._screen.write(line, is_error=True)
         return len(text)
+
+
+@contextlib.contextmanager
+def shown_log(
+    screen: Screen, files: Callable[[], Sequence[OutputCopy]] = lambda: ()
+) -> Iterator[None]:
+    """Write this process's log to a screen; at the end, close all copies and log what they lack.
+
+    The last lines go to stderr, and to the log in the run directory, whichever can be written.
+
+    Args:
+        screen: Of the launcher.
+        files: Returns the copies in files, at the end.
+    """
+    handler = logging.get_absl_handler().python_handler
+    before = handler.stream
+    handler.setStream(screen.error_stream())
+    try:
+        yield
+    finally:
+        others = list(files())
+        for copy in others:
+            copy.close()
+        screen.close_out()
+        logged = report_losses([*others, *screen.copies])
+        screen.close()
+        # A stderr that is not read is left out from here on: its log handler would wait for ever.
+        if not screen.is_error_stalled:
+            handler.setStream(before)
+        report_losses(screen.copies, logged)  # what was lost while they were closed
+
+
+def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) -> list[str]:
+    """Log what copies lack, without reports that were logged before; return the new ones."""
+    reports = [report for copy in copies if (report := copy.report()) and report not in logged]
+    for report in reports:
+        logging.warning("lost output: %s", report)
+    return reports
+
+
+class NamedLines:
+    """Repeats a node's lines on stderr with its name before them.
+
+    Args:
+        name: Of the node.
+        screen: Of the launcher.
+    """
+
+    def __init__(self, name: str, screen: Screen) -> None:
+        self._name, self._screen = name, screen
+
+    def on_line(self, line: str, is_error: bool) -> None:
+        """Repeat one line."""
+        del is_error
+        self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 
 class NodeOutput:
@@ -151,7 +274,7 @@ class NodeOutput:
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
         if not self._is_over():
-            self._screen.write(f"[{self._name}] {line}", is_error)
+            self._screen.write(f"[{self._name}] {line}", is_error, self._name)
 
 
 class SupervisorOutput(NodeOutput):
@@ -173,7 +296,7 @@ class SupervisorOutput(NodeOutput):
             super().on_line(line, is_error)
         elif self._screen.is_terminal or self._clock() - self._shown_at >= _PLAIN_LINE_SECONDS:
             self._shown_at = self._clock()
-            self._screen.show(line)
+            self._screen.show(line, self._name)
 
 
 class WorkerOutput:
@@ -181,6 +304,7 @@ class WorkerOutput:
 
     Attributes:
         is_complete: Whether the worker's script has come to its end.
+        file: The copy in the file.
 
     Args:
         worker: Its id.
@@ -198,13 +322,11 @@ class WorkerOutput:
     ) -> None:
         self._worker, self._screen, self._on_failure = worker, screen, on_failure
         self.is_complete = False
+        self._source = f"worker {worker}"
         self._name = f"[worker {worker}]"
         if screen.is_terminal:
             self._name = f"\x1b[{_COLOURS[(worker - 1) % len(_COLOURS)]}m{self._name}\x1b[0m"
-        self._path = path
-        # Unbuffered, so that closing it writes nothing, which a full disk would refuse again.
-        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - until `close`
-        self._lock = threading.Lock()
+        self.file = OutputFile(path)
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line, or pass a failure on."""
@@ -214,7 +336,7 @@ class WorkerOutput:
         line, failure = Failure.read(line) if is_error else (line, None)
         if line or failure is None:
             self._keep(_ESCAPES.sub("", line))
-            self._screen.write(f"{self._name} {line}", is_error)
+            self._screen.write(f"{self._name} {line}", is_error, self._source)
         if failure is not None:
             self._keep(failure.text)
             self._on_failure(self._worker, failure)
@@ -222,23 +344,7 @@ class WorkerOutput:
     def show(self, text: str) -> None:
         """Show some lines that are not the worker's own."""
         for line in text.splitlines():
-            self._screen.write(f"{self._name} {line}", is_error=True)
-
-    def close(self) -> None:
-        """Finish the file; later lines are not kept."""
-        with self._lock:
-            self._file.close()
+            self._screen.write(f"{self._name} {line}", is_error=True, source=self._source)
 
     def _keep(self, text: str) -> None:
-        with self._lock:
-            if self._file.closed:
-                return
-            try:
-                self._file.write(f"{text}\n".encode(errors="replace"))
-            except OSError as error:  # the worker goes on, and stands still if nobody reads it
-                self._file.close()
-                self._screen.write(
-                    f"cannot write {self._path}: {error.strerror or error}. Further lines of this "
-                    "worker are missing there.",
-                    is_error=True,
-                )
+        self.file.put(f"{text}\n", self._source)

@@ -40,7 +40,7 @@ from thinwire.launcher.local import (
     start_here,
     watchdog_command,
 )
-from thinwire.launcher.output import READ_BYTES, NamedLines, each_line
+from thinwire.launcher.output import READ_BYTES, NamedLines, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
 from thinwire.launcher.role import LineSink, Node, threads_of
 from thinwire.launcher.ssh import copied_code
@@ -131,8 +131,10 @@ class RayProcess:
 
     def _follow(self, is_error: bool) -> None:
         """Pass on what the node writes, line by line."""
-        for line in each_line(lambda: self._read(is_error)):
-            self._output.on_line(line, is_error)
+        follow(
+            lambda: self._read(is_error),
+            lambda line: self._output.on_line(line, is_error),
+        )
 
     def _read(self, is_error: bool) -> bytes:
         """Return the next bytes of the node's output; none: its end, or that of its actor."""
@@ -221,6 +223,7 @@ class RayLauncher:
             **{("PS", shard): requested("PS") for shard in range(run.nb_ps)},
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
+        self._screen = Screen()  # of nodes whose output nobody else takes
         self._code = copied_code("", script)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
@@ -317,7 +320,7 @@ class RayLauncher:
             self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
             return self._supervisor
         place = node.role, node.number
-        output = node.output or NamedLines(node.name)
+        output = node.output or NamedLines(node.name, self._screen)
         process = RayProcess(
             self._ray, self._actors[place], lambda found: self._arrange(node, found), output
         )
@@ -380,9 +383,11 @@ class RayLauncher:
         """Do nothing: Ray ends the actors of a launcher that has died."""
 
     def close(self) -> None:
-        """Leave Ray, which ends the actors."""
+        """Leave Ray, which ends the actors, and finish the nodes' output."""
         self._ray.shutdown()
         self._folder.cleanup()
+        self._screen.close()
+        report_losses(self._screen.copies)
 
     def _get(self, pending: Any, seconds: float) -> Any:
         try:

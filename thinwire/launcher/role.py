@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from absl import flags, logging
 
 from thinwire.flags import launch, observability, security
+from thinwire.launcher.output import Screen, shown_log
 from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.persistence.places import CHECKPOINTS, REPORTS, check_place
 from thinwire.ops.run.finished import finished_summary
@@ -275,7 +276,8 @@ def main(run: Run) -> int:
         return EXIT_DONE
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:
-        return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
+        with shown_log(Screen()):
+            return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
     finally:
         launcher.close()
 

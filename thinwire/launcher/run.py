@@ -7,7 +7,6 @@ repeated with their names, a failure is shown once, and one that fails ends the 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib
 import itertools
@@ -15,7 +14,7 @@ import json
 import pathlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from absl import flags, logging
 
@@ -24,7 +23,13 @@ from thinwire.flags import script as script_flags
 from thinwire.launcher import dry_run, launch_document
 from thinwire.launcher.failures import Failure
 from thinwire.launcher.hosts import place
-from thinwire.launcher.output import NodeOutput, Screen, SupervisorOutput, WorkerOutput
+from thinwire.launcher.output import (
+    NodeOutput,
+    Screen,
+    SupervisorOutput,
+    WorkerOutput,
+    shown_log,
+)
 from thinwire.launcher.role import (
     LAUNCHERS,
     Cluster,
@@ -204,27 +209,14 @@ class _ScriptRun:
 
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
-        with self._shown():
+        with shown_log(self._screen, lambda: [each.file for each in self._workers.values()]):
             code = self._cluster.run()
             self._end_others()
-        if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
-            code = next(iter(self._failures.values())).code  # of what happened first
-        self._report(code)
+            self._screen.end_progress()
+            if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                code = next(iter(self._failures.values())).code  # of what happened first
+            self._report(code)
         return code
-
-    @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
-        """Write this process' log above the progress, too."""
-        handler = logging.get_absl_handler().python_handler
-        before = handler.stream
-        handler.setStream(self._screen.error_stream())
-        try:
-            yield
-        finally:
-            handler.setStream(before)
-            self._screen.close()
-            for output in self._workers.values():
-                output.close()
 
     def _node(self, node: Node) -> Node:
         """Return a cluster's node with what takes its output."""

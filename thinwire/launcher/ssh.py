@@ -29,7 +29,7 @@ from thinwire.flags import launch, security
 from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
-from thinwire.launcher.output import NamedLines
+from thinwire.launcher.output import NamedLines, Screen, report_losses
 from thinwire.launcher.role import Node, threads_of
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
@@ -382,6 +382,7 @@ class SshLauncher:
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
+        self._screen = Screen()  # of nodes whose output nobody else takes
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
         self._code = code_deployment(script)
@@ -419,7 +420,7 @@ class SshLauncher:
         for earlier, process in self._started:  # sshd drops connections that come all together
             if earlier == host:
                 _demand_start(earlier, process)
-        output = node.output or NamedLines(f"{node.name}@{host}")
+        output = node.output or NamedLines(f"{node.name}@{host}", self._screen)
         process = SupervisedProcess(self._ssh.command(host, self._line(node, host)), output)
         self._started.append((host, process))
         return process
@@ -437,7 +438,9 @@ class SshLauncher:
             self._supervisor.beat()
 
     def close(self) -> None:
-        """Do nothing: the copied code stays for the next time."""
+        """Finish the nodes' output. The copied code stays for the next time."""
+        self._screen.close()
+        report_losses(self._screen.copies)
 
     # -- where ------------------------------------------------------------------------------
 
