@@ -39,8 +39,11 @@ _READ_BYTES = 16 << 10
 class Failure(enum.Enum):
     """Why a client has no bulk connection."""
 
-    #: No TCP connection: the port is dropped or refused on its way. Another attempt fails as well.
+    #: The port is refused, or has no route. Another attempt fails as well.
     UNREACHABLE = "unreachable"
+    #: Nothing answers a TCP connection: a firewall drops it, or a flood has filled the shard's
+    #: queue, which no client can tell apart. Another attempt shows.
+    SILENT = "silent"
     #: The shard, or a machine on the way, closed the connection or left it unanswered, as a shard
     #: does that is crowded. Another attempt may succeed.
     TURNED_AWAY = "turned away"
@@ -258,7 +261,7 @@ def connect(
         connected = _dial(addresses, left)
     except TimeoutError as error:
         text = f"nothing answers there within {seconds:.3g} s"
-        raise NoBulkConnection(Failure.UNREACHABLE, text) from error
+        raise NoBulkConnection(Failure.SILENT, text) from error
     except (OSError, OverflowError) as error:  # the latter: a port that no machine has
         raise NoBulkConnection(Failure.UNREACHABLE, str(error)) from error
     try:

@@ -6,7 +6,9 @@ requests do not wait. So a firewall that drops the port costs the run nothing bu
     DIALLING --connected----> MOVED      Switch is the last message over gRPC.
     DIALLING --turned away--> WAITING    A shard that is crowded: another attempt, a little later.
     WAITING  --due----------> DIALLING
-    DIALLING --unreachable--> STAYING    Remembered for the life of this process.
+    DIALLING --silent-------> WAITING    A firewall or a flood: a second attempt shows which one.
+    DIALLING --unreachable--> STAYING    Remembered for the life of this process; also the second
+                                         silence, be it on this stream or on a later one.
     DIALLING --distrusted---> STAYING    The same.
     DIALLING --spent--------> STAYING    The last attempt; the next stream begins with a new offer.
     any      --ended--------> ENDED      The stream has ended.
@@ -23,6 +25,7 @@ client until the client's Switch comes, if it ever does.
 
 from __future__ import annotations
 
+import collections
 import enum
 import threading
 from collections.abc import Callable
@@ -42,6 +45,10 @@ _LONGEST_ATTEMPT_SECONDS = 2.0
 #: Attempts of one stream, and the pauses between them: 150 s in all.
 MOST_ATTEMPTS = 12
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 30.0
+#: From a silence to the second attempt, at least.
+_SILENCE_SECONDS = 1.0
+#: How many attempts on a port meet silence before it counts as dropped, in the life of a process.
+_SILENCES = 2
 #: How long a shard's offer stands: all attempts of a client fit in.
 OFFER_SECONDS = 180.0
 #: How soon a stream ends after a shard has died, whose ports are then unreachable for another
@@ -78,6 +85,7 @@ class SwitchEvent(enum.Enum):
 
     CONNECTED = "connected"
     TURNED_AWAY = "turned away"
+    SILENT = "silent for the first time"
     UNREACHABLE = "unreachable"
     DISTRUSTED = "distrusted"
     SPENT = "turned away for the last time"
@@ -89,6 +97,7 @@ _State, _Event = SwitchState, SwitchEvent
 SWITCH_TRANSITIONS: dict[tuple[SwitchState, SwitchEvent], SwitchState] = {
     (_State.DIALLING, _Event.CONNECTED): _State.MOVED,
     (_State.DIALLING, _Event.TURNED_AWAY): _State.WAITING,
+    (_State.DIALLING, _Event.SILENT): _State.WAITING,
     (_State.DIALLING, _Event.UNREACHABLE): _State.STAYING,
     (_State.DIALLING, _Event.DISTRUSTED): _State.STAYING,
     (_State.DIALLING, _Event.SPENT): _State.STAYING,
@@ -99,10 +108,15 @@ SWITCH_TRANSITIONS: dict[tuple[SwitchState, SwitchEvent], SwitchState] = {
     (_State.STAYING, _Event.ENDED): _State.ENDED,
 }
 _EVENT_OF = {
+    Failure.SILENT: _Event.SILENT,
     Failure.UNREACHABLE: _Event.UNREACHABLE,
     Failure.DISTRUSTED: _Event.DISTRUSTED,
     Failure.TURNED_AWAY: _Event.TURNED_AWAY,
 }
+
+
+#: Another attempt may succeed.
+_MAY_PASS = (Failure.TURNED_AWAY, Failure.SILENT)
 
 
 class ClientSwitch:
@@ -132,9 +146,12 @@ class ClientSwitch:
             draw: Uniform in [0, 1): clients that were turned away together do not return together.
         """
         self.attempt += 1
-        is_spent = failure is Failure.TURNED_AWAY and self.attempt == MOST_ATTEMPTS
+        is_spent = self.attempt == MOST_ATTEMPTS and failure in _MAY_PASS
         self.on(SwitchEvent.SPENT if is_spent else _EVENT_OF[failure])
-        return self._pauses.next_seconds(draw) if self.state is SwitchState.WAITING else None
+        if self.state is not SwitchState.WAITING:
+            return None
+        pause = self._pauses.next_seconds(draw)
+        return max(pause, _SILENCE_SECONDS) if failure is Failure.SILENT else pause
 
 
 class UnreachablePorts:
@@ -143,11 +160,23 @@ class UnreachablePorts:
     def __init__(self) -> None:
         self._avoided: set[str] = set()
         self._reported: set[str] = set()
+        self._num_silences: collections.Counter[str] = collections.Counter()
         self._lock = threading.Lock()
 
     def __contains__(self, address: str) -> bool:
         with self._lock:
             return address in self._avoided
+
+    def is_dropped(self, address: str) -> bool:
+        """Record that a shard's port was silent; return whether it has been so too often."""
+        with self._lock:
+            self._num_silences[address] += 1
+            return self._num_silences[address] >= _SILENCES
+
+    def clear(self, address: str) -> None:
+        """Record that a shard's port can be reached."""
+        with self._lock:
+            del self._num_silences[address]
 
     def avoid(self, address: str) -> None:
         """Accept no offer of this shard any more."""
@@ -200,7 +229,7 @@ def run_attempts(
     Returns:
         The state at the end.
     """
-    switch = ClientSwitch()
+    switch, is_reported = ClientSwitch(), False
     while switch.state is SwitchState.DIALLING:
         try:
             connection = dial(switch.attempt)
@@ -208,9 +237,13 @@ def run_attempts(
             if ended.is_set():
                 switch.on(SwitchEvent.ENDED)
                 break
-            pause = switch.fail(error.failure, draw())
+            failure = error.failure
+            if failure is Failure.SILENT and ports.is_dropped(address):
+                failure = Failure.UNREACHABLE
+            pause = switch.fail(failure, draw())
             if pause is not None:
-                if switch.attempt == 1:
+                if failure is Failure.TURNED_AWAY and not is_reported:
+                    is_reported = True
                     logging.info(
                         "%s: port %d turned this node away (%s); messages go over gRPC until "
                         "another attempt succeeds",
@@ -220,8 +253,9 @@ def run_attempts(
             elif ended.wait(_DEATH_SECONDS):
                 switch.on(SwitchEvent.ENDED)
             else:
-                _report(address, port, error, ports)
+                _report(address, port, failure, error, ports)
         else:
+            ports.clear(address)
             take(connection)
             switch.on(SwitchEvent.CONNECTED)
             if switch.attempt:
@@ -229,14 +263,16 @@ def run_attempts(
     return switch.state
 
 
-def _report(address: str, port: int, error: NoBulkConnection, ports: UnreachablePorts) -> None:
+def _report(
+    address: str, port: int, failure: Failure, error: NoBulkConnection, ports: UnreachablePorts
+) -> None:
     text = f"messages to {address} stay on gRPC: "
-    if error.failure is Failure.UNREACHABLE:
+    if failure is Failure.UNREACHABLE:
         ports.avoid(address)
         text += (
             f"TCP port {port} of that host cannot be reached ({error}). {_CONSEQUENCE} {_REMEDY}"
         )
-    elif error.failure is Failure.DISTRUSTED:
+    elif failure is Failure.DISTRUSTED:
         ports.avoid(address)
         text += (
             f"another program than the PS answers at port {port} of that host ({error}). "

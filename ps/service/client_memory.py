@@ -20,9 +20,9 @@ from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 
 #: Of a stream: one arrives, one waits for the reader, one is in its hands.
 _NUM_MESSAGES = 3
-#: Connections of a stream whose ends are proven: one to replace another. And the places where the
-#: bytes of one are while TLS turns them: what came, what goes, and OpenSSL's copy of each.
-_NUM_CONNECTIONS, _TLS_COPIES = 2, 4
+#: Where the bytes of a bulk connection are while TLS encrypts or decrypts them: what came, what
+#: goes, and OpenSSL's copy of each.
+_TLS_COPIES = 4
 _VALUE_BYTES = 4
 #: An entry of a decoded update: its position, int64, and its value.
 _ENTRY_BYTES = 12
@@ -49,9 +49,7 @@ def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[s
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
         "half a handshake of its bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it
-        "buffers of its bulk connection": (
-            _NUM_CONNECTIONS * (most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES)
-        ),
+        "buffers of its bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
         "a payload that is put together of them and decoded": (
             payload + update + _DECODING_BYTES * size
         ),

@@ -99,6 +99,31 @@ def test_a_port_that_cannot_be_used_is_remembered_and_reported_once(failure, cap
         assert part in line
 
 
+def test_the_second_silence_counts_as_a_firewall_and_is_reported_once(caplog):
+    ports = UnreachablePorts()
+    assert attempts([Failure.SILENT], ports=ports) == (SwitchState.STAYING, [0, 1], [])
+    assert ADDRESS in ports
+    (line,) = caplog.messages
+    assert f"TCP port {PORT} of that host cannot be reached (for a reason)" in line
+
+
+def test_silences_of_several_streams_are_counted_together():
+    """Else a client that comes back often would never have done."""
+    ports = UnreachablePorts()
+    assert attempts([Failure.SILENT], Ended(after=1), ports)[0] is SwitchState.ENDED
+    assert ADDRESS not in ports
+    assert attempts([Failure.SILENT], ports=ports) == (SwitchState.STAYING, [0], [])
+    assert ADDRESS in ports
+
+
+def test_a_silence_of_a_flood_is_forgotten_with_the_first_connection(caplog):
+    ports, ended = UnreachablePorts(), Ended()
+    for _ in range(3):
+        outcome = attempts([Failure.SILENT, "connection"], ended, ports)
+        assert outcome == (SwitchState.MOVED, [0, 1], ["connection"])
+    assert ADDRESS not in ports and not caplog.messages and min(ended.waits) >= 1.0
+
+
 def test_a_client_that_is_turned_away_tries_again_on_the_same_stream(caplog):
     ports, ended = UnreachablePorts(), Ended()
     away = Failure.TURNED_AWAY
