@@ -36,13 +36,13 @@ MOST_HANDSHAKE_BYTES = 128 << 10
 _READ_BYTES = 16 << 10
 
 
-class Failure(enum.Enum):
+class BulkFailure(enum.Enum):
     """Why a client has no bulk connection."""
 
     #: The port is refused, or has no route. Another attempt fails as well.
     UNREACHABLE = "unreachable"
     #: Nothing answers a TCP connection: a firewall drops it, or a flood has filled the shard's
-    #: queue, which no client can tell apart. Another attempt shows.
+    #: queue, which a client cannot distinguish. Another attempt shows which one.
     SILENT = "silent"
     #: The shard, or a machine on the way, closed the connection or left it unanswered, as a shard
     #: does that is crowded. Another attempt may succeed.
@@ -58,7 +58,7 @@ class NoBulkConnection(OSError):
         failure: In which manner.
     """
 
-    def __init__(self, failure: Failure, reason: str) -> None:
+    def __init__(self, failure: BulkFailure, reason: str) -> None:
         super().__init__(reason)
         self.failure = failure
 
@@ -256,24 +256,26 @@ def connect(
         addresses = socket.getaddrinfo(host, offered.port, type=socket.SOCK_STREAM)
         left()
     except OSError as error:  # names are known again later
-        raise NoBulkConnection(Failure.TURNED_AWAY, f"{host} is not resolved: {error}") from error
+        raise NoBulkConnection(
+            BulkFailure.TURNED_AWAY, f"{host} is not resolved: {error}"
+        ) from error
     try:
         connected = _dial(addresses, left)
     except TimeoutError as error:
         text = f"nothing answers there within {seconds:.3g} s"
-        raise NoBulkConnection(Failure.SILENT, text) from error
+        raise NoBulkConnection(BulkFailure.SILENT, text) from error
     except (OSError, OverflowError) as error:  # the latter: a port that no machine has
-        raise NoBulkConnection(Failure.UNREACHABLE, str(error)) from error
+        raise NoBulkConnection(BulkFailure.UNREACHABLE, str(error)) from error
     try:
         return _prove(connected, host, offered, credentials, server_name, dscp, attempt, left)
     except BaseException as error:
         connected.close()
         if isinstance(error, ssl.SSLCertVerificationError | ConnectionRefusedError):
-            raise NoBulkConnection(Failure.DISTRUSTED, str(error)) from error
+            raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         if isinstance(error, OSError):
-            raise NoBulkConnection(Failure.TURNED_AWAY, str(error)) from error
+            raise NoBulkConnection(BulkFailure.TURNED_AWAY, str(error)) from error
         if isinstance(error, ValueError):  # credentials that TLS cannot use
-            raise NoBulkConnection(Failure.DISTRUSTED, str(error)) from error
+            raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         raise
 
 

@@ -78,7 +78,7 @@ class Offeree(Protocol):
 
 
 @dataclasses.dataclass(eq=False)
-class _Offer:
+class _OpenOffer:
     """What one stream's client may connect with."""
 
     first_number: bytes
@@ -100,7 +100,7 @@ class _Half:
     socket: socket.socket
     deadline: float
     number: bytes = b""  # as much of it as has come
-    offer: _Offer | None = None  # that it has named
+    offer: _OpenOffer | None = None  # that it has named
     handshake: Handshake | None = None
     unsent: bytes = b""
 
@@ -125,8 +125,8 @@ class BulkListener:
         self._address, self._credentials, self._dscp = address, credentials, dscp
         self._clock = clock
         self._context: ssl.SSLContext | None = None
-        self._offers: dict[Offeree, _Offer] = {}
-        self._numbers: dict[bytes, tuple[_Offer, int]] = {}  # number -> its offer and attempt
+        self._offers: dict[Offeree, _OpenOffer] = {}
+        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> its offer and attempt
         self._lock = threading.Lock()  # over both tables
         self._listening: socket.socket | None = None
         self._port = 0
@@ -145,7 +145,7 @@ class BulkListener:
             self._remove(stream)
             if not self._offers:
                 self._listening.listen(_BACKLOG_OPEN)  # before the client knows of the port
-            offer = _Offer(number, key, stream, self._clock() + OFFER_SECONDS)
+            offer = _OpenOffer(number, key, stream, self._clock() + OFFER_SECONDS)
             self._offers[stream] = offer
             for attempt, each in enumerate(offer.numbers()):
                 self._numbers[each] = offer, attempt
@@ -200,7 +200,7 @@ class BulkListener:
         )
         self._thread.start()
 
-    def _remove(self, stream: Offeree) -> _Offer | None:
+    def _remove(self, stream: Offeree) -> _OpenOffer | None:
         """Forget a stream's offer; for the holder of the lock."""
         offer = self._offers.pop(stream, None)
         if offer is None:
@@ -363,7 +363,7 @@ class _Halves:
         for lost in self._strangers.take(half, address, now, MOST_STRANGERS):
             self.end(lost)
 
-    def name(self, half: _Half, offer: _Offer) -> None:
+    def name(self, half: _Half, offer: _OpenOffer) -> None:
         """Make a stranger the connection of an offer; end the one before."""
         self._strangers.leave(half)
         if offer.connection is not None:

@@ -34,11 +34,11 @@ from absl import logging
 
 from thinwire.ops.failure_detector import Backoff
 from thinwire.proto.bulk.connection import BulkConnection
-from thinwire.proto.bulk.handshake import Failure, NoBulkConnection
+from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 
 #: Of the lease, for one whole attempt. The stream works meanwhile, so this only bounds how long a
-#: port that drops everything goes unreported. A quarter still has room for four round trips and
-#: their loss where the lease itself is sensible, and ends before a lease can.
+#: port that drops everything goes unreported. An attempt takes four round trips, which a
+#: quarter of any lease that a link can keep has time for.
 SWITCH_PER_LEASE = 1 / 4
 #: With long leases; TCP sends a first packet that was lost again after 1 s.
 _LONGEST_ATTEMPT_SECONDS = 2.0
@@ -108,15 +108,15 @@ SWITCH_TRANSITIONS: dict[tuple[SwitchState, SwitchEvent], SwitchState] = {
     (_State.STAYING, _Event.ENDED): _State.ENDED,
 }
 _EVENT_OF = {
-    Failure.SILENT: _Event.SILENT,
-    Failure.UNREACHABLE: _Event.UNREACHABLE,
-    Failure.DISTRUSTED: _Event.DISTRUSTED,
-    Failure.TURNED_AWAY: _Event.TURNED_AWAY,
+    BulkFailure.SILENT: _Event.SILENT,
+    BulkFailure.UNREACHABLE: _Event.UNREACHABLE,
+    BulkFailure.DISTRUSTED: _Event.DISTRUSTED,
+    BulkFailure.TURNED_AWAY: _Event.TURNED_AWAY,
 }
 
 
 #: Another attempt may succeed.
-_MAY_PASS = (Failure.TURNED_AWAY, Failure.SILENT)
+_MAY_PASS = (BulkFailure.TURNED_AWAY, BulkFailure.SILENT)
 
 
 class ClientSwitch:
@@ -138,7 +138,7 @@ class ClientSwitch:
             raise RuntimeError(f"a stream's switch is {self.state.name} and met {event.name}")
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
-    def fail(self, failure: Failure, draw: float) -> float | None:
+    def fail(self, failure: BulkFailure, draw: float) -> float | None:
         """Record that the attempt has failed; return how long to pause, or None for no other one.
 
         Args:
@@ -151,7 +151,7 @@ class ClientSwitch:
         if self.state is not SwitchState.WAITING:
             return None
         pause = self._pauses.next_seconds(draw)
-        return max(pause, _SILENCE_SECONDS) if failure is Failure.SILENT else pause
+        return max(pause, _SILENCE_SECONDS) if failure is BulkFailure.SILENT else pause
 
 
 class UnreachablePorts:
@@ -238,11 +238,11 @@ def run_attempts(
                 switch.on(SwitchEvent.ENDED)
                 break
             failure = error.failure
-            if failure is Failure.SILENT and ports.is_dropped(address):
-                failure = Failure.UNREACHABLE
+            if failure is BulkFailure.SILENT and ports.is_dropped(address):
+                failure = BulkFailure.UNREACHABLE
             pause = switch.fail(failure, draw())
             if pause is not None:
-                if failure is Failure.TURNED_AWAY and not is_reported:
+                if failure is BulkFailure.TURNED_AWAY and not is_reported:
                     is_reported = True
                     logging.info(
                         "%s: port %d turned this node away (%s); messages go over gRPC until "
@@ -264,15 +264,15 @@ def run_attempts(
 
 
 def _report(
-    address: str, port: int, failure: Failure, error: NoBulkConnection, ports: UnreachablePorts
+    address: str, port: int, failure: BulkFailure, error: NoBulkConnection, ports: UnreachablePorts
 ) -> None:
     text = f"messages to {address} stay on gRPC: "
-    if failure is Failure.UNREACHABLE:
+    if failure is BulkFailure.UNREACHABLE:
         ports.avoid(address)
         text += (
             f"TCP port {port} of that host cannot be reached ({error}). {_CONSEQUENCE} {_REMEDY}"
         )
-    elif failure is Failure.DISTRUSTED:
+    elif failure is BulkFailure.DISTRUSTED:
         ports.avoid(address)
         text += (
             f"another program than the PS answers at port {port} of that host ({error}). "

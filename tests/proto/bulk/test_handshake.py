@@ -15,7 +15,7 @@ from thinwire.proto.bulk.handshake import (
     MOST_HANDSHAKE_BYTES,
     PROOF_BYTES,
     TRANSITIONS,
-    Failure,
+    BulkFailure,
     Handshake,
     HandshakeState,
     NoBulkConnection,
@@ -190,7 +190,7 @@ def test_bytes_that_trickle_do_not_move_a_clients_deadline(protected):
     clock = Clock(0.1)
     with trickling(data) as offered, pytest.raises(NoBulkConnection) as caught:
         connect("127.0.0.1", offered, credentials, None, None, 2.0, clock=clock)
-    assert caught.value.failure is Failure.TURNED_AWAY
+    assert caught.value.failure is BulkFailure.TURNED_AWAY
     assert 2.0 < clock.now < 2.3
 
 
@@ -212,5 +212,5 @@ def test_the_addresses_of_a_host_share_the_deadline(monkeypatch):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [away, here])
         with pytest.raises(NoBulkConnection) as caught:
             connect("both", offered, NO_CREDENTIALS, None, None, 2.0)
-    assert caught.value.failure is Failure.DISTRUSTED  # it got there
+    assert caught.value.failure is BulkFailure.DISTRUSTED  # it got there
     assert len(waited) == 1 and 0.9 < waited[0] <= 1.0

@@ -16,7 +16,7 @@ from thinwire.proto.bulk import listener as module
 from thinwire.proto.bulk.handshake import (
     NUMBER_BYTES,
     PROOF_BYTES,
-    Failure,
+    BulkFailure,
     NoBulkConnection,
     connect,
     number_of,
@@ -161,7 +161,7 @@ def test_a_true_number_with_a_false_proof_spends_one_attempt():
             assert is_closed(neighbor)
         with pytest.raises(NoBulkConnection) as caught:
             connect("127.0.0.1", offer, NO_CREDENTIALS, None, None, WAIT_SECONDS)
-        assert caught.value.failure is Failure.TURNED_AWAY
+        assert caught.value.failure is BulkFailure.TURNED_AWAY
         connect("127.0.0.1", offer, NO_CREDENTIALS, None, None, WAIT_SECONDS, 1)
         assert client.arrived.wait(WAIT_SECONDS)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.proto.bulk.handshake import Failure, NoBulkConnection
+from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 from thinwire.proto.bulk.switching import (
     MOST_ATTEMPTS,
     OFFER_SECONDS,
@@ -48,7 +48,7 @@ def test_pauses_grow_differ_and_fit_into_the_offer():
     pauses = {}
     for draw in (0.0, 0.999):
         switch, pauses[draw] = ClientSwitch(), []
-        while (pause := switch.fail(Failure.TURNED_AWAY, draw)) is not None:
+        while (pause := switch.fail(BulkFailure.TURNED_AWAY, draw)) is not None:
             pauses[draw].append(pause)
             switch.on(SwitchEvent.DUE)
         assert switch.state is SwitchState.STAYING and switch.attempt == MOST_ATTEMPTS
@@ -78,7 +78,7 @@ def attempts(outcomes, ended=None, ports=None):
     def dial(attempt):
         dialled.append(attempt)
         outcome = outcomes[min(attempt, len(outcomes) - 1)]
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, BulkFailure):
             raise NoBulkConnection(outcome, "for a reason")
         return outcome
 
@@ -87,7 +87,7 @@ def attempts(outcomes, ended=None, ports=None):
     return state, dialled, taken
 
 
-@pytest.mark.parametrize("failure", [Failure.UNREACHABLE, Failure.DISTRUSTED])
+@pytest.mark.parametrize("failure", [BulkFailure.UNREACHABLE, BulkFailure.DISTRUSTED])
 def test_a_port_that_cannot_be_used_is_remembered_and_reported_once(failure, caplog):
     ports = UnreachablePorts()
     for _ in range(3):
@@ -101,7 +101,7 @@ def test_a_port_that_cannot_be_used_is_remembered_and_reported_once(failure, cap
 
 def test_the_second_silence_counts_as_a_firewall_and_is_reported_once(caplog):
     ports = UnreachablePorts()
-    assert attempts([Failure.SILENT], ports=ports) == (SwitchState.STAYING, [0, 1], [])
+    assert attempts([BulkFailure.SILENT], ports=ports) == (SwitchState.STAYING, [0, 1], [])
     assert ADDRESS in ports
     (line,) = caplog.messages
     assert f"TCP port {PORT} of that host cannot be reached (for a reason)" in line
@@ -110,23 +110,23 @@ def test_the_second_silence_counts_as_a_firewall_and_is_reported_once(caplog):
 def test_silences_of_several_streams_are_counted_together():
     """Else a client that comes back often would never have done."""
     ports = UnreachablePorts()
-    assert attempts([Failure.SILENT], Ended(after=1), ports)[0] is SwitchState.ENDED
+    assert attempts([BulkFailure.SILENT], Ended(after=1), ports)[0] is SwitchState.ENDED
     assert ADDRESS not in ports
-    assert attempts([Failure.SILENT], ports=ports) == (SwitchState.STAYING, [0], [])
+    assert attempts([BulkFailure.SILENT], ports=ports) == (SwitchState.STAYING, [0], [])
     assert ADDRESS in ports
 
 
 def test_a_silence_of_a_flood_is_forgotten_with_the_first_connection(caplog):
     ports, ended = UnreachablePorts(), Ended()
     for _ in range(3):
-        outcome = attempts([Failure.SILENT, "connection"], ended, ports)
+        outcome = attempts([BulkFailure.SILENT, "connection"], ended, ports)
         assert outcome == (SwitchState.MOVED, [0, 1], ["connection"])
     assert ADDRESS not in ports and not caplog.messages and min(ended.waits) >= 1.0
 
 
 def test_a_client_that_is_turned_away_tries_again_on_the_same_stream(caplog):
     ports, ended = UnreachablePorts(), Ended()
-    away = Failure.TURNED_AWAY
+    away = BulkFailure.TURNED_AWAY
     with caplog.at_level(logging.INFO):
         result = attempts([away, away, away, "connection"], ended, ports)
     assert result == (SwitchState.MOVED, [0, 1, 2, 3], ["connection"])
@@ -138,19 +138,19 @@ def test_a_client_that_is_turned_away_tries_again_on_the_same_stream(caplog):
 def test_after_the_last_attempt_the_next_stream_may_try(caplog):
     ports = UnreachablePorts()
     for _ in range(2):
-        state, dialled, _ = attempts([Failure.TURNED_AWAY], ports=ports)
+        state, dialled, _ = attempts([BulkFailure.TURNED_AWAY], ports=ports)
         assert state is SwitchState.STAYING and dialled == list(range(MOST_ATTEMPTS))
     assert ADDRESS not in ports
     assert sum(f"{MOST_ATTEMPTS} times" in line for line in caplog.messages) == 1
 
 
 def test_a_stream_that_ends_in_a_pause_tries_no_more():
-    assert attempts([Failure.TURNED_AWAY], Ended(after=2)) == (SwitchState.ENDED, [0, 1], [])
+    assert attempts([BulkFailure.TURNED_AWAY], Ended(after=2)) == (SwitchState.ENDED, [0, 1], [])
 
 
 def test_a_port_of_a_shard_that_has_died_is_not_remembered(caplog):
     ports = UnreachablePorts()
-    state, _, _ = attempts([Failure.UNREACHABLE], Ended(after=1), ports)
+    state, _, _ = attempts([BulkFailure.UNREACHABLE], Ended(after=1), ports)
     assert state is SwitchState.ENDED and ADDRESS not in ports and not caplog.messages
 
 
