@@ -131,6 +131,8 @@ class StackClient:
         welcome = self._receive().welcome
         if switches:
             self._stream.switch(welcome.bulk)
+            if not self._stream.wait_until_moved(_TIMEOUT_SECONDS):
+                raise RuntimeError(f"port {welcome.bulk.port} of this machine cannot be reached")
         self._data = np.random.default_rng(1).integers(0, 255, LARGEST_BYTES, dtype=np.uint8)
         self._step = 0
 

@@ -101,6 +101,11 @@ class ArrivingPiece:
         return self._num_read
 
 
+def most_buffer_bytes() -> int:
+    """Return what the buffer of one connection has at most: one whole message, or several."""
+    return max(_BUFFER_BYTES, _HEADER.size + MAX_MESSAGE_BYTES)
+
+
 def wire_bytes(frame: Frame) -> int:
     """Return what a frame costs on a connection."""
     return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.bulk.connection import TcpWire
 
-_PIECE_BYTES = 256 << 10
+PIECE_BYTES = 256 << 10
 
 
 def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
@@ -40,73 +40,103 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
     return context
 
 
-class TlsWire:
-    """A protected connection; see `Wire`.
+class TlsRecords:
+    """The TLS of one connection, without its socket: bytes go in, bytes come out.
 
     Args:
-        connected: The socket, with a time-out for the handshake.
         context: See `context_of`.
         server_name: What the other end's certificate must name; None: this is the shard's end.
-
-    Raises:
-        OSError: The handshake fails; also ssl.SSLError, which is one.
     """
 
-    def __init__(
-        self, connected: socket.socket, context: ssl.SSLContext, server_name: str | None
-    ) -> None:
+    def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(
             self._in, self._out, server_side=server_name is None, server_hostname=server_name
         )
         self._lock = threading.Lock()
-        self._space = memoryview(bytearray(_PIECE_BYTES))
-        while True:
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes were put in that `decrypt` has not returned."""
+        with self._lock:
+            return bool(self._tls.pending() or self._in.pending)
+
+    def handshake(self) -> bool:
+        """Continue TLS's handshake with what was put in; return whether it is complete.
+
+        Raises:
+            ssl.SSLError: It has failed.
+        """
+        with self._lock:
             try:
                 self._tls.do_handshake()
             except ssl.SSLWantReadError:
-                connected.sendall(self._out.read())
-                if not (data := connected.recv(_PIECE_BYTES)):
-                    raise ConnectionResetError("the connection ended in TLS's handshake") from None
-                self._in.write(data)
-            else:
-                break
-        if self._out.pending:
-            connected.sendall(self._out.read())
+                return False
+            return True
+
+    def put(self, data: bytes | memoryview) -> None:
+        """Put in what came from the socket."""
+        with self._lock:
+            self._in.write(data)
+
+    def take(self) -> bytes:
+        """Return what the socket is to send."""
+        with self._lock:
+            return self._out.read()
+
+    def encrypt(self, data: bytes | memoryview) -> bytes:
+        """Return the records that carry these bytes; 256 KiB at most."""
+        with self._lock:
+            self._tls.write(data)
+            return self._out.read()
+
+    def decrypt_into(self, space: memoryview) -> int | None:
+        """Return how many bytes were decrypted to `space`; 0 at the end, None: more must come in.
+
+        Raises:
+            ssl.SSLError: What came in is no record of this connection.
+        """
+        with self._lock:
+            try:
+                return self._tls.read(len(space), space)  # type: ignore[return-value]  # typeshed: bytes
+            except ssl.SSLWantReadError:
+                return None
+            except ssl.SSLZeroReturnError:
+                return 0
+
+
+class TlsWire:
+    """A protected connection; see `Wire`.
+
+    Args:
+        connected: The socket; it belongs to this object from now on.
+        records: Their handshake is complete.
+    """
+
+    def __init__(self, connected: socket.socket, records: TlsRecords) -> None:
+        self._records = records
+        self._space = memoryview(bytearray(PIECE_BYTES))
         self._wire = TcpWire(connected)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
         """See `Wire.send`."""
         for each in parts:
             part = memoryview(each)
-            for first in range(0, len(part), _PIECE_BYTES):
-                with self._lock:
-                    self._tls.write(part[first : first + _PIECE_BYTES])
-                    coded = self._out.read()
-                self._wire.send((coded,))
+            for first in range(0, len(part), PIECE_BYTES):
+                self._wire.send((self._records.encrypt(part[first : first + PIECE_BYTES]),))
 
     def receive_into(self, space: memoryview) -> int:
         """See `Wire.receive_into`."""
-        while True:
-            with self._lock:
-                try:
-                    return self._tls.read(len(space), space)  # type: ignore[return-value]  # typeshed: bytes
-                except ssl.SSLWantReadError:
-                    pass
-                except ssl.SSLZeroReturnError:
-                    return 0
-            count = self._wire.receive_into(self._space)
-            if not count:
+        while (count := self._records.decrypt_into(space)) is None:
+            arrived = self._wire.receive_into(self._space)
+            if not arrived:
                 return 0
-            with self._lock:
-                self._in.write(self._space[:count])
+            self._records.put(self._space[:arrived])
+        return count
 
     def wait(self, milliseconds: float | None) -> bool:
         """See `Wire.wait`."""
-        with self._lock:
-            if self._tls.pending() or self._in.pending:
-                return True
-        return self._wire.wait(milliseconds)
+        return self._records.pending or self._wire.wait(milliseconds)
 
     def shutdown(self, how: int) -> None:
         """See `Wire.shutdown`."""

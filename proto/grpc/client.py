@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
-from absl import logging
 
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import bulk
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.bulk import switching
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.framing import Arriving
 from thinwire.proto.grpc.common import (
@@ -33,8 +34,6 @@ from thinwire.proto.security import credentials as trust
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
 _LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
-#: For each step of a bulk connection: where there is no way, silence costs this once a stream.
-_BULK_SECONDS = 2.0
 #: How much later gRPC may learn why a stream has ended than its bulk connection ends.
 _REASON_SECONDS = 2.0
 
@@ -59,8 +58,8 @@ class ClientStream:
     """A client's end of one stream to one shard, from `open` to `close`.
 
     A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
-    a 1 KB round trip of 200, against reading in the caller's thread. After `switch` it only waits
-    for the end, and `receive` reads the bulk connection itself.
+    a 1 KB round trip of 200, against reading in the caller's thread. Once the stream has moved to
+    its bulk connection it only waits for the end, and `receive` reads the connection itself.
 
     Attributes:
         chunks: How large pieces of payloads should be.
@@ -110,6 +109,9 @@ class ClientStream:
         self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
         self._receives_bulk = False  # the server has switched, too
+        self._moving = threading.Lock()  # held while `_bulk` is set, and while `_over` is
+        self._over = threading.Event()  # no connection is taken over any more
+        self._moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
         self._settled = threading.Event()
@@ -247,24 +249,49 @@ class ClientStream:
         """
         self._outgoing.put((frames, counted, time.monotonic()))
 
-    def switch(self, offered: pb.BulkSession) -> None:
-        """Move to a bulk connection if it can be had; before anything is sent but a Hello.
+    def switch(self, offered: pb.BulkSession, lease_seconds: float = 0.0) -> None:
+        """Move to a bulk connection as soon as it can be had; returns immediately.
+
+        The stream works over gRPC until then, so no heartbeat waits for a port that a firewall
+        drops. `Switch` may stand between any two messages.
 
         Args:
-            offered: By the shard's Welcome.
+            offered: By the shard's Welcome; to be called once.
+            lease_seconds: Of the run; bounds one attempt. 0: not known.
         """
         host = self.address.rpartition(":")[0].strip("[]")
         credentials, name = self._credentials, self._server_name
-        try:
-            connection = bulk.connect(host, offered, credentials, name, self._dscp, _BULK_SECONDS)
-        except (OSError, ValueError) as error:
-            logging.info("%s: all goes over gRPC, as port %d: %s", host, offered.port, error)
-            return
-        self._bulk = connection
-        self.chunks.finish()
-        if self.ended:
-            connection.abort()
-        self.send((CLIENT_SWITCHES,), counted=False)
+        seconds = switching.most_seconds(lease_seconds)
+
+        def dial(attempt: int) -> bulk.BulkConnection:
+            return bulk.connect(host, offered, credentials, name, self._dscp, seconds, attempt)
+
+        port, draw = offered.port, random.SystemRandom().random
+        threading.Thread(
+            target=switching.run_attempts,
+            args=(
+                *(self.address, port, dial, self._take_over),
+                *(self._over, draw, switching.UNREACHABLE),
+            ),
+            name=f"switch {self.address}",
+            daemon=True,
+        ).start()
+
+    def wait_until_moved(self, seconds: float) -> bool:
+        """Wait for the stream to send over its bulk connection; return whether it does."""
+        return self._moved.wait(seconds)
+
+    def _take_over(self, connection: bulk.BulkConnection) -> None:
+        with self._moving:
+            if self._over.is_set():
+                connection.abort()
+                return
+            self._bulk = connection
+            self.send((CLIENT_SWITCHES,), counted=False)
+
+    def _end_moving(self) -> None:
+        with self._moving:
+            self._over.set()
 
     def receive(self, timeout_seconds: float) -> bytes | Arriving:
         """Return the next frame, or what has come of one.
@@ -274,9 +301,10 @@ class ClientStream:
             StreamLost: The stream has ended.
             Malformed: What has come is no frame.
         """
-        connection = self._bulk
-        if connection is None or not self._receives_bulk:
+        connection = self._bulk if self._receives_bulk else None
+        if connection is None:
             data = self._receive(timeout_seconds)
+            connection = self._bulk  # now: the stream may have moved during the wait
             if connection is None or data != SERVER_SWITCHES:
                 return data
             self._receives_bulk = True
@@ -306,6 +334,7 @@ class ClientStream:
 
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
         """End the stream after what has been queued, or after the grace; may be called twice."""
+        self._end_moving()
         self._outgoing.put(None)
         if self._reader is None:
             return
@@ -329,10 +358,12 @@ class ClientStream:
                 self._incoming.put((data, self._newest_at))
         except grpc.RpcError as error:
             reason = f"{error.code().name}: {error.details()}"
+            self._end_moving()
             if self._bulk is not None:
                 self._bulk.abort()
         if self._send_error is not None:
             reason = f"making a message failed: {self._send_error!r}"
+        self._end_moving()
         self._incoming.put((StreamLost(f"{self.address}: {reason}"), time.monotonic()))
         self._outgoing.put(None)
 
@@ -361,6 +392,8 @@ class ClientStream:
                     self.chunks.record(len(data), time.monotonic() - began)
                     if data is CLIENT_SWITCHES:
                         connection = self._bulk
+                        self.chunks.finish()
+                        self._moved.set()
                 self._send_seconds += time.monotonic() - sent_at
             if connection is not None:
                 connection.finish()

@@ -23,6 +23,7 @@ from thinwire.ops.types import ConfigurationError, Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk import BulkConnection, BulkListener
 from thinwire.proto.bulk import wire_bytes as bulk_bytes
+from thinwire.proto.bulk.switching import PathState, ServerPath
 from thinwire.proto.emulation.link import EmulatedSender, LinkModel
 from thinwire.proto.framing import Arriving
 from thinwire.proto.grpc.common import (
@@ -64,7 +65,7 @@ class ServerStream:
         listener: BulkListener | None = None,
     ) -> None:
         self._listener = listener
-        self._bulk: BulkConnection | None = None
+        self._path = ServerPath()
         self._requests, self._context, self._on_unread = requests, context, on_unread
         self.evidence = evidence
         self.chunks = ChunkPace()
@@ -85,7 +86,8 @@ class ServerStream:
     @property
     def bytes_received(self) -> int:
         """Bytes received, with framing."""
-        return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
+        bulk = self._path.connection
+        return self._bytes_received + (bulk.num_received if bulk else 0)
 
     @property
     def lost(self) -> bool:
@@ -116,26 +118,28 @@ class ServerStream:
         with contextlib.suppress(grpc.RpcError):
             for data in self._requests:
                 self._bytes_received += wire_bytes(len(data))
-                if data == CLIENT_SWITCHES and (bulk := self._bulk) is not None:
+                if data == CLIENT_SWITCHES and (bulk := self._path.switch()) is not None:
                     break
                 yield data
             else:
                 return
+            self._withdraw()
             self.send((SERVER_SWITCHES,), counted=False)
             while (arrived := bulk.receive()) is not None:
                 yield arrived
 
     def offer_bulk(self) -> pb.BulkSession | None:
         """Return what the client may connect to; None: nothing, as frames take an emulated link."""
-        if self._listener is None or self._sender is not None:
+        if self._listener is None or self._sender is not None or not self._path.offer():
             return None
-        return self._listener.offer(self)
+        offered = self._listener.offer(self)
+        if self.lost:
+            self._withdraw()
+        return offered
 
     def attach(self, connection: BulkConnection) -> None:
         """Take a connection over, for when the client switches to it."""
-        self._bulk = connection
-        if self.lost:
-            connection.abort()
+        self._path.attach(connection)
 
     def send(self, frames: Frames, counted: bool = True) -> None:
         """Queue frames, in order and without a break between them; never blocks.
@@ -184,8 +188,12 @@ class ServerStream:
     def _on_end(self) -> None:
         self._lost.set()
         self._outgoing.end()
-        if self._bulk is not None:
-            self._bulk.abort()
+        self._path.end()
+        self._withdraw()
+
+    def _withdraw(self) -> None:
+        if self._listener is not None:
+            self._listener.withdraw(self)
 
     def responses(self) -> Iterator[bytes]:
         """Yield what is to be sent over gRPC, and send the rest; for the server's own thread."""
@@ -194,8 +202,10 @@ class ServerStream:
         except OSError as error:
             logging.info("%s: the bulk connection has ended: %s", self.peer, error)
         finally:
-            if self._bulk is not None:
-                self._bulk.end(_LAST_WORDS_SECONDS)
+            bulk = self._path.connection
+            if bulk is not None and self._path.state is PathState.MOVED:
+                bulk.end(_LAST_WORDS_SECONDS)
+            self._path.end()
 
     def _responses(self) -> Iterator[bytes]:
         bulk: BulkConnection | None = None
@@ -219,7 +229,7 @@ class ServerStream:
                 yield bytes(data)
                 self.chunks.record(len(data), time.monotonic() - began)
                 if data is SERVER_SWITCHES:
-                    bulk = self._bulk
+                    bulk = self._path.connection
                     self.chunks.finish()
 
 

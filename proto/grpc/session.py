@@ -19,6 +19,7 @@ from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import ConfigurationError, Link, ShardLayout
 from thinwire.proto import messages, versions
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.bulk import switching
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.framing import (
     BytesLike,
@@ -154,7 +155,8 @@ class ClientSession:
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
         given = hello.link
         emulated = Link(given.mbps, given.delay_ms, given.loss)
-        hello.bulk = hello.role in _TAKES_BULK and not emulated.active
+        reachable = self._stream.address not in switching.UNREACHABLE
+        hello.bulk = hello.role in _TAKES_BULK and not emulated.active and reachable
         self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
         self._assembler = MessageAssembler(pb.ToClient, lambda message: max_payload_bytes)
 
@@ -210,8 +212,8 @@ class ClientSession:
                 self.arrivals.least_seconds = bounds.least_seconds
                 self.arrivals.most_seconds = bounds.most_seconds
                 self.arrivals.begin(self._stream.arrived_at)
-                if message.welcome.HasField("bulk"):
-                    self._stream.switch(message.welcome.bulk)
+                if self._hello.bulk and message.welcome.HasField("bulk"):
+                    self._stream.switch(message.welcome.bulk, message.welcome.lease_seconds)
                 return message.welcome
             if message.WhichOneof("body") != "refusal":
                 continue

@@ -7,6 +7,9 @@ at a time, and keeps a shard busy with a small part of this. gRPC's own buffers 
 from __future__ import annotations
 
 from thinwire.ops.types import ShardLayout
+from thinwire.proto.bulk.connection import most_buffer_bytes
+from thinwire.proto.bulk.handshake import MOST_HANDSHAKE_BYTES
+from thinwire.proto.bulk.tls import PIECE_BYTES
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.proto.grpc.send_queue import MOST_CONTROL_BYTES, MOST_REPORT_BYTES
 from thinwire.proto.grpc.session import payload_limit
@@ -17,6 +20,9 @@ from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 
 #: Of a stream: one arrives, one waits for the reader, one is in its hands.
 _NUM_MESSAGES = 3
+#: Where the bytes of a bulk connection are while TLS encrypts or decrypts them: what came, what
+#: goes, and OpenSSL's copy of each.
+_TLS_COPIES = 4
 _VALUE_BYTES = 4
 #: An entry of a decoded update: its position, int64, and its value.
 _ENTRY_BYTES = 12
@@ -42,6 +48,8 @@ def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[s
     num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # the last one is being sent
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
+        "half a handshake of its bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it
+        "buffers of its bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
         "a payload that is put together of them and decoded": (
             payload + update + _DECODING_BYTES * size
         ),

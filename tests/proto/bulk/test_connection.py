@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.certificates import Papers
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk.connection import BulkConnection, TcpWire, wire_bytes
-from thinwire.proto.bulk.tls import TlsWire, context_of
+from thinwire.proto.bulk.tls import TlsRecords, TlsWire, context_of
 from thinwire.proto.framing import (
     MAX_MESSAGE_BYTES,
     MOST_INLINE_BYTES,
@@ -40,13 +40,14 @@ def pair(protected=False):
     if not protected:
         return BulkConnection(TcpWire(one)), BulkConnection(TcpWire(other))
     papers = Papers()
-    served = []
-    server = in_background(
-        lambda: served.append(TlsWire(one, context_of(papers.of("ps-0"), True), None))
-    )
-    client = TlsWire(other, context_of(papers.of("worker-1"), False), "127.0.0.1")
-    server.join(WAIT_SECONDS)
-    return BulkConnection(served[0]), BulkConnection(client)
+    served = TlsRecords(context_of(papers.of("ps-0"), True), None)
+    client = TlsRecords(context_of(papers.of("worker-1"), False), "127.0.0.1")
+    while not (client.handshake() and served.handshake()):
+        served.put(client.take())
+        served.handshake()
+        client.put(served.take())
+    client.put(served.take())
+    return BulkConnection(TlsWire(one, served)), BulkConnection(TlsWire(other, client))
 
 
 @contextlib.contextmanager

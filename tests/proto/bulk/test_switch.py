@@ -1,5 +1,6 @@
 """A stream moves to its bulk connection, or stays: real servers, clients and strangers."""
 
+import collections
 import contextlib
 import socket
 import threading
@@ -8,15 +9,24 @@ import time
 import pytest
 
 from tests.certificates import Papers
+from tests.firewall import dropping
 from tests.proto.echoes import WAIT_SECONDS, connected, serving
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import Link
 from thinwire.proto import bulk, grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk import listener as listener_module
+from thinwire.proto.bulk import switching
 from thinwire.proto.framing import MessageAssembler, frame, frames
-from thinwire.proto.grpc import client as client_module
+from thinwire.proto.grpc.session import ClientSession
 from thinwire.proto.security.connection_guard import ConnectionGuard
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered(monkeypatch):
+    """Another test's server may have had a port of this one's."""
+    monkeypatch.setattr(switching, "UNREACHABLE", switching.UnreachablePorts())
+
 
 TOKEN = b"a token of the run, long enough"
 SIZE = 1_500_000
@@ -43,19 +53,26 @@ def next_message(client, assembler):
     return complete
 
 
-def talk(client, count=3):
+def talk(client, count=3, moves=True):
     """Say Hello's part, then exchange payloads; return whether all of them came back."""
     assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
     welcome, _ = next_message(client, assembler)
     if welcome.welcome.HasField("bulk"):
         client.switch(welcome.welcome.bulk)
+        client.wait_until_moved(WAIT_SECONDS if moves else 0.0)
     for step in range(1, count + 1):
-        payload = bytes([step]) * SIZE
-        message = pb.ToServer()
-        message.push.step = step
-        client.send(frames(message, [payload]))
-        reply, back = next_message(client, assembler)
-        assert reply.reply.version == step and bytes(back) == payload
+        talk_on(client, step, assembler)
+
+
+def talk_on(client, step, assembler=None):
+    """Exchange one payload."""
+    assembler = assembler or MessageAssembler(pb.ToClient, lambda message: 1 << 30)
+    payload = bytes([step]) * SIZE
+    message = pb.ToServer()
+    message.push.step = step
+    client.send(frames(message, [payload]))
+    reply, back = next_message(client, assembler)
+    assert reply.reply.version == step and bytes(back) == payload
 
 
 @contextlib.contextmanager
@@ -117,6 +134,7 @@ def test_nothing_that_is_under_way_is_lost_or_overtaken():
         welcome, _ = next_message(client, assembler)
         time.sleep(0.02)
         client.switch(welcome.welcome.bulk)
+        assert client.wait_until_moved(WAIT_SECONDS)
         time.sleep(0.1)
         stop.set()
         numbers = []
@@ -133,7 +151,7 @@ def _nobody_listens(offered, monkeypatch):
 
 
 def _a_mute_stranger_listens(offered, monkeypatch):
-    monkeypatch.setattr(client_module, "_BULK_SECONDS", 0.2)
+    monkeypatch.setattr(switching, "_LONGEST_ATTEMPT_SECONDS", 0.2)
     mute = socket.create_server(("127.0.0.1", 0))
     _kept.append(mute)
     offered.port = mute.getsockname()[1]
@@ -163,8 +181,8 @@ def test_without_a_way_everything_goes_over_grpc(monkeypatch, spoil):
             switch(offered)
 
         client.switch = spoilt
-        talk(client)
-        assert not uses_bulk(client)
+        talk(client, moves=False)
+        assert not client.wait_until_moved(0.5) and not uses_bulk(client)
     while _kept:
         _kept.pop().close()
 
@@ -199,7 +217,7 @@ def test_a_stolen_offer_is_of_no_use_without_the_token(token):
 
 
 def test_strangers_that_say_nothing_cost_no_thread_and_do_not_stay(monkeypatch):
-    monkeypatch.setattr(listener_module, "_MOST_NAMELESS", 3)
+    monkeypatch.setattr(listener_module, "MOST_STRANGERS", 3)
     offers = []
 
     def offering(stream):
@@ -280,6 +298,7 @@ def test_the_shards_last_words_arrive():
     with serving(farewell) as server, connected(server) as client:
         assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
         client.switch(next_message(client, assembler)[0].welcome.bulk)
+        assert client.wait_until_moved(WAIT_SECONDS)
         client.send((b"bye", b"and more, which nobody reads"))
         assert [client.receive(WAIT_SECONDS) for _ in range(2)] == [b"go", b"well"]
         with pytest.raises(grpc.StreamLost):
@@ -299,7 +318,199 @@ def test_a_close_ends_the_shards_half_after_what_was_queued():
         with connected(server) as client:
             assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
             client.switch(next_message(client, assembler)[0].welcome.bulk)
+            assert client.wait_until_moved(WAIT_SECONDS)
             for _ in range(100):
                 client.send((b"x" * 1000,))
         assert done.wait(WAIT_SECONDS)
         assert heard == [b"x" * 1000] * 100
+
+
+# -- firewalls, and strangers that connect quickly ---------------------------------------------
+
+
+class Shards:
+    """Servers that welcome with a lease; the offers of some name a port that is dropped."""
+
+    def __init__(self, stack, monkeypatch, lease_seconds, blocked):
+        self.num_hellos, self.offered = [], {}
+        blocked_port = stack.enter_context(dropping())
+        self.dialled = []
+        create = socket.socket.connect
+
+        def connect(connecting, address):
+            if address[1] == blocked_port:
+                self.dialled.append(address)
+            return create(connecting, address)
+
+        monkeypatch.setattr(socket.socket, "connect", connect, raising=False)
+
+        def handler(index):
+            def welcome(stream):
+                assembler = MessageAssembler(pb.ToServer, lambda message: 1 << 30)
+                for data in stream.incoming():
+                    complete = assembler.feed(data)
+                    if complete is None:
+                        continue
+                    message, _ = complete
+                    if message.WhichOneof("body") != "hello":
+                        stream.send((frame(pb.ToClient(waiting=pb.Waiting())),))
+                        continue
+                    self.num_hellos.append(index)
+                    answer = pb.ToClient(welcome=pb.Welcome(lease_seconds=lease_seconds))
+                    if message.hello.bulk:
+                        answer.welcome.bulk.CopyFrom(stream.offer_bulk())
+                        if index in blocked:
+                            answer.welcome.bulk.port = blocked_port
+                    stream.send((frame(answer),))
+
+            return welcome
+
+        self.servers = [stack.enter_context(serving(handler(index))) for index in range(3)]
+
+    def join(self, stack):
+        """Join at every shard in turn, as a worker does."""
+        sessions = []
+        for number, server in enumerate(self.servers):
+            hello = pb.Hello(role=pb.ROLE_WORKER, shard=number)
+            session = ClientSession(f"127.0.0.1:{server.port}", hello, 1 << 20)
+            stack.callback(session.close, 0.0)
+            session.open(WAIT_SECONDS)
+            sessions.append(session)
+        return sessions
+
+
+@pytest.mark.parametrize("blocked", [{1}, {0, 1, 2}])
+def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, caplog, blocked):
+    monkeypatch.setattr(switching, "_DEATH_SECONDS", 0.05)
+    lease = 2.0
+    with contextlib.ExitStack() as stack:
+        shards = Shards(stack, monkeypatch, lease, blocked)
+        warm = shards.servers[0]  # a first channel takes gRPC a while
+        with connected(warm):
+            began = time.monotonic()
+            sessions = shards.join(stack)
+        assert time.monotonic() - began < lease / 4  # the attempts alone would take so long each
+        for session in sessions:  # messages pass while the attempts are under way
+            session.send_control(pb.ToServer(heartbeat=pb.Heartbeat()))
+            assert session.receive(WAIT_SECONDS)[0].WhichOneof("body") == "waiting"
+        for number, session in enumerate(sessions):
+            assert number in blocked or session.stream.wait_until_moved(WAIT_SECONDS)
+        deadline = time.monotonic() + WAIT_SECONDS
+        while len(caplog.messages) < len(blocked):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert len(shards.dialled) == 2 * len(blocked)  # a flood could have silenced it once
+        for session in shards.join(stack):  # a rejoin of all
+            assert session._hello.bulk == (session.shard not in blocked)
+            assert session.shard in blocked or session.stream.wait_until_moved(WAIT_SECONDS)
+        assert len(shards.dialled) == 2 * len(blocked)
+        assert len(caplog.messages) == len(blocked)
+        for number in blocked:
+            address = f"127.0.0.1:{shards.servers[number].port} "
+            (line,) = (each for each in caplog.messages if address in each)
+            assert "within 0.5 s" in line and "ip_local_port_range" in line
+
+
+class Strangers:
+    """Connects so many times a second in its own thread, and keeps every connection open.
+
+    Args:
+        port: To connect to.
+        per_second: How often.
+        first: What each sends.
+    """
+
+    def __init__(self, port, per_second, first=b""):
+        self._port, self._pause, self._first = port, 1 / per_second, first
+        self._stop, self.num = threading.Event(), 0
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join(WAIT_SECONDS)
+
+    def _run(self):
+        open_ones = collections.deque()
+        due = time.monotonic()
+        while not self._stop.wait(max(0.0, due - time.monotonic())):
+            due += self._pause
+            stranger = socket.socket()
+            stranger.setblocking(False)
+            stranger.connect_ex(("127.0.0.1", self._port))
+            with contextlib.suppress(OSError):
+                stranger.send(self._first)
+            open_ones.append(stranger)
+            self.num += 1
+            if len(open_ones) > 400:
+                open_ones.popleft().close()
+        for each in open_ones:
+            each.close()
+
+
+@pytest.mark.parametrize("first", [b"", b"x", bytes(16)])
+def test_honest_clients_among_quick_strangers_move(first):
+    """Of the same address, as behind one NAT."""
+    with serving(answering) as server, connected(server) as opening:
+        port = _port_of(server, opening)
+        with Strangers(port, 200, first) as strangers:
+            while strangers.num < 100:
+                time.sleep(0.01)
+            for _ in range(20):
+                with connected(server) as client:
+                    talk(client, 1)
+                    assert uses_bulk(client)
+        assert strangers.num > 150
+
+
+def _port_of(server, client):
+    welcome, _ = next_message(client, MessageAssembler(pb.ToClient, lambda message: 1 << 30))
+    assert welcome.welcome.bulk.port == server._listener._port
+    return welcome.welcome.bulk.port
+
+
+def test_who_was_turned_away_moves_later_on_the_same_stream(monkeypatch):
+    """Strangers have all places for a while: each newcomer is closed before it is read."""
+    crowded = threading.Event()
+    crowded.set()
+    read = listener_module.BulkListener._take_number
+    num_turned_away = []
+
+    def closes(self, half, data, halves):
+        if crowded.is_set():
+            num_turned_away.append(1)
+            halves.end(half)
+            return
+        read(self, half, data, halves)
+
+    monkeypatch.setattr(listener_module.BulkListener, "_take_number", closes)
+    with serving(answering) as server, connected(server) as client:
+        talk(client, 1, moves=False)
+        while not num_turned_away:
+            time.sleep(0.005)
+        assert not uses_bulk(client)
+        talk_on(client, 5)
+        crowded.clear()
+        assert client.wait_until_moved(WAIT_SECONDS)
+        talk_on(client, 6)
+        assert uses_bulk(client)
+
+
+def test_an_attempt_that_the_client_gave_up_does_not_stand_in_the_way(monkeypatch):
+    """The shard has taken the first connection over when the client's time is up."""
+    path_of = []
+    attach = switching.ServerPath.attach
+
+    def attached(self, connection):
+        attach(self, connection)
+        path_of.append(self)
+        if len(path_of) == 1:
+            connection._wire.shutdown(socket.SHUT_RDWR)  # before its proof arrives
+
+    monkeypatch.setattr(switching.ServerPath, "attach", attached)
+    with serving(answering) as server, connected(server) as client:
+        talk(client)
+        assert uses_bulk(client) and len(path_of) == 2
