@@ -134,6 +134,8 @@ class _Watcher:
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
+        # Metrics and versions of the newest evaluation, if a script has made it.
+        self._of_script: tuple[dict[str, float], list[int]] | None = None
         self._shown: run_status.RunStatus | None = None  # the newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -267,8 +269,21 @@ class _Watcher:
             if not found.metrics or any(known) or (known and not found.final):
                 continue
             self.recorder.record(shard.status, metrics, versions, found.final)
+            self._of_script = (metrics, versions) if found.by_script else None
             if not found.final:
                 self._end_at_target()
+
+    def _record_final_of_script(self) -> None:
+        """Record what a script has evaluated last as final, if the run has ended with that model.
+
+        An evaluator makes another evaluation then. A script evaluates within its fit alone.
+        """
+        status = self.shards[0].status
+        if status is None or self._of_script is None:
+            return
+        metrics, versions = self._of_script
+        if versions[:1] == [status.version]:
+            self.recorder.record(status, metrics, versions, True)
 
     def _await_evaluator(self) -> None:
         """Give the evaluator time for the model that the run ended with; record what it finds."""
@@ -286,6 +301,7 @@ class _Watcher:
         if evaluator.is_running:
             logging.warning("the evaluator has not evaluated the final model in time")
         self._record_evaluations()
+        self._record_final_of_script()
 
     def _ended(self) -> bool:
         self._check_place()
