@@ -17,6 +17,9 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 
+#: Steps that a run of unknown length is taken to have. A search for a rate multiplies it at each step,
+#: and ends long before it overflows. Where the run does come so far, it ends as diverged.
+_SURE_STEPS = 1000
 #: Samples from the beginning and from the end of a list of numbers, such as boundaries.
 _OF_LIST = 4
 #: Numbers of all lists that all evaluations together may read, in about two seconds: Keras compares
@@ -41,7 +44,8 @@ def check_rates(
 ) -> None:
     """Refuse a schedule that has no finite rate at one of the sampled steps.
 
-    A rate of 0 or below is legal, as it is for Keras.
+    A rate of 0 or below is legal, as it is for Keras. So is one that overflows late in a run of
+    unknown length; NaN never is.
 
     Args:
         schedule: The schedule, built.
@@ -53,9 +57,10 @@ def check_rates(
         ConfigurationError: It names the schedule, its arguments, the step and the rate.
     """
     last = first + (MOST_UPDATES if most_steps is None else most_steps)
+    sure = first + _SURE_STEPS if most_steps is None else last
     for step in sample_steps(described, first, last):
         rate = rate_at(schedule, step)
-        if math.isfinite(rate):
+        if math.isfinite(rate) or (math.isinf(rate) and step > sure):
             continue
         arguments = ", ".join(f"{name}={value!r:.50}" for name, value in described.config.items())
         raise ConfigurationError(

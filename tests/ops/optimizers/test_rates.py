@@ -116,8 +116,7 @@ GROWING = Described(
 )
 def test_only_steps_that_the_run_can_reach_count(flags, options):
     core_of(offer_of(GROWING, **options), *flags)
-    with pytest.raises(ConfigurationError, match="ExponentialDecay.*inf at step"):
-        core_of(offer_of(GROWING, **options))
+    core_of(offer_of(GROWING, **options))  # a search for a rate ends before it overflows
     with pytest.raises(ConfigurationError, match="ExponentialDecay.*inf at step"):
         core_of(offer_of(GROWING, iterations=10_000, **options), *flags)
 
