@@ -40,6 +40,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NO_MODEL: _ClassVar[Reason]
     REASON_OFFER: _ClassVar[Reason]
     REASON_OPTIMIZER: _ClassVar[Reason]
+    REASON_OTHER_PROGRAM: _ClassVar[Reason]
     REASON_PHASE: _ClassVar[Reason]
     REASON_QUARANTINED: _ClassVar[Reason]
 
@@ -114,6 +115,7 @@ REASON_OUTLIER: Reason
 REASON_NO_MODEL: Reason
 REASON_OFFER: Reason
 REASON_OPTIMIZER: Reason
+REASON_OTHER_PROGRAM: Reason
 REASON_PHASE: Reason
 REASON_QUARANTINED: Reason
 INDEX_CODING_DENSE: IndexCoding

@@ -117,6 +117,11 @@ _RUN = Topic(
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
         switch("overwrite", "Discard what a used --run_dir holds and start anew."),
+        switch(
+            "resume",
+            "Continue what --run_dir holds although the code or a setting has changed, or the script "
+            "has failed; weights and counts stay.",
+        ),
         integer(
             "seed", 1, "Seed of weights, data order and codecs.", "number", low=0, high=2**31 - 1
         ),
@@ -358,6 +363,11 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     Raises:
         ConfigurationError: Values that exclude each other or name nothing.
     """
+    if given.overwrite and given.resume:
+        raise ConfigurationError(
+            "--overwrite and --resume were both given: one discards what --run_dir holds, and the "
+            "other continues it. Leave one out."
+        )
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
         dgt.fill(given, os.environ)
