@@ -216,7 +216,7 @@ def _serve(run: Run, own: PsFlags) -> int:
                 "--model_from=worker; give it another --run_dir, or --overwrite the old one."
             )
         return _serve_offered(run, own, saved)
-    if run.resume and not saved.phase:  # of a later phase, the first offer says nothing
+    if run.resume and not saved.phase:  # the first offer is of the first phase
         return _serve_offered(run, own, saved)
     offer = read_offer(saved.offer, own.max_model_bytes)
     if own.preload_keras:
@@ -234,6 +234,8 @@ def _discard(run: Run, own: PsFlags) -> None:
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker that offers the model, then serve it; return the exit code."""
     stage = OfferStage(run, own)
+    # Workers of a run that is continued may have been in it.
+    stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
         threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()

@@ -49,6 +49,8 @@ def deciding_settings(run: Run) -> dict[str, str]:
     rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
     found = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
     found[_GROUPS] = _groups_of_any_size(run)
+    if run.nb_workers == 1:  # alone and all together are one thing
+        del found[_GROUPS]
     return found
 
 

@@ -126,6 +126,8 @@ def _bounded(text: str) -> str:
 def _change(name: str, was: str | None, now: str | None) -> str:
     if name.startswith(_FILE):
         file = name.removeprefix(_FILE)
+        if file == _OTHERS:
+            return "other files have changed"
         if now is None:
             return f"{file} is not there any more"
         return f"{file} has changed" if was is not None else f"{file} is new"

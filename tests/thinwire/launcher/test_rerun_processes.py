@@ -1,6 +1,7 @@
-"""The same command after an edit, with real processes: what begins, what resumes, what is refused."""
+"""The same command after an edit, with real processes: begin, resume, or refuse."""
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
+from thinwire.ops.run.directory import failure_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -113,31 +115,34 @@ def alone(tmp_path, rate="0.02"):
     done = subprocess.run(
         [sys.executable, "alone.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    return eval(re.search(r"RESULT .*?(\[.*\])", done.stdout)[1])
+    return json.loads(re.search(r"RESULT .*?(\[.*\])", done.stdout)[1])
 
 
-@pytest.mark.parametrize("fault", ["broken", "leaves"])
-def test_a_script_that_failed_begins_again(start, tmp_path, fault):
-    (tmp_path / fault).touch()
+def test_a_script_that_failed_begins_again(start, tmp_path):
+    (tmp_path / "broken").touch()
     run = start()
-    assert run.end() in (1, 3) and run.first_line() == "begins"
-    (tmp_path / fault).unlink()
+    assert run.end() == 1 and run.first_line() == "begins"
+    (tmp_path / "broken").unlink()
     run = start(rate="0.03")
     assert run.end() == 0, run.output()[-3000:]
     assert run.first_line() == "begins, because the script of the run before failed"
     kinds, weights = run.results()
     assert kinds == {("SGD", 0.03, 40)} and run.summary()["updates"] == 40
-    assert eval(weights) == pytest.approx(alone(tmp_path, "0.03"), abs=1e-5)
+    assert json.loads(weights) == pytest.approx(alone(tmp_path, "0.03"), abs=1e-5)
 
 
-def test_a_failed_run_goes_on_where_that_is_wanted(start, tmp_path):
-    (tmp_path / "broken").touch()
-    assert start().end() == 1
-    (tmp_path / "broken").unlink()
+def test_a_failed_run_is_continued_where_that_is_wanted(start, tmp_path):
+    """Its script reported nothing, and its launcher noted that."""
+    (tmp_path / "leaves").touch()
+    assert start().end() == 3
+    (tmp_path / "leaves").unlink()
+    assert failure_of(tmp_path / "run").strip() == "toy.py left with exit code 3"
     run = start("--resume", rate="0.05")
     assert run.end() == 0, run.output()[-3000:]
-    assert run.first_line() == "resumes from update 30, although toy.py has changed"
-    assert run.results()[0] == {("SGD", 0.05, 70)} and run.summary()["updates"] == 70
+    kinds, _ = run.results()
+    (updates,) = {steps for _, _, steps in kinds}
+    assert kinds == {("SGD", 0.05, updates)} and run.summary()["updates"] == updates
+    assert run.first_line() == f"resumes from update {updates - 40}, although toy.py has changed"
 
 
 def interrupt(run, tmp_path):
