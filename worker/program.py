@@ -25,6 +25,7 @@ _PLACES = (
     *("reconnect_timeout_seconds", "lease_seconds", "token_file", "device", "measure"),
     *("worker_port", "num_restarts"),
 )
+_SWITCHES = ("insecure", "quiet")
 
 
 def program_here(compiled: Mapping[str, str]) -> Program:
@@ -89,4 +90,4 @@ def _without_places(words: Sequence[str]) -> Iterator[str]:
         is_place = word.startswith("-") and name in _PLACES
         if not is_place and not (is_value and not word.startswith("-")):
             yield word
-        is_value = is_place and not equals
+        is_value = is_place and not equals and name not in _SWITCHES
