@@ -78,7 +78,7 @@ def test_a_setting_that_only_one_version_knows_makes_no_difference():
     assert first_setting({"seed": "1"}, {"seed": "2"}) == "seed was '1' and is '2'"
 
 
-def test_a_refusal_is_one_line_that_names_both_ways_out():
+def test_a_refusal_is_one_line_that_names_both_remedies():
     text = refusal("--run_dir=runs/x", "train.py has changed", 40)
     assert "\n" not in text and "train.py has changed" in text and "at update 40" in text
     assert "--resume" in text and "--overwrite" in text and "Nothing was deleted" in text
