@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 FORMAT = 3
+#: Begins the names of an offer's rows in a fingerprint.
+OFFER_PREFIX = "script."
 #: A longer document is not read: it must fit into one message of the wire. A thousand variables
 #: take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
@@ -127,7 +129,7 @@ class Offer:
             config = row["optimizer"]["config"]
             if isinstance(config.get("learning_rate"), int | float):
                 del config["learning_rate"]
-        return [(f"script.{name}", json.dumps(document[name])) for name in sorted(document)]
+        return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def groups(self) -> list[tuple[int, ...]]:
         """Return the numbers of the variables that each of the optimizers steps, ascending."""
@@ -136,6 +138,29 @@ class Offer:
             tuple(sorted(numbers[path] for path in each.paths)) or tuple(range(len(numbers)))
             for each in self.optimizers
         ]
+
+
+def offer_difference(name: str, expected: str, given: str) -> str:
+    """Return the first place where two rows of `Offer.fingerprint` differ, and both values.
+
+    >>> offer_difference("optimizers", '[{"config": {"momentum": 0.9}}]', '[{"config": {}}]')
+    'optimizers.0.config.momentum: expected 0.9, got nothing'
+    """
+    try:
+        one, other = json.loads(expected), json.loads(given)
+    except (ValueError, RecursionError):  # a client may send anything
+        return f"{name}: expected {expected:.100}, got {given:.100}"
+    place = name
+    while isinstance(one, dict | list) and type(one) is type(other):
+        ours = one if isinstance(one, dict) else dict(enumerate(one))
+        theirs = other if isinstance(other, dict) else dict(enumerate(other))
+        keys = [*ours, *(key for key in theirs if key not in ours)]
+        key = next((key for key in keys if ours.get(key) != theirs.get(key)), None)
+        if key is None:
+            break
+        place, one, other = f"{place}.{key}", ours.get(key), theirs.get(key)
+    shown = ("nothing" if value is None else f"{json.dumps(value):.100}" for value in (one, other))
+    return f"{place}: expected {next(shown)}, got {next(shown)}"
 
 
 def weights_digest(flat: Float32) -> str:

@@ -40,6 +40,7 @@ class Reason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REASON_NO_MODEL: _ClassVar[Reason]
     REASON_OFFER: _ClassVar[Reason]
     REASON_OPTIMIZER: _ClassVar[Reason]
+    REASON_OTHER_PROGRAM: _ClassVar[Reason]
     REASON_PHASE: _ClassVar[Reason]
     REASON_ENDS: _ClassVar[Reason]
     REASON_INTERNAL: _ClassVar[Reason]
@@ -116,6 +117,7 @@ REASON_OUTLIER: Reason
 REASON_NO_MODEL: Reason
 REASON_OFFER: Reason
 REASON_OPTIMIZER: Reason
+REASON_OTHER_PROGRAM: Reason
 REASON_PHASE: Reason
 REASON_ENDS: Reason
 REASON_INTERNAL: Reason

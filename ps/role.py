@@ -25,6 +25,7 @@ from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
 from thinwire.ops.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import import_quietly
+from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.run.settings import (
     EXIT_CONFIGURATION,
     EXIT_DONE,
@@ -190,10 +191,13 @@ def _stay(run: Run, own: PsFlags) -> None:
 def _serve(run: Run, own: PsFlags) -> int:
     """Serve one shard until the run has ended; return the exit code; raises as `main` does."""
     if run.overwrite:
-        clear_node(run.run_dir, own.node)
-        if run.checkpoint_dir is not None:
-            discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
-    saved = SavedShard(run, own.node)
+        _discard(run, own)
+    saved, why = SavedShard(run, own.node), ""
+    if saved.script_failed and not (run.resume or own.resume_only):
+        _discard(run, own)
+        saved, why = SavedShard(run, own.node), ", because the script of the run before failed"
+    if saved.core is None:
+        logging.info("run %s: begins%s", run.run_dir, why)
     if own.resume_only and saved.core is None:
         raise ConfigurationError(
             f"{own.node} was lost, and {saved.where} holds no checkpoint of it here: either it "
@@ -211,6 +215,8 @@ def _serve(run: Run, own: PsFlags) -> int:
                 f"--run_dir={run.run_dir} holds a run whose model came from flags, and this is "
                 "--model_from=worker; give it another --run_dir, or --overwrite the old one."
             )
+        return _serve_offered(run, own, saved)
+    if run.resume and not saved.phase:  # the first offer is of the first phase
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
@@ -239,9 +245,18 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
         ) from error
 
 
+def _discard(run: Run, own: PsFlags) -> None:
+    """Remove what this shard has kept of a run before."""
+    clear_node(run.run_dir, own.node)
+    if run.checkpoint_dir is not None:
+        discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
+
+
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker that offers the model, then serve it; return the exit code."""
     stage = OfferStage(run, own)
+    # Workers of a run that is continued may have been in it.
+    stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
         threading.Thread(target=import_quietly, args=("keras",), name="keras", daemon=True).start()
@@ -292,10 +307,15 @@ def _shard_of_offer(
     """Build what a worker has offered, or refuse that."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
-        return ShardProcess(run, own, model, saved)
+        shard = ShardProcess(run, own, model, saved)
+    except OtherRun as error:
+        stage.refuse(received, f"{error}", pb.REASON_OTHER_PROGRAM)
+        return None
     except Exception as error:  # noqa: BLE001 - Keras raises anything for arguments that are odd
         stage.refuse(received, f"{error}" or type(error).__name__)
         return None
+    saved.programs.record(received.worker, received.program)
+    return shard
 
 
 class ShardProcess:
@@ -326,12 +346,25 @@ class ShardProcess:
             self.run_id = secrets.token_hex(8)
         initials = ShardInitials(run, own.id_ps, model)
         self.keeping = self._keeping(initials)
-        self.keeping.replay(functools.partial(build_core, initials))
+        self._is_changed = self.saved.changes(self.offer)
+        # A journal is replayed by the settings and the optimizer that it was written with.
+        make = None if self._is_changed else functools.partial(build_core, initials)
+        self.keeping.replay(make)
         self.bounds = initials.bounds
         config = initials.config(self.saved, own.start_timeout_seconds)
         self.core = build_core(initials, config, run.lease_seconds, is_last=True)
-        if self.saved.core:
+        if self.saved.core and self._is_changed:
+            self._continue_otherwise(self.saved.core)
+        elif self.saved.core:
             self.core.load_state_dict(self.saved.core)
+        if self.saved.core:
+            logging.info("run %s: resumes from update %d", run.run_dir, self.core.version)
+
+    def _continue_otherwise(self, state: State) -> None:
+        """Continue weights and counts of a saved core with other settings (--resume)."""
+        begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
+        if begin_again:
+            logging.warning("--resume: these begin again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
         """Take the names and places of a model."""
@@ -362,7 +395,8 @@ class ShardProcess:
             stage: Whose port to take over; None: take one.
         """
         core = self.core
-        if finished := self.saved.finished:
+        finished = None if self._is_changed else self.saved.finished
+        if finished:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return False
         self.saved.on_fenced = self._on_fenced
@@ -422,6 +456,7 @@ class ShardProcess:
         else:
             self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
+        server.programs = self.saved.programs
         if self.run.model_is_offered:
             is_agreed = server.scripts.has_begun if self.leads else lambda phase: True
             server.ended_models = EndedModels(self.saved.ended_models())

@@ -159,7 +159,8 @@ def _play(script: list[str] | None) -> int:
         return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).show(run, script))
     _lock(run)
     _keep_log(run)
-    if run.type_node != "Supervisor" and not FLAGS.quiet:  # a Cluster logs them once for all
+    # A Cluster logs them once for all, after how its run starts.
+    if run.type_node not in ("Supervisor", "Cluster") and not FLAGS.quiet:
         for warning in run.method.warnings:
             logging.warning("%s", warning)
     _prepare_process(run)

@@ -41,6 +41,7 @@ from thinwire.worker.core.messages import (
     was_accepted,
 )
 from thinwire.worker.core.own_changes import OwnChanges
+from thinwire.worker.script import RECORD
 from thinwire.worker.train_step import clip, decay
 from thinwire.worker.trainer import Stopwatch, WorkerSession
 
@@ -191,6 +192,7 @@ class Session:
                 lambda: [own.collect() for own in self._own_slots(optimizers)],
                 phase,
                 before.part.run_id if before is not None else "",
+                RECORD.program,
             )
         if self.takes_weights and (self.own.weight_decay or self.own.clip_norm):
             raise ConfigurationError(

@@ -19,7 +19,8 @@ from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node
-from thinwire.ops.run.finished import finished_summary
+from thinwire.ops.run.finished import SETTINGS, finished_summary, resumed_settings
+from thinwire.ops.run.resuming import OtherRun, first_setting, refusal
 from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Diverged, Run
 from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.telemetry import run_status
@@ -193,6 +194,7 @@ class _Standalone:
 
     def _save(self) -> None:
         state = {
+            SETTINGS: resumed_settings(self.run),
             "trainer": self.trainer.save(),
             "cursor": self.shard.cursor.state(),
             "version": self.version,
@@ -203,12 +205,17 @@ class _Standalone:
     def _resume(self) -> None:
         found = self.checkpoints.load_latest()
         if found is None:
+            logging.info("run %s: begins", self.run.run_dir)
             return
         state = found[1]
+        change = first_setting(state.get(SETTINGS, {}), resumed_settings(self.run))
+        if change is not None and not self.run.resume:
+            place = f"--run_dir={self.run.run_dir}"
+            raise OtherRun(refusal(place, change, state["version"]))
         self.shard.cursor.restore(state["cursor"])
         self.trainer.restore(state["trainer"])
         self.version, self.seconds = state["version"], state["seconds"]
-        logging.info("resumed at step %d", self.version)
+        logging.info("run %s: resumes from update %d", self.run.run_dir, self.version)
 
     def _interrupt(self, number: int, frame: Any) -> None:
         del frame

@@ -17,7 +17,8 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of, clear_node, scalars_of
-from thinwire.ops.run.finished import SETTINGS, deciding_settings, refuse_other_run
+from thinwire.ops.run.finished import SETTINGS, resumed_settings
+from thinwire.ops.run.resuming import OtherRun, first_setting, refusal
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -297,7 +298,8 @@ class Worker:
             "metrics": session.metrics().to_dict(),
             "stop_reason": session.stop_reason,
             "limit": limit_of(self.run, session.stop_reason),
-            SETTINGS: self._deciding_settings(),
+            SETTINGS: resumed_settings(self.run),
+            "nb_workers": self.run.nb_workers,
         }
         try:
             self.checkpoints.save(session.core.step, state)
@@ -308,19 +310,20 @@ class Worker:
         """Return why this worker's run ended, if it did and its PS is gone.
 
         Raises:
-            ConfigurationError: It was another run than this one.
+            OtherRun: It was another run than this one.
         """
         found = self.checkpoints.load_latest()
         if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
             return None
         if self.session.exchange.shards[0].probe(_PROBE_SECONDS):
             return None
-        refuse_other_run(self.run, found[1].get(SETTINGS), self._deciding_settings())
+        if (change := self._change_since(found[1])) is not None:
+            raise OtherRun(refusal(f"--run_dir={self.run.run_dir}", change, None))
         return str(found[1]["stop_reason"])
 
-    def _deciding_settings(self) -> dict[str, str]:
-        """Return what decides what this worker computes."""
-        return {**deciding_settings(self.run), "batch_size": str(self.run.batch_size)}
+    def _change_since(self, saved: State) -> str | None:
+        """Return which setting this worker's checkpoint was written with otherwise; None: none."""
+        return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
         """Go on from this worker's checkpoint if it is of this run.
@@ -335,14 +338,17 @@ class Worker:
         if state["run_id"] != session.run_id:
             logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
             return
-        try:
-            self.shard.cursor.restore(state["cursor"])
-        except ConfigurationError as error:
-            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
+        session.before = WorkerMetrics.from_dict(state["metrics"])
+        if state.get("nb_workers", self.run.nb_workers) == self.run.nb_workers:
+            self._restore_position(state)
+        else:
+            logging.info("the number of workers has changed: each begins its new part of the data")
+        if (change := self._change_since(state)) is not None:
+            logging.warning("--resume: this worker's own state begins again: %s", change)
+            return
         self.step.restore_local(state["local"])
         self.personal.restore(state.get("personal", {}))
         session.exchange.restore(state["exchange"])
-        session.before = WorkerMetrics.from_dict(state["metrics"])
         if session.core.restore(state["core"], last_applied_step):
             logging.info("resumed at step %d", last_applied_step)
         else:
@@ -351,6 +357,12 @@ class Worker:
                 state["core"]["step"],
                 last_applied_step,
             )
+
+    def _restore_position(self, state: State) -> None:
+        try:
+            self.shard.cursor.restore(state["cursor"])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"--run_dir={self.run.run_dir}: {error}") from error
 
     # -- signals ------------------------------------------------------------------------------
 

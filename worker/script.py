@@ -5,8 +5,11 @@ The script's sessions record themselves here; whoever runs the script reads it a
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
+
+from thinwire.ops.run.program import Rows
 
 
 class LeftBehind(Exception):
@@ -30,10 +33,14 @@ class ScriptRecord:
 
     Attributes:
         chief: The worker whose script writes the files.
+        source: The script's file, and its digest when it began; None: nobody has noted them.
+        program: What this worker computes with, once it is about to join.
     """
 
     def __init__(self) -> None:
         self.chief = 1
+        self.source: tuple[pathlib.Path, str] | None = None
+        self.program: Rows = ()
         self._sessions: list[ScriptSession] = []
         self._endings: list[Callable[[bool, str], None]] = []
         self._report: Callable[[Mapping[str, Any]], None] | None = None

@@ -17,8 +17,8 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 
-#: Steps that a run of unknown length is taken to have. A search for a rate multiplies it at each step,
-#: and ends long before it overflows. Where the run does come so far, it ends as diverged.
+#: Steps that a run of unknown length is taken to have. A search for a rate multiplies it at each
+#: step, and ends long before it overflows. Where the run does come so far, it ends as diverged.
 _SURE_STEPS = 1000
 #: Samples from the beginning and from the end of a list of numbers, such as boundaries.
 _OF_LIST = 4

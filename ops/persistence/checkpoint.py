@@ -31,6 +31,7 @@ from thinwire.ops.persistence.state_format import (
     ArrayBytes,
     StateEncoder,
     decode_state,
+    decode_values,
     manifest_bytes,
     read_arrays,
     read_manifest,
@@ -137,6 +138,14 @@ class CheckpointStore(abc.ABC):
         """
 
     @abc.abstractmethod
+    def load_values(self) -> State | None:
+        """Return the newest state with zeros for its arrays, which are not read; None: no state.
+
+        Raises:
+            ConfigurationError: Another version of Thinwire wrote it.
+        """
+
+    @abc.abstractmethod
     def load_all(self) -> list[State]:
         """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
 
@@ -227,6 +236,16 @@ class Checkpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+        return None
+
+    def load_values(self) -> State | None:
+        """See CheckpointStore."""
+        for _, path in reversed(self._found()):
+            try:
+                state: State = decode_values(_read_content(path)["tree"])
+                return state
+            except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+                _log.debug("%s cannot be read: %s", path, error)
         return None
 
     def load_all(self) -> list[State]:

@@ -89,6 +89,20 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
     raise ValueError(f"unknown tag {tag!r} in the manifest")
 
 
+class _NoArrays(list[NDArray[Any]]):
+    """Stands for arrays that were not read."""
+
+    def __getitem__(self, number: Any) -> Any:
+        """Return a zero."""
+        del number
+        return np.zeros(())
+
+
+def decode_values(value: Any) -> Any:
+    """Undo ``StateEncoder.encode`` without the arrays, in whose places are zeros."""
+    return decode_state(value, _NoArrays())
+
+
 class ArrayBytes:
     """The bytes of arrays one after the other, to be iterated once.
 

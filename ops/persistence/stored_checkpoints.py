@@ -39,6 +39,7 @@ from thinwire.ops.persistence.state_format import (
     ArrayBytes,
     StateEncoder,
     decode_state,
+    decode_values,
     manifest_bytes,
     read_arrays,
     read_manifest,
@@ -108,6 +109,16 @@ class StoredCheckpoints(CheckpointStore):
             except DamagedCheckpointError as error:
                 self.num_skipped += 1
                 _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+        return None
+
+    def load_values(self) -> State | None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._read_log()
+        for entry in reversed(self._entries):
+            try:
+                return decode_values(entry.content["tree"]) if entry.content else None
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+                _log.debug("entry %d cannot be read: %s", entry.number, error)
         return None
 
     def load_all(self) -> list[State]:

@@ -24,6 +24,8 @@ _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
+#: Why a script ended that could not report it to a PS, as by os._exit.
+_FAILURE_FILE = "failure.txt"
 #: What `thinwire run` was given.
 LAUNCH_FILE = "launch.json"
 _LOCKS = "locks"
@@ -77,6 +79,22 @@ def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
         return {}
 
 
+def failure_of(run_dir: pathlib.Path) -> str | None:
+    """Return why the script of the run before failed, if its launcher has noted it."""
+    try:
+        return (run_dir / _FAILURE_FILE).read_text()
+    except OSError:
+        return None
+
+
+def note_failure(run_dir: pathlib.Path, why: str | None) -> None:
+    """Note why a run's script failed; None: forget it."""
+    if why is None:
+        (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
+    else:
+        (run_dir / _FAILURE_FILE).write_text(f"{why}\n")
+
+
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
     """Return the file of a worker's rounds."""
     return run_dir / "measure" / f"worker-{worker}.jsonl"
@@ -101,6 +119,7 @@ def clear_records(run_dir: pathlib.Path) -> None:
 def clear(run_dir: pathlib.Path) -> None:
     """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
     clear_records(run_dir)
+    note_failure(run_dir, None)
     for folder in _NODE_FOLDERS:
         shutil.rmtree(run_dir / folder, ignore_errors=True)
 

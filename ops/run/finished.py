@@ -2,52 +2,88 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from thinwire.ops.run.directory import SUMMARY_FILE, launched_with
 from thinwire.ops.run.fingerprint import fingerprint, shard_settings
+from thinwire.ops.run.program import digest_of
+from thinwire.ops.run.resuming import OtherRun, first_setting, refusal
 from thinwire.ops.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
-from thinwire.ops.types import ConfigurationError
 
 #: Where a summary or a checkpoint keeps the `deciding_settings` of its run.
 SETTINGS = "settings"
+_GROUPS = "sync.groups"
 
 
 def deciding_settings(run: Run) -> dict[str, str]:
     """Return name -> value of everything that decides what a run computes, but for its limits.
 
-    Flags come first under their own names, then what follows from them.
+    Flags come first under their own names, then what follows from them. Neither is the number of
+    workers among them, which may change while a run lasts, nor a path: a file counts by its
+    content.
     """
     model, data = run.model, run.data
     flags = {
         "method": run.method.name,
-        "model": _whole(model.path),
+        "model": _content(model.path),
         "network": model.network if not model.path else None,
         "task": model.task,
         "image_size": model.image_size,
         "image_depth": model.image_depth,
         "nb_classes": model.nb_classes,
         "dataset": data.dataset,
-        "data_dir": _whole(data.data_dir),
-        "data_sharding_file": _whole(data.sharding_file),
-        "partition_file": _whole(data.partition_file),
+        "data_dir": data.data_dir,
+        "data_sharding_file": _content(data.sharding_file),
+        "partition_file": _content(data.partition_file),
         "scaling": data.scaling,
         "augment": data.augment,
         "batch": data.batch,
         "shard": data.shard,
-        "nb_workers": run.nb_workers,
         "nb_ps": run.nb_ps,
     }
+    if run.type_node == "Simulator":  # nobody joins it later, and it is never resumed
+        flags["nb_workers"] = run.nb_workers
     rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
-    return {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
+    found = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
+    found[_GROUPS] = _groups_of_any_size(run)
+    if run.nb_workers == 1:  # alone and all together are one thing
+        del found[_GROUPS]
+    return found
 
 
-def _whole(path: str | None) -> str | None:
-    return str(pathlib.Path(path).resolve()) if path else None
+def resumed_settings(run: Run) -> dict[str, str]:
+    """Return the `deciding_settings` of nodes that train, which a PS keeps with its checkpoints.
+
+    A Supervisor has a batch size of its own.
+    """
+    own: dict[str, object] = {
+        "clip_norm": run.clip_norm,
+        "worker_weight_decay": run.worker_weight_decay,
+    }
+    if not run.model_is_offered:
+        own["batch_size"] = run.batch_size
+    return {name: str(value) for name, value in own.items()} | deciding_settings(run)
+
+
+def _groups_of_any_size(run: Run) -> str:
+    """Return the groups of workers; those that follow from the number of workers, in a word."""
+    groups, everybody = run.method.sync.groups, range(1, run.nb_workers + 1)
+    if tuple(groups) == (tuple(everybody),):
+        return "all together"
+    if tuple(groups) == tuple((worker,) for worker in everybody):
+        return "each alone"
+    return str(groups)
+
+
+def _content(path: str | None) -> str | None:
+    """Return the name of a file that a flag names, with what it holds."""
+    file = pathlib.Path(path) if path else None
+    if file is None or not file.is_file():
+        return path
+    return f"{file.name} (sha256 {digest_of(file)[:12]})"
 
 
 def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
@@ -58,16 +94,22 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
         script: That its workers run, and the script's arguments; empty: they run none.
 
     Raises:
-        ConfigurationError: A finished run is there, and another one than this.
+        OtherRun: A finished run is there, and another one than this; with --resume it is not.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
         reason = _finished(run, summary)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    if reason is not None:
-        refuse_other_run(run, summary.get(SETTINGS), deciding_settings(run))
-        _refuse_other_script(run, script)
+    if reason is None:
+        return None
+    kept = summary.get(SETTINGS)
+    known = kept if isinstance(kept, dict) else {}  # of an earlier version: none
+    difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
+    if difference is not None and run.resume:
+        return None
+    if difference is not None:
+        raise OtherRun(refusal(f"--run_dir={run.run_dir}", difference, summary["updates"]))
     return reason
 
 
@@ -83,46 +125,16 @@ def _finished(run: Run, summary: dict[str, Any]) -> str | None:
     return reason if is_finished(run, reason, reached.get(reason)) else None
 
 
-def refuse_other_run(run: Run, found: Any, mine: Mapping[str, str]) -> None:
-    """Refuse to take the finished run of a run directory for this one.
-
-    Args:
-        run: The run's settings.
-        found: What was kept of the settings of that run; of an earlier version: None.
-        mine: Those of this one.
-
-    Raises:
-        ConfigurationError: A value differs.
-    """
-    if not isinstance(found, Mapping):
-        return
-    for name, value in mine.items():
-        if name in found and found[name] != value:
-            raise _other_run(run, f"{name} was {found[name]!r} and is {value!r}")
-
-
-def _refuse_other_script(run: Run, script: Sequence[str]) -> None:
+def _other_script(run: Run, script: Sequence[str]) -> str | None:
     before = launched_with(run.run_dir).get("script")
     if not script or not isinstance(before, dict):
-        return
+        return None
     path, *arguments = script
     if before.get("sha256") != digest_of(pathlib.Path(path)):
-        raise _other_run(run, f"the script was {before.get('path')}, and {path} is not the same")
+        return f"the script was {before.get('path')}, and {path} is not the same"
     if before.get("arguments") != arguments:
-        given = f"{before.get('arguments')} and are {arguments}"
-        raise _other_run(run, f"the script's arguments were {given}")
-
-
-def digest_of(path: pathlib.Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _other_run(run: Run, difference: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"--run_dir={run.run_dir} holds a finished run of other settings ({difference}); give this "
-        "one another --run_dir, or --overwrite the old one."
-    )
+        return f"the script's arguments were {before.get('arguments')} and are {arguments}"
+    return None
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:

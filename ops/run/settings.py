@@ -33,6 +33,9 @@ DRAIN_SECONDS = 1.5
 #: has ended while another trains on.
 FINISHED, SCRIPT_FAILED, RETURNED_EARLY = "finished", "script_failed", "returned_early"
 
+#: Those that leave a run which the same command begins again.
+SCRIPT_FAILURES = (SCRIPT_FAILED, RETURNED_EARLY)
+
 #: Stop reason of a server that workers came to, and none could be admitted.
 NOBODY_ADMITTED = "nobody_admitted"
 #: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
@@ -128,6 +131,9 @@ class Run:
     metrics_port: int = 0  # where this node's figures are read; 0: nowhere
     metrics_host: str = "127.0.0.1"
     metrics_login: str | None = None  # file with name and password of its readers
+    clip_norm: float = 0.0  # of workers that have the flags of this node
+    worker_weight_decay: float = 0.0  # likewise
+    resume: bool = False  # also a run that was trained by other code, or whose script failed
 
     @property
     def nb_ps(self) -> int:

@@ -16,6 +16,7 @@ from absl import logging
 
 from thinwire.ops.failure_detector import Backoff, RetryDeadline, RtoEstimator
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.types import ConfigurationError, Link, ShardLayout
 from thinwire.proto import messages, versions
 from thinwire.proto import thinwire_pb2 as pb
@@ -189,6 +190,7 @@ class ClientSession:
             Unreachable: Nothing answers in time.
             RequestRejected: The shard rejects the Hello or the offer, or is not trusted itself.
             OfferAccepted: It has taken the offer; open another session.
+            OtherRun: This worker has trained the run with another program.
             ConfigurationError: The model is too large to be offered.
             StreamLost: The stream broke, or another program than a Thinwire shard answered.
         """
@@ -223,6 +225,8 @@ class ClientSession:
                 self._send_offer(self._make_offer)
                 continue
             self.close()
+            if reason == pb.REASON_OTHER_PROGRAM:
+                raise OtherRun(message.refusal.message)
             is_accepted = has_offered and reason == pb.REASON_STARTING
             raise (OfferAccepted if is_accepted else RequestRejected)(message.refusal)
 

@@ -23,7 +23,7 @@ from thinwire.ps.core.counters import Counters
 from thinwire.ps.core.lifecycle import RunLifecycle, RunPhase
 from thinwire.ps.core.members import CoreConfig, Member, MemberTable
 from thinwire.ps.core.membership import Change, Membership
-from thinwire.ps.core.model import model_for
+from thinwire.ps.core.model import have_one_form, model_for
 from thinwire.ps.core.pacing_service import PacingService
 from thinwire.ps.core.quarantine import Quarantine, UpdateGuard
 from thinwire.ps.core.regrouper import RegroupFollower, RegroupPlanner
@@ -121,6 +121,32 @@ class PsCore:
         self._resumed()
         if has_started:
             self._lifecycle.start()
+
+    def continue_from(self, state: State, same_optimizer: bool) -> list[str]:
+        """Continue the run of a saved core that had other settings; this one has handled nothing.
+
+        Weights, version, examples, seconds and counters are the run's; so is every other part whose
+        saved state has the form that it has with the present settings.
+
+        Args:
+            state: What `state_dict` returned.
+            same_optimizer: Whether the optimizers are of the classes that they were of.
+
+        Returns:
+            What begins again, in words.
+        """
+        fresh, begin_again = self.state_dict(), []
+        for name, part in self._parts().items():
+            if name == "model":
+                begin_again += self.model.continue_from(state[name], same_optimizer)
+            elif fresh[name].keys() == state[name].keys() and (
+                name != "averages" or have_one_form(fresh[name], state[name])
+            ):
+                part.load_state_dict(state[name], soft=False)
+            else:
+                begin_again.append(f"the {name}")
+        self._resumed()
+        return begin_again
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
         """Take in one event; return what is to be done about it, in order."""

@@ -109,6 +109,37 @@ class ShardModel:
         self.version, self.samples, self.samples_before = version, samples, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
+    def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
+        """Take over weights and counts of a shard that had other settings.
+
+        The optimizer's state goes on where it has the form of the present optimizer's, and its
+        rate is the present one. What is kept for each worker is made when they pull.
+
+        Args:
+            saved: What `state_dict` returned.
+            same_optimizer: Whether the optimizers are of the classes that they were of.
+
+        Returns:
+            What begins again, in words.
+        """
+        begin_again = []
+        np.copyto(self.theta, saved["theta"])
+        self.go_on_from(saved["version"], saved["samples"])
+        fresh = self.method.server.save(self._server)
+        if same_optimizer and have_one_form(fresh, saved["optimizer"]):
+            before = without_set_rate(saved["optimizer"])
+            self._server = self.method.server.restore(before, self.theta, self._server)
+            self.samples_before = saved.get("samples_before", 0)
+            self._stepped_samples = list(saved["stepped_samples"])
+        else:
+            self.method.server.set_weights(self.theta, self._server)
+            begin_again.append("the optimizer's state")
+        if have_one_form(self._scaler.state_dict(), saved["loss_scale"]):
+            self._scaler.load_state_dict(saved["loss_scale"])
+        self._privacy.update(saved.get("privacy", {}))
+        self._counts.update(saved["down_counts"])
+        return begin_again
+
     @property
     def kind(self) -> Kind:
         """The meaning of updates on the wire."""
@@ -435,6 +466,33 @@ class ShardModel:
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
         self._backups.restore(state["backups"])
+
+
+def have_one_form(one: Any, other: Any) -> bool:
+    """Return whether two states have the same names, and arrays of the same shapes, at any depth.
+
+    >>> have_one_form({"steps": 3, "slots": {}}, {"steps": 0, "slots": {}})
+    True
+    >>> have_one_form({"velocity": np.zeros(2)}, {})
+    False
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(
+            have_one_form(one[key], other[key]) for key in one
+        )
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(have_one_form, one, other))
+    shapes = [getattr(each, "shape", None) for each in (one, other)]
+    return shapes[0] == shapes[1] and not isinstance(one, dict) and not isinstance(other, dict)
+
+
+def without_set_rate(state: Any) -> Any:
+    """Return an optimizer's saved state without rates that a script has set while it trained."""
+    if not isinstance(state, dict):
+        return state
+    return {
+        key: None if key == "set_rate" else without_set_rate(value) for key, value in state.items()
+    }
 
 
 def _durable(state: Any, keep: Keep) -> Any:

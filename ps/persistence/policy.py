@@ -56,9 +56,13 @@ class JournalPolicy:
                 *("on" if self.about["on"] else "off", fraction, LARGEST_FRACTION),
             )
 
-    def replay(self, make: MakeCore) -> None:
-        """Replay the journal on top of the newest snapshot."""
-        replayed = self._saved.replay(make, self._coder)
+    def replay(self, make: MakeCore | None) -> None:
+        """Replay the journal on top of the newest snapshot.
+
+        Args:
+            make: Makes cores; None: the snapshot is continued alone.
+        """
+        replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
         self.recovered: dict[str, Any] = {
             "replayed": before["replayed"] + (replayed.num_records if replayed else 0),

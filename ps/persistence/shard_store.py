@@ -7,6 +7,7 @@ that no snapshot on disk needs any more are removed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import pathlib
 import secrets
 import threading
@@ -14,13 +15,14 @@ from collections.abc import Callable
 
 from absl import logging
 
-from thinwire.ops.offer import Offer
+from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.persistence.checkpoint import CheckpointStore, Fenced
 from thinwire.ops.persistence.places import CHECKPOINTS, checkpoints_at
-from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.run.finished import resumed_settings
 from thinwire.ops.run.lock import LockOwner
-from thinwire.ops.run.settings import Run, is_finished, limit_of
+from thinwire.ops.run.resuming import OtherRun, first_setting, programs_of, refusal
+from thinwire.ops.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 from thinwire.ops.types import ConfigurationError, ModelSpec, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -29,6 +31,7 @@ from thinwire.ps.persistence import journal
 from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
+from thinwire.ps.programs import Programs
 
 #: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
 #: with the journal's magic. 1: by attributes of the core, before the parts had names of their own;
@@ -36,6 +39,13 @@ from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 FORMAT = 3
 _READABLE = (2, FORMAT)
 _JOURNALS_OF = "journals.id"
+_NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
+
+
+def _compiled(offer: Offer) -> list[object]:
+    """Return what decides how the model of an offer is stepped, the rate included."""
+    fresh = [dataclasses.replace(each, iterations=0) for each in offer.optimizers]
+    return [fresh, offer.fingerprint()]
 
 
 class Saver:
@@ -123,6 +133,8 @@ class SavedShard:
         self._checkpoints = self._checkpoints_of(name, self.folder, run.keep_checkpoints)
         self._found = self._load()
         self._phase, self._since = self.phase, self.since
+        known = {} if self._found is None or run.resume else programs_of(self._found)
+        self.programs = Programs(known, self.place)
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
         # First files of the journals that the snapshots on disk need, the newest last. Snapshots of
@@ -154,18 +166,59 @@ class SavedShard:
     def _refuse_other_run(self, spec: ModelSpec) -> None:
         if self._found is None:
             return
-        mine = messages.settings_of(self._settings)
-        theirs = [pb.Setting(name=name, value=value) for name, value in self._found["fingerprint"]]
-        difference = messages.first_difference(mine, theirs) or messages.first_difference(
-            messages.tensors_of(spec),
-            [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in self._found["model"]],
-        )
+        before = [pb.Tensor(path=p, shape=s, dtype=d) for p, s, d in self._found["model"]]
+        difference = messages.first_difference(before, messages.tensors_of(spec))
+        now = resumed_settings(self._run)
+        difference = difference or first_setting(self.settings, {_NB_PS: now[_NB_PS]})
         if difference:
-            flag, place = self._place
-            raise ConfigurationError(
-                f"--{flag}={place} holds another run ({difference}); give this one "
-                f"another --{flag}, or --overwrite the old one."
+            raise OtherRun(
+                f"{self.place} holds a run whose weights lie otherwise ({difference}). Nothing was "
+                "deleted; expected the same model and --nb_ps, which --resume cannot change. Add "
+                "--overwrite to begin again, or give this run another folder."
             )
+        change = None if self._run.resume else first_setting(self.settings, now)
+        if change is not None:
+            raise OtherRun(refusal(self.place, change, self.version))
+
+    def changes(self, offer: Offer | None) -> bool:
+        """Return whether the saved state is of other settings, or of another offer, than this run.
+
+        Args:
+            offer: That a worker has made now, if one did.
+        """
+        if self._found is None:
+            return False
+        before = None if self.offer is None else read_offer(self.offer, 1 << 62)
+        is_same = (before is None) == (offer is None)
+        if is_same and before is not None and offer is not None:
+            is_same = _compiled(before) == _compiled(offer)
+        return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
+
+    def has_optimizers_of(self, offer: Offer | None) -> bool:
+        """Return whether the saved state is of optimizers of the same classes."""
+        if self.offer is None or offer is None:
+            now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
+            return first_setting(self.settings, now) is None
+        before = read_offer(self.offer, 1 << 62)
+        classes = [[each.optimizer.name for each in one.optimizers] for one in (before, offer)]
+        return classes[0] == classes[1]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings that the run was trained with; of an earlier version: none are known."""
+        found = self._found.get("settings", {}) if self._found else {}
+        return {str(name): str(value) for name, value in found.items()}
+
+    @property
+    def version(self) -> int:
+        """Updates that the newest checkpoint has."""
+        found = self._found["core"].get("model", {}) if self._found else {}
+        return int(found.get("version", 0))
+
+    @property
+    def script_failed(self) -> bool:
+        """Whether the run's script failed after it had trained."""
+        return bool(self._found and self._found.get("script_failed"))
 
     @property
     def phase(self) -> int:
@@ -333,7 +386,9 @@ class SavedShard:
                 "core": core,
                 "run_id": run_id,
                 "limit": limit_of(self._run, core["lifecycle"]["stop_reason"]),
-                "fingerprint": [list(row) for row in self._settings],
+                "settings": resumed_settings(self._run),
+                "programs": self.programs.to_plain(),
+                "script_failed": self._fails_with(version, core),
                 "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
                 "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
@@ -377,6 +432,11 @@ class SavedShard:
     def _is_elsewhere(self) -> bool:
         """Whether checkpoints are not kept beside the journal."""
         return self._run.checkpoint_dir is not None
+
+    @property
+    def place(self) -> str:
+        """The flag that names where checkpoints are, with its value."""
+        return "--{}={}".format(*self._place)
 
     @property
     def _place(self) -> tuple[str, str]:
@@ -431,11 +491,14 @@ class SavedShard:
             )
         return state
 
-    @property
-    def _settings(self) -> list[tuple[str, str]]:
-        """What a resumed run must have in common: its fingerprint, and the number of shards."""
-        rows = fingerprint.fingerprint(self._run, self._offer)
-        return [*rows, ("nb_ps", str(self._run.nb_ps))]
+    def _fails_with(self, version: int, core: State) -> bool:
+        """Return whether a script has failed that had trained here.
+
+        One that could not begin, for a file that is missing or a module, leaves the run as it was.
+        """
+        if self._found and version <= self.version:
+            return self.script_failed
+        return core["lifecycle"]["stop_reason"] in SCRIPT_FAILURES
 
     def _all_damaged(self) -> str:
         count = self._checkpoints.num_skipped

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from thinwire.ops.offer import OFFER_PREFIX, offer_difference
+from thinwire.ops.run import program
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import Link, ModelSpec
 from thinwire.proto import messages
@@ -126,17 +129,36 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             )
     if hello.role in _OBSERVERS or looks_only:
         return None
-    expected, given = list(mine.fingerprint), list(hello.fingerprint)
+    expected = list(mine.fingerprint)
+    given = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
     if mine.model is None:  # what the script brings is not known yet
         given = given[: len(expected)]
-    difference = messages.first_difference(expected, given)
+    difference = _first_of_offers(expected, given) or messages.first_difference(expected, given)
     if difference:
         return pb.REASON_FINGERPRINT, (
             f"method or split of the data differs: {difference}; give all nodes the same --method, "
             "policy flags, --seed and --partition, and all workers the same script."
         )
+    return None
+
+
+def program_of(hello: pb.Hello) -> program.Rows:
+    """Return what a worker computes with, as its Hello has it; empty: it has no script."""
+    return program.program_rows((row.name, row.value) for row in hello.fingerprint)
+
+
+def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
+    """Return the first difference between two offers by its place; None: it is no offer's.
+
+    The rows of an offer are JSON (`Offer.fingerprint`), which nobody wants to read whole.
+    """
+    for one, other in zip(expected, given, strict=False):
+        if one != other:
+            is_offers = one.name == other.name and one.name.startswith(OFFER_PREFIX)
+            name = one.name.removeprefix(OFFER_PREFIX)
+            return offer_difference(name, one.value, other.value) if is_offers else None
     return None
 
 

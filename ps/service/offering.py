@@ -21,6 +21,7 @@ from absl import logging
 
 from thinwire.ops.offer import Offer, read_offer
 from thinwire.ops.run import fingerprint
+from thinwire.ops.run.program import Rows
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
@@ -33,7 +34,7 @@ from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.flags import PsFlags
 from thinwire.ps.initial_model import offered_bytes
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.handshake import check_hello, guard_of, identity
+from thinwire.ps.service.handshake import check_hello, guard_of, identity, program_of
 from thinwire.ps.service.leader_client import LeaderModel, find_model
 from thinwire.ps.service.server import dscp_of
 from thinwire.ps.service.stream_reader import check_address
@@ -69,12 +70,14 @@ class ReceivedOffer:
         payload: Initial weights of this shard, then moving statistics; of the expected length.
         worker: Whose it is.
         stream: Where it waits.
+        program: What that worker computes with.
     """
 
     offer: Offer
     payload: memoryview
     worker: int
     stream: ServerStream
+    program: Rows = ()
 
 
 class OfferStage:
@@ -195,10 +198,10 @@ class OfferStage:
             return came if isinstance(came, ReceivedOffer) else None
         return None
 
-    def refuse(self, received: ReceivedOffer, why: str) -> None:
+    def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
         """Send an offer's worker away for good, and wait for that of another."""
         self._is_taken = False
-        self.refuse_offer(received.stream, why)
+        self.refuse_offer(received.stream, why, reason)
         received.stream.close()
         self.forget(received.stream)
 
@@ -293,9 +296,9 @@ class OfferStage:
             self._offering = None
         self._let_all_go()
 
-    def refuse_offer(self, stream: ServerStream, why: str) -> None:
+    def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
         """Send a worker that its offer is no good, and count it."""
-        _refuse(stream, pb.REASON_OFFER, why)
+        _refuse(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
@@ -362,6 +365,7 @@ class OfferReader:
         self.progress_at = stage.clock()
         self._bytes = 0  # since then
         self._offer: Offer | None = None
+        self._program: Rows = ()
         self._expects = "hello"  # or "offer", or "" where nothing is to come
         self._rate = MessageRate(stage.guard.limits)
         self._assembler = MessageAssembler(pb.ToServer, self._limit)
@@ -414,7 +418,7 @@ class OfferReader:
             return
         self._expects = ""
         if self._offer is not None:
-            received = ReceivedOffer(self._offer, payload, self.worker, self.stream)
+            received = ReceivedOffer(self._offer, payload, self.worker, self.stream, self._program)
             self._stage.receive(received)
 
     def _note_progress(self, num_bytes: int) -> None:
@@ -454,7 +458,7 @@ class OfferReader:
             _refuse(self.stream, pb.REASON_ENDS, "this PS had no model yet, and ends.")
             stage.interrupt()
             raise _SentAway
-        self._expects, self.worker = "", hello.id
+        self._expects, self.worker, self._program = "", hello.id, program_of(hello)
         self.progress_at = stage.clock()
         if is_worker and stage.claim(self):
             logging.info("worker %d is to offer the model", hello.id)

@@ -30,6 +30,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.ps.programs import Programs
 from thinwire.ps.service.admission import AdmissionWatch
 from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
@@ -103,6 +104,7 @@ class ShardServer:
         self._take_model(layout, share, bounds or ClaimBounds.of(core.model.method), groups)
         self.phases: PhaseGate | None = None
         self.ended_models = EndedModels()
+        self.programs = Programs()
         self.connections = Connections()
         self.identity: Identity | None = None  # None: not ready to accept a Hello
         self.directory = ShardDirectory(1)  # of all shards, where this is shard 0
@@ -202,6 +204,11 @@ class ShardServer:
         self.server, self.guard = listening, guard
         listening.hand_over(self._read)
         return listening.port
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
+        return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
         """Begin to accept Hellos."""

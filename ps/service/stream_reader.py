@@ -29,6 +29,7 @@ from thinwire.ps.service.handshake import (
     Identity,
     check_hello,
     checked_link,
+    program_of,
     unanswered,
 )
 from thinwire.ps.wire import reports
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from thinwire.proto.moved import ShardDirectory
     from thinwire.proto.security.connection_guard import ConnectionGuard
     from thinwire.ps.datagrams.port import DatagramPort
+    from thinwire.ps.programs import Programs
     from thinwire.ps.service.connections import Connections, Observers
     from thinwire.ps.service.run_control import RunControl
     from thinwire.ps.wire.claims import ClaimBounds
@@ -150,6 +152,14 @@ class StreamOwner(Protocol):
     @property
     def directory(self) -> ShardDirectory:
         """Where the other shards listen."""
+
+    @property
+    def programs(self) -> Programs:
+        """What each worker computes with."""
+
+    @property
+    def version(self) -> int:
+        """Updates applied so far."""
 
     @property
     def phases(self) -> PhaseGate | None:
@@ -272,7 +282,7 @@ class StreamReader:
         if hello.role == pb.ROLE_WORKER and hello.phase > mine.phase and self.server.phases:
             self._offer(hello, self.server.phases)
             return
-        refusal = check_hello(hello, mine)
+        refusal = self._other_program(hello) or check_hello(hello, mine)
         if refusal is not None and refusal[0] == pb.REASON_PHASE:  # it comes again, a fit later
             self._refuse(*refusal)
             raise _EndOfStream
@@ -293,6 +303,15 @@ class StreamReader:
             self.number = self.server.connections.add_observer(self.connection)
             self.server.welcome_observer(self.connection)
 
+    def _other_program(self, hello: pb.Hello) -> tuple[int, str] | None:
+        """Return why a worker of this run is refused that computes otherwise than before."""
+        mine, programs = self.server.identity, self.server.programs
+        is_of_run = mine is not None and hello.run_id in ("", mine.run_id)
+        if hello.role != pb.ROLE_WORKER or not is_of_run:
+            return None
+        text = programs.refusal_of(hello.id, program_of(hello), self.server.version)
+        return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
+
     def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
         """Hand a worker of a later phase over to whoever takes the model of that."""
         offers = phases.reader(hello.phase, self.stream)
@@ -312,6 +331,8 @@ class StreamReader:
                 self._reject_stream("hello", (pb.REASON_ID_TAKEN, other))
 
     def _join_worker(self, hello: pb.Hello, shard: int) -> None:
+        if self.server.scripts.is_worker(hello.id):
+            self.server.programs.record(hello.id, program_of(hello))
         link = checked_link(hello.link)
         incarnation = hello.incarnation or secrets.randbits(63) + 1
         self.connection = Connection(self.stream, hello, incarnation)

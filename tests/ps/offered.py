@@ -91,7 +91,7 @@ class OfferedRun:
     def listen(self, number=0, clock=None):
         """Start a shard that has no model, or goes on with that of its folder."""
         run, own, _ = self.settings(f"--id_ps={number}", "--type_node=PS")
-        if SavedShard(run, own.node).offer is not None:
+        if SavedShard(run, own.node).offer is not None and not run.resume:
             shard = self.shards[number] = restored_shard(run, own)
             thread = threading.Thread(target=self._go_on, args=(number, shard), daemon=True)
             self.threads.append(thread)

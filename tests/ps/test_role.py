@@ -101,10 +101,13 @@ def test_epochs_are_counted_in_examples():
 
 
 def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monkeypatch):
-    events, run = [], types.SimpleNamespace(addresses=(), overwrite=False, model_is_offered=True)
+    events, run = (
+        [],
+        types.SimpleNamespace(addresses=(), overwrite=False, resume=False, model_is_offered=True),
+    )
     flags = {"preload_keras": True, "max_model_bytes": 1, "resume_only": True, "stay": False}
     own = types.SimpleNamespace(node="ps-0", id_ps=0, **flags)
-    kept = types.SimpleNamespace(offer="{}", core={"theta": 1})
+    kept = types.SimpleNamespace(offer="{}", core={"theta": 1}, phase=0, script_failed=False)
     monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)
     monkeypatch.setattr(role, "SavedShard", lambda run, node: kept)
     monkeypatch.setattr(role, "read_offer", lambda document, limit: document)

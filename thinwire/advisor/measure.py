@@ -46,7 +46,7 @@ _FASTEST_MBPS = 1e6  # a higher rate is the clock's resolution, not a link's
 _OWN_TOPICS = ("Method", CODEC.title, "When to stop")
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
 _OWN = (
-    *("type_node", "flagfile", "run_dir", "overwrite", "advice", "measure", "on_metrics"),
+    *("type_node", "flagfile", "run_dir", "overwrite", "resume", "advice", "measure", "on_metrics"),
     *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
 )
 

@@ -29,7 +29,7 @@ from thinwire.worker.role import limit_threads
 
 FLAGS = flags.FLAGS
 _LONGEST_FLAG = 1000  # of a text in a document
-_NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "advice", *advisor_flags.NAMES)
+_NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "resume", "advice", *advisor_flags.NAMES)
 
 
 class Subject(Protocol):

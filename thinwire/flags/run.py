@@ -67,6 +67,8 @@ _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 #: Roles that write a summary, and the one that starts them; others may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
 
+#: Roles that begin each time.
+_NEVER_RESUMED = ("Simulator", "Advisor")
 #: Roles that run where nobody needs an epsilon to be computed.
 _ROLES_WITHOUT_ACCOUNT = ("Worker", "Supervisor")
 
@@ -117,6 +119,11 @@ _RUN = Topic(
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
         switch("overwrite", "Discard what a used --run_dir holds and start anew."),
+        switch(
+            "resume",
+            "Continue what --run_dir holds although the code or a setting has changed, or the "
+            "script has failed; weights and counts stay.",
+        ),
         integer(
             "seed", 1, "Seed of weights, data order and codecs.", "number", low=0, high=2**31 - 1
         ),
@@ -358,6 +365,15 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
     Raises:
         ConfigurationError: Values that exclude each other or name nothing.
     """
+    if given.overwrite and given.resume:
+        raise ConfigurationError(
+            "--overwrite and --resume were both given: one discards what --run_dir holds, and the "
+            "other continues it. Leave one out."
+        )
+    if given.resume and given.type_node in _NEVER_RESUMED:
+        raise ConfigurationError(
+            f"--type_node={given.type_node} --resume: it is never continued. Leave it out."
+        )
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
         dgt.fill(given, os.environ)

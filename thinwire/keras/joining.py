@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from thinwire.keras.checks import check_variables
+from thinwire.keras.compiled import describe_compiled
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.kept_state import KeptState
@@ -17,6 +18,8 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.types import State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
+from thinwire.worker.program import program_here
+from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -117,6 +120,9 @@ class Joining:
         plan.check(method, member.model.name)
         num_train = self._num_train or data.num_examples
         offer = make_offer(shared, plan, method, data.batch_size, num_train)
+        if not RECORD.program:  # as the script has compiled it, before anything is trained
+            compiled = describe_compiled(member.model, plan, offer)
+            RECORD.program = program_here(compiled).rows()
         offer = dataclasses.replace(offer, succession=member.num_before)
         optimizers.begin_clocks(data, method)
         own = [step.inner for step in optimizers.stepping]

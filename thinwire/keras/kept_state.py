@@ -16,12 +16,19 @@ from absl import logging
 
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of
+from thinwire.ops.run.finished import deciding_settings
+from thinwire.ops.run.program import PREFIX
+from thinwire.ops.run.resuming import first_setting
 from thinwire.ops.types import State
 from thinwire.session import Session
 from thinwire.settings import ScriptSettings
+from thinwire.worker.script import RECORD
 
 #: Kinds of arrays that files hold; others, such as bfloat16, are kept as float32.
 _KINDS = "biuf"
+#: Place of the rate among the variables of an optimizer of Keras, after the count of its steps.
+_RATE = 1
+_OPTIMIZER = f"{PREFIX}optimizer"
 
 
 class KeptState:
@@ -65,6 +72,9 @@ class KeptState:
             "run_id": session.part.run_id,
             "phase": session.phase,
             "core": core.save(),
+            "program": [list(row) for row in RECORD.program],
+            "classes": _classes(optimizers),
+            "settings": deciding_settings(session.settings.run),
             "optimizers": {str(n): _values(each) for n, each in enumerate(optimizers)},
         }
         try:
@@ -95,13 +105,26 @@ class KeptState:
                     "disk: its moments and counts begin anew, from the run's weights"
                 )
             return None
+        settings = state.get("settings", {})
+        if first_setting(settings, deciding_settings(session.settings.run)) is not None:
+            logging.warning(
+                "the method has changed (--resume): this worker's own state begins again"
+            )
+            return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
-        if [_shapes(each) for each in saved] != [_shapes(_values(each)) for each in optimizers]:
+        shapes = [_shapes(_values(each)) for each in optimizers]
+        is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
+        if is_other or [_shapes(each) for each in saved] != shapes:
             logging.warning("the state that was kept is of other optimizers: they begin anew")
             return None
+        compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
+        is_edited = compiled != [[value] for name, value in RECORD.program if name == _OPTIMIZER]
         for optimizer, values in zip(optimizers, saved, strict=True):
+            rate = optimizer.variables[_RATE].numpy()
             for number, variable in enumerate(optimizer.variables):
                 variable.assign(values[str(number)])
+            if is_edited:  # with --resume the rate is that of the edited script
+                optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
         logging.info("the optimizer goes on from its state at exchange %d of %d", step, last_step)
         core: State = state["core"]
@@ -115,6 +138,10 @@ def _values(optimizer: Any) -> State:
         str(number): array if array.dtype.kind in _KINDS else array.astype(np.float32)
         for number, array in enumerate(arrays)
     }
+
+
+def _classes(optimizers: Sequence[Any]) -> list[str]:
+    return [type(each).__name__ for each in optimizers]
 
 
 def _shapes(values: State) -> list[tuple[str, tuple[int, ...]]]:

@@ -19,6 +19,7 @@ class Failure:
     code: int  # exit code
     text: str  # a message, or a traceback; may have several lines
     is_lost: bool = False  # the worker could not reach the PS; the script did nothing wrong
+    is_refused: bool = False  # the run that it was to continue is of another script
 
     @property
     def headline(self) -> str:
@@ -39,7 +40,12 @@ class Failure:
             return line, None
         try:
             found = json.loads(text)
-            return before, cls(int(found["code"]), str(found["text"]), bool(found["is_lost"]))
+            return before, cls(
+                int(found["code"]),
+                str(found["text"]),
+                bool(found["is_lost"]),
+                bool(found["is_refused"]),
+            )
         except (ValueError, KeyError, TypeError):
             return line, None
 

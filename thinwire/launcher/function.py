@@ -8,6 +8,8 @@ wire.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import inspect
 import json
 import math
 import os
@@ -15,6 +17,7 @@ import pathlib
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +33,7 @@ from thinwire.ops.types import ConfigurationError
 _FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
 #: Where the script finds the folder of the call: its own.
 _SCRIPT = """\
+# What is called: {digest}
 import pathlib
 
 from thinwire.launcher.function import call
@@ -144,8 +148,54 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
     (folder / _RESULT).unlink(missing_ok=True)
     (folder / _CALL).write_bytes(cloudpickle.dumps({"path": sys.path, "call": pickled}))
     script = folder / f"{_FOLDER}.py"
-    script.write_text(_SCRIPT)
+    script.write_text(_SCRIPT.format(digest=_digest_of(function, args)))
     return str(script)
+
+
+def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
+    """Return the digest of a function, of those that it calls here, and of its arguments.
+
+    It stands in the script, so that another function is another script. A pickle would not do: it
+    has the number of a notebook's cell, which another evaluation of the same text changes.
+    """
+    found = hashlib.sha256(cloudpickle.dumps(tuple(args)))
+    for name, each in _used(function, {}).items():
+        found.update(f"{name} {_text_of(each)}".encode())
+    return found.hexdigest()
+
+
+def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
+    """Return name -> value of a function, and of the functions and numbers here that it uses."""
+    code = getattr(function, "__code__", None)
+    known[getattr(function, "__qualname__", type(function).__name__)] = function
+    for name in () if code is None else code.co_names:
+        other = function.__globals__.get(name)
+        is_near = getattr(other, "__module__", None) == function.__module__
+        if name not in known and callable(other) and is_near:
+            _used(other, known)
+        elif isinstance(other, bool | int | float | str):
+            known[name] = other
+    return known
+
+
+def _text_of(value: Any) -> str:
+    """Return the source of a function or a class, or of its code where no file has its text."""
+    if not callable(value):
+        return repr(value)
+    try:
+        return inspect.getsource(value)
+    except (OSError, TypeError):
+        parts = vars(value).values() if isinstance(value, type) else [value]
+        codes = [each.__code__ for each in parts if hasattr(each, "__code__")]
+        return " ".join(map(_code_text, codes)) or type(value).__name__
+
+
+def _code_text(code: types.CodeType) -> str:
+    constants = (
+        _code_text(each) if isinstance(each, types.CodeType) else repr(each)
+        for each in code.co_consts
+    )
+    return f"{code.co_code!r} {code.co_names} {' '.join(constants)}"
 
 
 def _word(name: str, value: Any) -> str:

@@ -14,14 +14,14 @@ from thinwire.flags import launch
 from thinwire.launcher.role import given_flags
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import LAUNCH_FILE, launched_with
-from thinwire.ops.run.finished import digest_of
+from thinwire.ops.run.program import digest_of
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
 #: Packages whose versions may change what a run computes.
 _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")
 #: Flags that another run has of its own.
-_NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "flagfile")
+_NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile")
 
 
 def write(run: Run, script: Sequence[str]) -> None:

@@ -21,9 +21,8 @@ from absl import flags, logging
 
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.output import Screen, shown_log
-from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.launcher.run_locks import start_in_claimed_directory
 from thinwire.ops.persistence.places import CHECKPOINTS, REPORTS, check_place
-from thinwire.ops.run.finished import finished_summary
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
@@ -47,6 +46,8 @@ LAUNCHERS = {
     "ray": "thinwire.launcher.ray",
     "slurm": "thinwire.launcher.slurm",
 }
+#: Those whose PS may be on hosts with disks of their own.
+ELSEWHERE = ("ssh", "ray")
 #: Flags that each child gets a value of its own for, or none.
 _OWN_FLAGS = (
     "type_node",
@@ -58,6 +59,7 @@ _OWN_FLAGS = (
     "nb_ps",
     "run_dir",
     "overwrite",
+    "resume",
     "flagfile",
     "batch_size",
     "linger_seconds",
@@ -74,7 +76,7 @@ _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
 #: What a node that is started again is given.
-_OF_RESTARTS = ("--num_restarts=", "--resume_only")
+_OF_RESTARTS = ("--num_restarts=", "--resume")  # and --resume_only
 
 
 class Restarts:
@@ -265,15 +267,10 @@ def main(run: Run) -> int:
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics)
     check_nodes_here(run, name)
-    claim_run_directory(run, launch.part_here())
-    finished = None if run.overwrite else finished_summary(run)
-    if finished:
-        logging.info(
-            "this run is finished (%s); see %s, or --overwrite it",
-            finished,
-            run.run_dir / "report" / "index.html",
-        )
+    start = start_in_claimed_directory(run, is_elsewhere=name in ELSEWHERE)
+    if start.finished is not None:
         return EXIT_DONE
+    run = start.run
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:
         with shown_log(Screen()):
@@ -311,15 +308,16 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
     """Return the nodes that start here, in this order: a whole cluster's, or those of a part."""
+    resume = ["--resume"] if run.resume else []
     nodes = [
-        _node(run, addresses, "PS", shard, [f"--id_ps={shard}", "--linger_seconds=60"])
+        _node(run, addresses, "PS", shard, [f"--id_ps={shard}", "--linger_seconds=60", *resume])
         for shard in range(run.nb_ps)
     ]
     nodes += [
         _node(run, addresses, "Worker", worker, [f"--id_worker={worker}"])
         for worker in range(1, run.nb_workers + 1)
     ]
-    nodes.append(_node(run, addresses, "Supervisor", 0, ["--batch_size=1000"]))
+    nodes.append(_node(run, addresses, "Supervisor", 0, ["--batch_size=1000", *resume]))
     part = launch.part_here()
     return [each for each in nodes if part is None or part.starts(each.role, each.number)]
 

@@ -31,6 +31,7 @@ from thinwire.launcher.output import (
     shown_log,
 )
 from thinwire.launcher.role import (
+    ELSEWHERE,
     LAUNCHERS,
     Cluster,
     EndRules,
@@ -40,8 +41,8 @@ from thinwire.launcher.role import (
     check_nodes_here,
     nodes_of,
 )
-from thinwire.launcher.run_locks import claim_run_directory
-from thinwire.ops.run.finished import finished_summary
+from thinwire.launcher.run_locks import start_in_claimed_directory
+from thinwire.ops.run.directory import note_failure
 from thinwire.ops.run.script_settings import remove_settings
 from thinwire.ops.run.settings import (
     EXIT_DONE,
@@ -64,6 +65,8 @@ RULES = EndRules(
 _OF_ROLES = ("--quiet", "--batch_size=")
 #: How long a shard 0 that does not answer is looked for, to end the run for others.
 _END_SECONDS = 10.0
+#: From here on an exit code is 128 + the number of a signal.
+_EXIT_OF_SIGNALS = 128
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
@@ -121,14 +124,11 @@ def main(run: Run, script: Sequence[str]) -> int:
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
     check_nodes_here(run, name)
-    part = launch.part_here()
-    claim_run_directory(run, part)
-    report = run.run_dir / "report" / "index.html"
-    finished = None if run.overwrite else finished_summary(run, script)
-    if finished:
-        logging.info("this run is finished (%s); see %s, or --overwrite it", finished, report)
+    start = start_in_claimed_directory(run, script, name in ELSEWHERE)
+    if start.finished is not None:
         return EXIT_DONE
-    path = pathlib.Path(script[0])
+    run, part, path = start.run, launch.part_here(), pathlib.Path(script[0])
+    note_failure(run.run_dir, None)
     if part is None or part.is_first:
         launch_document.write(run, script)
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
@@ -235,9 +235,12 @@ class _ScriptRun:
     def _read_code(self, node: Node, process: Process, code: int) -> int:
         """Count a script that has left without coming to its end as one that failed."""
         output = self._workers.get(node.number) if node.role == "Worker" else None
-        if output is None or code != EXIT_DONE or not process.is_followed:
+        if output is None or code < EXIT_DONE or not process.is_followed:
             return code
         process.wait()  # its last lines may still be on their way
+        if code != EXIT_DONE:
+            self._note_exit(node.number, code)
+            return code
         if output.is_complete:
             return code
         text = (
@@ -246,7 +249,14 @@ class _ScriptRun:
             "self.model.stop_training = True."
         )
         self._on_failure(node.number, Failure(EXIT_SCRIPT, text))
+        note_failure(self._run.run_dir, text)
         return EXIT_SCRIPT
+
+    def _note_exit(self, worker: int, code: int) -> None:
+        """Note that a script has left by itself and reported nothing, as os._exit(3) does."""
+        over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
+        if worker not in self._failures and code < _EXIT_OF_SIGNALS and not over:
+            note_failure(self._run.run_dir, f"{self._script[0]} left with exit code {code}")
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
         """Show the first failure; the others are in their workers' files."""
@@ -255,7 +265,7 @@ class _ScriptRun:
             self._failures[worker] = failure
         if not failure.is_lost:
             self._cluster.at_fault.add(worker)
-        if is_first and not self._cluster.interrupted.is_set():
+        if is_first and not failure.is_refused and not self._cluster.interrupted.is_set():
             self._workers[worker].show(failure.text)
 
     def _end_others(self) -> None:
@@ -264,7 +274,12 @@ class _ScriptRun:
         One that failed before its first step is known to nobody else. A shard 0 that has no model
         yet keeps us waiting for one.
         """
-        part, failed = launch.part_here(), self._cluster.at_fault
+        part = launch.part_here()
+        failed = {
+            worker
+            for worker in self._cluster.at_fault
+            if not (worker in self._failures and self._failures[worker].is_refused)
+        }
         if part is None or part.is_first or not failed or self._cluster.interrupted.is_set():
             return
         worker = min(failed)
@@ -299,6 +314,8 @@ class _ScriptRun:
                 summary["updates"],
                 summary["seconds"],
             )
+        if first is not None and first.is_refused:
+            logging.error("%s", first.headline)
         page = self._run.run_dir / "report" / "index.html"
         if self._has_report and page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
             logging.info("report: %s", page)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from absl import logging
+
+from thinwire.flags import launch
 from thinwire.flags.slurm import SlurmStep
+from thinwire.launcher.run_start import RunStart, find_start
 from thinwire.launcher.watchdog import GRACE_SECONDS
 from thinwire.ops.persistence.places import discard_checkpoints, discard_records
 from thinwire.ops.run.directory import clear, lock_of, node_locks
@@ -48,6 +53,29 @@ def claim_run_directory(
                 discard_checkpoints(run.checkpoint_dir, None, str(owner))
             if run.report_dir is not None:
                 discard_records(run.report_dir, str(owner))
+
+
+def start_in_claimed_directory(
+    run: Run, script: Sequence[str] = (), is_elsewhere: bool = False
+) -> RunStart:
+    """Claim a run directory, report how the run starts there, and clear it where it begins again.
+
+    Args:
+        run: The run's settings.
+        script: That its workers run, and the script's arguments; empty: they run none.
+        is_elsewhere: Whether PS run on other hosts, whose disks this one may not see.
+
+    Raises:
+        ConfigurationError: As `claim_run_directory` and `find_start` do.
+    """
+    part = launch.part_here()
+    claim_run_directory(dataclasses.replace(run, overwrite=False), part)
+    start = find_start(run, script, is_elsewhere)
+    for warning in run.method.warnings:
+        logging.warning("%s", warning)
+    if start.finished is None and start.run.overwrite:
+        claim_run_directory(start.run, part)
+    return start
 
 
 def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:

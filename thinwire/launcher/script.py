@@ -37,7 +37,9 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
 
 from thinwire.launcher.failures import Failure, report_completion
 from thinwire.ops.run.autograph import keep_generated_code_in_memory
+from thinwire.ops.run.program import digest_of_bytes
 from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
+from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
@@ -241,7 +243,7 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     if failure is not None:
         code = failure.code
         failure.report()
-    if (failure is not None and failure.is_lost) or _is_cancelled(code):
+    if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
@@ -290,6 +292,7 @@ def _execute(path: pathlib.Path, words: Sequence[str]) -> None:
     """Run the file as the main module, which it then stays."""
     admit_signals()  # from here on what they raise is caught
     source = path.read_bytes()
+    RECORD.source = path, digest_of_bytes(source)
     main_module: Any = types.ModuleType("__main__")
     main_module.__file__ = words[0]
     main_module.__builtins__ = builtins
@@ -359,6 +362,8 @@ def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:
     if code is None:
         text = "".join(traceback.format_exception(type(error), error, trace))
         return Failure(EXIT_BAD_FLAG, text.rstrip())
+    if isinstance(error, OtherRun):
+        return Failure(code, f"{error}", is_refused=True)
     frames = list(_outside(traceback.extract_tb(trace)))
     where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
     return Failure(code, f"{where}{error}", is_lost=code == EXIT_UNREACHABLE)

@@ -297,11 +297,12 @@ def _hello(
     offering: Offering | None,
 ) -> pb.Hello:
     offer = None if offering is None else offering.offer
+    program = () if offering is None else offering.program
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_WORKER,
         id=id_worker,
-        fingerprint=messages.settings_of(fingerprint.fingerprint(run, offer)),
+        fingerprint=messages.settings_of([*fingerprint.fingerprint(run, offer), *program]),
         model=messages.tensors_of(spec),
         link=pb.EmulatedLink(mbps=link.mbps, delay_ms=link.delay_ms, loss=link.loss, seed=seed + 1),
         shard=shard,

@@ -10,6 +10,7 @@ import numpy as np
 
 from thinwire.ops.offer import Offer, weights_digest
 from thinwire.ops.optimizers.slots import Slot, cut, join, slot_places
+from thinwire.ops.run.program import Rows
 from thinwire.ops.sharding.split import part_of_layout, part_of_spec, shard_positions
 from thinwire.ops.types import ShardLayout
 from thinwire.proto.framing import BytesLike
@@ -30,6 +31,7 @@ class Offering:
             moved before the run.
         phase: Of the script; 0: the first.
         run_id: Of the run, where this worker has been in it; empty: of any run.
+        program: What this worker computes with, as rows of its Hello.
     """
 
     offer: Offer
@@ -38,6 +40,7 @@ class Offering:
     slots: Callable[[], Sequence[Sequence[Slot]]] = tuple
     phase: int = 0
     run_id: str = ""
+    program: Rows = ()
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
         """Return the document and the payload of the offer to a shard.

@@ -34,6 +34,9 @@ def test_the_same_run_is_finished_and_one_that_goes_on_is_not(folder):
     assert finished_summary(run_of(folder)) == "iter_max"
     assert finished_summary(run_of(folder, "--iter_max=4")) == "iter_max"
     assert finished_summary(run_of(folder, "--iter_max=6")) is None
+    for flag in ("--nb_workers=7", "--port=3000", "--lease_seconds=3", "--log_level=debug"):
+        assert finished_summary(run_of(folder, flag)) == "iter_max"
+    assert finished_summary(run_of(folder, "--seed=9", "--resume")) is None
 
 
 @pytest.mark.parametrize(
@@ -41,9 +44,8 @@ def test_the_same_run_is_finished_and_one_that_goes_on_is_not(folder):
     [
         ("--method=asgd", "method was 'dgs' and is 'asgd'"),
         ("--network=cnn", "network was 'lenet' and is 'cnn'"),
-        ("--model={}/model.py", "model was 'None' and is '.*model.py'"),
+        ("--model={}/model.py", "model was 'None' and is 'model.py .sha256"),
         ("--dataset=synthetic", "dataset was '.*' and is 'synthetic'"),
-        ("--nb_workers=7", "nb_workers was '4' and is '7'"),
         ("--compression_rate=0.5", "compression_rate was '0.01' and is '0.5'"),
         ("--learning_rate=0.3", "learning_rate was"),
         ("--seed=9", "seed was"),

@@ -1,0 +1,190 @@
+"""The same command after an edit, with real processes: begin, resume, or refuse."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
+from thinwire.ops.run.directory import failure_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+SCRIPT = """
+import os, sys, time
+import keras, numpy as np
+import parts
+import thinwire
+
+class Acts(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        while os.path.exists("slow"):
+            time.sleep(0.05)
+            if os.path.exists("step"):
+                break
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 2 and os.path.exists("broken"):
+            raise KeyError("a column that is not there")
+        if epoch == 2 and os.path.exists("leaves"):
+            os._exit(3)
+
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(1).normal(size=(160, 4)).astype("float32")
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(getattr(keras.optimizers, os.environ.get("OPTIMIZER", "SGD"))(RATE), parts.LOSS)
+model = thinwire.distribute(model)
+model.fit(x, x.sum(1), batch_size=16, epochs=4, verbose=0, shuffle=False, callbacks=[Acts()])
+optimizer = model.optimizer
+print("RESULT", type(optimizer).__name__, round(float(optimizer.learning_rate.numpy()), 4),
+      int(optimizer.iterations.numpy()), model.get_weights()[0].ravel().tolist())
+"""
+
+
+class Rerun(Command):
+    """One `thinwire run` of the script above, whose rate and whose module may be edited."""
+
+    def __init__(self, folder, *flags, rate="0.02", loss="mse", arguments=(), **variables):
+        (folder / "parts.py").write_text(f"LOSS = {loss!r}\n")
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            super().__init__(
+                folder,
+                *("--nb_workers=2", "--method=bsp", *flags, "toy.py", *arguments),
+                script=SCRIPT.replace("RATE", rate),
+            )
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name)
+                os.environ.update({} if value is None else {name: value})
+
+    def first_line(self):
+        lines = [line for line in self.output().splitlines() if " I run " in line]
+        assert lines and lines[0] == self.output().splitlines()[0], self.output()[-3000:]
+        return lines[0].partition("run: ")[2]
+
+    def results(self):
+        found = re.findall(r"RESULT (\w+) ([\d.]+) (\d+) (\[.*\])", self.output())
+        assert len(found) == 2, self.output()[-3000:]
+        return {(name, float(rate), int(steps)) for name, rate, steps, _ in found}, found[0][3]
+
+
+@pytest.fixture
+def start(tmp_path):
+    def begin(*flags, **settings):
+        return Rerun(tmp_path, *flags, **settings)
+
+    started = []
+
+    def tracked(*flags, **settings):
+        started.append(begin(*flags, **settings))
+        return started[-1]
+
+    with commands(Command, tmp_path):
+        yield tracked
+        for each in started:
+            each.process.kill()
+            each.process.wait()
+
+
+def tree(folder):
+    """Return the digest of all that a run resumes from."""
+    paths = [*(folder / "checkpoints").rglob("*"), folder / "summary.json", folder / "launch.json"]
+    paths = sorted(path for path in paths if path.is_file())
+    return [(str(path), hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
+
+
+def refused(run, words):
+    """Check that a run is refused in one line, the last one."""
+    assert run.end() == 2, run.output()[-3000:]
+    last = run.output().splitlines()[-1]
+    assert re.search(words, last) and "--resume" in last and "--overwrite" in last, run.output()
+    assert "{" not in last
+
+
+def alone(tmp_path, rate="0.02"):
+    """Return the weights that the script alone ends with."""
+    (tmp_path / "alone.py").write_text(SCRIPT.replace("RATE", rate))
+    (tmp_path / "parts.py").write_text("LOSS = 'mse'\n")
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(
+        [sys.executable, "alone.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    return json.loads(re.search(r"RESULT .*?(\[.*\])", done.stdout)[1])
+
+
+def test_a_script_that_failed_begins_again(start, tmp_path):
+    (tmp_path / "broken").touch()
+    run = start()
+    assert run.end() == 1 and run.first_line() == "begins"
+    (tmp_path / "broken").unlink()
+    run = start(rate="0.03")
+    assert run.end() == 0, run.output()[-3000:]
+    assert run.first_line() == "begins, because the script of the run before failed"
+    kinds, weights = run.results()
+    assert kinds == {("SGD", 0.03, 40)} and run.summary()["updates"] == 40
+    assert json.loads(weights) == pytest.approx(alone(tmp_path, "0.03"), abs=1e-5)
+
+
+def test_a_failed_run_is_continued_where_that_is_wanted(start, tmp_path):
+    """Its script reported nothing, and its launcher noted that."""
+    (tmp_path / "leaves").touch()
+    assert start().end() == 3
+    (tmp_path / "leaves").unlink()
+    assert failure_of(tmp_path / "run").strip() == "toy.py left with exit code 3"
+    run = start("--resume", rate="0.05")
+    assert run.end() == 0, run.output()[-3000:]
+    kinds, _ = run.results()
+    (updates,) = {steps for _, _, steps in kinds}
+    assert kinds == {("SGD", 0.05, updates)} and run.summary()["updates"] == updates
+    assert run.first_line() == f"resumes from update {updates - 40}, although toy.py has changed"
+
+
+def interrupt(run, tmp_path):
+    """Interrupt a run after its first updates; return its last update."""
+    updates = tmp_path / "run" / "metrics.jsonl"
+    wait_until(lambda: updates.exists() and '"version":' in updates.read_text())
+    wait_until(lambda: re.search(r'"version":[1-9]', updates.read_text()))
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130, run.output()[-3000:]
+    (tmp_path / "slow").unlink()
+    return run.summary()["updates"]
+
+
+def test_an_edit_is_refused_before_anything_starts_and_its_undoing_resumes(start, tmp_path):
+    (tmp_path / "slow").touch()
+    updates = interrupt(start(), tmp_path)
+    before = tree(tmp_path / "run")
+    for words, flags, settings in (
+        ("toy.py has changed", (), {"rate": "0.03"}),
+        ("parts.py has changed", (), {"loss": "mae"}),
+        ("arguments were none and are --more=1", (), {"arguments": ["--more=1"]}),
+        ("seed was '1' and is '2'", ("--seed=2",), {}),
+        ("method was 'bsp' and is 'dgs'", ("--method=dgs",), {}),
+    ):
+        refused(start(*flags, **settings), words)
+        assert tree(tmp_path / "run") == before
+    run = start("--nb_workers=3", "--port=0", "--log_level=warning", "--lease_seconds=12")
+    assert run.end() == 0, run.output()[-3000:]
+    refused(start("--seed=2"), "seed was '1' and is '2'")
+    assert run.summary()["updates"] == updates + 40
+
+
+def test_what_is_compiled_otherwise_is_refused_by_the_ps_and_resumes_where_wanted(start, tmp_path):
+    (tmp_path / "slow").touch()
+    updates = interrupt(start(OPTIMIZER="SGD"), tmp_path)
+    run = start(OPTIMIZER="Adam")
+    refused(run, r"the optimizer was SGD\(learning_rate=0.02\) and is Adam\(learning_rate=0.02\)")
+    assert run.first_line() == f"resumes from update {updates}"
+    run = start("--resume", OPTIMIZER="Adam")
+    assert run.end() == 0, run.output()[-3000:]
+    assert run.first_line() == f"resumes from update {updates}"
+    assert run.results()[0] == {("Adam", 0.02, 40)}
+    assert run.summary()["updates"] == updates + 40
+    again = start(OPTIMIZER="Adam")
+    assert again.end() == 0 and "this run is finished" in again.first_line()
