@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import io
 import os
 import pathlib
 import subprocess
@@ -10,7 +9,6 @@ import subprocess
 import pytest
 
 from thinwire import node
-from thinwire.launcher.output import Screen, WorkerOutput
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.files import read_bounded, replace_file
 from thinwire.ops.run.script_settings import write_settings
@@ -97,14 +95,3 @@ def test_what_cannot_be_replaced_stays_as_it_was(durable, tmp_path, monkeypatch)
     with pytest.raises(OSError, match="No space"):
         replace_file(path, b"new", durable)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
-
-
-def test_a_worker_s_output_on_a_full_disk_is_shown_all_the_same(full_disk):
-    """Its thread died, nobody read the worker's pipe any more, and it stood still."""
-    shown = io.StringIO()
-    output = WorkerOutput(1, Screen(shown, shown), full_disk / "worker-1.out", lambda *it: None)
-    for number in range(3):
-        output.on_line(f"line {number}", is_error=False)
-    output.close()
-    assert [f"line {number}" in shown.getvalue() for number in range(3)] == [True] * 3
-    assert shown.getvalue().count(f"cannot write {full_disk / 'worker-1.out'}") == 1
