@@ -395,7 +395,7 @@ class ShardProcess:
             stage: Whose port to take over; None: take one.
         """
         core = self.core
-        finished = None if self._is_changed else self.saved.finished
+        finished = None if self.run.resume else self.saved.finished
         if finished:
             logging.info("this run is finished (%s at version %d)", finished, core.version)
             return False

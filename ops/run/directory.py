@@ -25,7 +25,7 @@ _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 _NODE_FOLDERS = ("checkpoints", "tb")
 
 #: Why a script ended that could not report it to a PS, as by os._exit.
-_FAILURE_FILE = "failure.txt"
+_FAILURE_FILE = "failure.json"
 #: What `thinwire run` was given.
 LAUNCH_FILE = "launch.json"
 _LOCKS = "locks"
@@ -79,20 +79,29 @@ def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
         return {}
 
 
-def failure_of(run_dir: pathlib.Path) -> str | None:
-    """Return why the script of the run before failed, if its launcher has noted it."""
+def update_of_failure(run_dir: pathlib.Path) -> int | None:
+    """Return the update that the run before had begun at, if its launcher has noted a failure."""
     try:
-        return (run_dir / _FAILURE_FILE).read_text()
-    except OSError:
+        return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def note_failure(run_dir: pathlib.Path, why: str | None) -> None:
-    """Note why a run's script failed; None: forget it."""
-    if why is None:
-        (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
-    else:
-        (run_dir / _FAILURE_FILE).write_text(f"{why}\n")
+def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
+    """Note that a run's script failed.
+
+    Args:
+        run_dir: Of the run.
+        why: What happened, for people.
+        begun_at: The update that this start began at.
+    """
+    text = json.dumps({"why": why, "begun_at": begun_at})
+    (run_dir / _FAILURE_FILE).write_text(f"{text}\n")
+
+
+def forget_failure(run_dir: pathlib.Path) -> None:
+    """Remove what `note_failure` has written."""
+    (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
@@ -119,7 +128,7 @@ def clear_records(run_dir: pathlib.Path) -> None:
 def clear(run_dir: pathlib.Path) -> None:
     """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
     clear_records(run_dir)
-    note_failure(run_dir, None)
+    forget_failure(run_dir)
     for folder in _NODE_FOLDERS:
         shutil.rmtree(run_dir / folder, ignore_errors=True)
 

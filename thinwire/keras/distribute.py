@@ -22,6 +22,7 @@ from thinwire.keras.session import ModelSession
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import ScriptSettings, read_settings, source_of
+from thinwire.worker.program import exit_in_words
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
 
@@ -169,6 +170,8 @@ def _new_session(
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
+    if not (chosen.is_launched or RECORD.is_distributed):
+        exit_in_words()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
     save_once(model, session.central)
     look_fresh(model, session.loop)

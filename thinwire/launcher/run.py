@@ -42,7 +42,7 @@ from thinwire.launcher.role import (
     nodes_of,
 )
 from thinwire.launcher.run_locks import start_in_claimed_directory
-from thinwire.ops.run.directory import note_failure
+from thinwire.ops.run.directory import forget_failure, note_failure
 from thinwire.ops.run.script_settings import remove_settings
 from thinwire.ops.run.settings import (
     EXIT_DONE,
@@ -128,13 +128,13 @@ def main(run: Run, script: Sequence[str]) -> int:
     if start.finished is not None:
         return EXIT_DONE
     run, part, path = start.run, launch.part_here(), pathlib.Path(script[0])
-    note_failure(run.run_dir, None)
+    forget_failure(run.run_dir)
     if part is None or part.is_first:
         launch_document.write(run, script)
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
     nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, nodes, script).run()
+        return _ScriptRun(run, launcher, nodes, script, start.updates).run()
     finally:
         launcher.close()
         remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
@@ -196,9 +196,14 @@ class _ScriptRun:
     """One run of a script, and what is shown of it."""
 
     def __init__(
-        self, run: Run, launcher: Launcher, nodes: Sequence[Node], script: Sequence[str]
+        self,
+        run: Run,
+        launcher: Launcher,
+        nodes: Sequence[Node],
+        script: Sequence[str],
+        begun_at: int = 0,
     ) -> None:
-        self._run, self._script = run, tuple(script)
+        self._run, self._script, self._begun_at = run, tuple(script), begun_at
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
@@ -249,14 +254,15 @@ class _ScriptRun:
             "self.model.stop_training = True."
         )
         self._on_failure(node.number, Failure(EXIT_SCRIPT, text))
-        note_failure(self._run.run_dir, text)
+        note_failure(self._run.run_dir, text, self._begun_at)
         return EXIT_SCRIPT
 
     def _note_exit(self, worker: int, code: int) -> None:
         """Note that a script has left by itself and reported nothing, as os._exit(3) does."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
-        if worker not in self._failures and code < _EXIT_OF_SIGNALS and not over:
-            note_failure(self._run.run_dir, f"{self._script[0]} left with exit code {code}")
+        if not self._failures and code < _EXIT_OF_SIGNALS and not over:
+            text = f"worker {worker} left with exit code {code}"
+            note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
         """Show the first failure; the others are in their workers' files."""

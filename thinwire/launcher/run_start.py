@@ -10,14 +10,12 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from absl import logging
-
 from thinwire.ops.persistence.places import checkpoints_at
 from thinwire.ops.run.directory import (
     METRICS_FILE,
     SUMMARY_FILE,
     checkpoints_of,
-    failure_of,
+    update_of_failure,
 )
 from thinwire.ops.run.finished import finished_summary, resumed_settings
 from thinwire.ops.run.resuming import (
@@ -42,15 +40,17 @@ class RunStart:
         run: Its settings; they overwrite what a failed script has left.
         finished: Why it has nothing left to do; None: it trains.
         updates: That it has when it starts.
+        line: What is reported of it.
     """
 
     run: Run
     finished: str | None = None
     updates: int = 0
+    line: str = ""
 
 
 def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False) -> RunStart:
-    """Find out how a run starts, and log it.
+    """Find out how a run starts.
 
     Args:
         run: The run's settings.
@@ -77,21 +77,18 @@ def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False)
     finished = None if difference is not None else finished_summary(run, script)
     if finished is not None:
         report = run.run_dir / "report" / "index.html"
-        logging.info(
-            "run %s: this run is finished (%s); see %s, or --overwrite it",
-            *(run.run_dir, finished, report),
-        )
+        what = f"this run is finished ({finished}); see {report}, or --overwrite it"
     elif updates is None:
         return _begin(run, "")
     else:
         changed = f", although {difference}" if difference is not None else ""
-        logging.info("run %s: resumes from update %d%s", run.run_dir, updates, changed)
-    return RunStart(run, finished, updates or 0)
+        what = f"resumes from update {updates}{changed}"
+    return RunStart(run, finished, updates or 0, f"run {run.run_dir}: {what}")
 
 
 def _begin(run: Run, why: str) -> RunStart:
-    logging.info("run %s: begins%s", run.run_dir, why)
-    return RunStart(dataclasses.replace(run, overwrite=run.overwrite or bool(why)))
+    begun = dataclasses.replace(run, overwrite=run.overwrite or bool(why))
+    return RunStart(begun, line=f"run {run.run_dir}: begins{why}")
 
 
 def _newest(run: Run) -> State | None:
@@ -112,9 +109,12 @@ def _version(run: Run, state: State) -> int:
 
 def _has_failed(run: Run, state: State) -> bool:
     """Return whether the script of the run before has failed after it had trained."""
-    if state.get("script_failed") or failure_of(run.run_dir) is not None:
+    begun_at = update_of_failure(run.run_dir)
+    if begun_at is not None and (not state or _version(run, state) > begun_at):
         return True
-    return not state and _summary(run).get("stop_reason") in SCRIPT_FAILURES
+    if state:
+        return bool(state.get("script_failed"))
+    return _summary(run).get("stop_reason") in SCRIPT_FAILURES
 
 
 def _recorded(run: Run) -> int | None:

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
-from thinwire.ops.run.directory import failure_of
+from thinwire.ops.run.directory import update_of_failure
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -136,7 +136,7 @@ def test_a_failed_run_is_continued_where_that_is_wanted(start, tmp_path):
     (tmp_path / "leaves").touch()
     assert start().end() == 3
     (tmp_path / "leaves").unlink()
-    assert failure_of(tmp_path / "run").strip() == "toy.py left with exit code 3"
+    assert update_of_failure(tmp_path / "run") == 0
     run = start("--resume", rate="0.05")
     assert run.end() == 0, run.output()[-3000:]
     kinds, _ = run.results()
@@ -188,3 +188,5 @@ def test_what_is_compiled_otherwise_is_refused_by_the_ps_and_resumes_where_wante
     assert run.summary()["updates"] == updates + 40
     again = start(OPTIMIZER="Adam")
     assert again.end() == 0 and "this run is finished" in again.first_line()
+    more = start("--resume", OPTIMIZER="Adam", arguments=["--more=1"])
+    assert more.end() == 0 and more.summary()["updates"] == updates + 80, more.output()[-3000:]

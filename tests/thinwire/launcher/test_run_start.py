@@ -45,22 +45,20 @@ def leave(folder, script, *flags, **more):
     store.save(40, state)
 
 
-def test_an_empty_directory_begins(tmp_path, script, caplog):
-    with caplog.at_level("INFO", logger="absl"):
-        start = find_start(run_of(tmp_path), script)
+def test_an_empty_directory_begins(tmp_path, script):
+    start = find_start(run_of(tmp_path), script)
     assert (start.finished, start.updates, start.run.overwrite) == (None, 0, False)
-    assert caplog.messages == [f"run {tmp_path / 'run'}: begins"]
+    assert start.line == (f"run {tmp_path / 'run'}: begins")
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_the_same_command_resumes_on_other_places_too(tmp_path, script, caplog, elsewhere):
+def test_the_same_command_resumes_on_other_places_too(tmp_path, script, elsewhere):
     stored = [f"--checkpoint_dir={tmp_path / 'stored'}"] if elsewhere else []
     leave(tmp_path, script, *stored)
     others = ("--nb_workers=5", "--port=3000", "--log_level=debug", "--max_seconds=9")
-    with caplog.at_level("INFO", logger="absl"):
-        start = find_start(run_of(tmp_path, *stored, *others), script)
+    start = find_start(run_of(tmp_path, *stored, *others), script)
     assert start.updates == 40 and not start.run.overwrite
-    assert caplog.messages == [f"run {tmp_path / 'run'}: resumes from update 40"]
+    assert start.line == (f"run {tmp_path / 'run'}: resumes from update 40")
 
 
 @pytest.mark.parametrize(
@@ -86,16 +84,21 @@ def test_a_change_is_refused_and_allowed_by_resume(tmp_path, script, flags, argu
 
 
 @pytest.mark.parametrize("noted_by", ["the PS", "the launcher"])
-def test_a_failed_run_begins_again_even_if_it_has_changed(tmp_path, script, noted_by, caplog):
+def test_a_failed_run_begins_again_even_if_it_has_changed(tmp_path, script, noted_by):
     leave(tmp_path, script, script_failed=noted_by == "the PS")
     if noted_by == "the launcher":
-        note_failure(tmp_path / "run", "train.py left with exit code 3")
+        note_failure(tmp_path / "run", "worker 1 left with exit code 3", 20)
     (tmp_path / "train.py").write_text("import thinwire, os\n")
-    with caplog.at_level("INFO", logger="absl"):
-        start = find_start(run_of(tmp_path), script)
+    start = find_start(run_of(tmp_path), script)
     assert start.run.overwrite and start.updates == 0
-    assert caplog.messages[0].endswith(": begins, because the script of the run before failed")
+    assert start.line.endswith(": begins, because the script of the run before failed")
     assert find_start(run_of(tmp_path, "--resume"), script).updates == 40
+
+
+def test_a_failure_before_anything_was_trained_leaves_the_run_as_it_was(tmp_path, script):
+    leave(tmp_path, script)
+    note_failure(tmp_path / "run", "worker 1 left with exit code 3", 40)
+    assert find_start(run_of(tmp_path), script).line.endswith("resumes from update 40")
 
 
 def test_of_ps_on_other_disks_the_supervisor_s_records_are_known(tmp_path, script):
