@@ -182,7 +182,10 @@ class Session:
         if offer is not None:
             offer = dataclasses.replace(offer, statistics=self.statistics.size)
             if not optimizers:
-                fresh = (dataclasses.replace(each, iterations=0) for each in offer.optimizers)
+                fresh = [
+                    dataclasses.replace(each, iterations=0, has_slots=False)
+                    for each in offer.optimizers
+                ]
                 offer = dataclasses.replace(offer, optimizers=tuple(fresh))
             self._offering = Offering(
                 offer,

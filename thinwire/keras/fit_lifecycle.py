@@ -105,6 +105,7 @@ class FitLifecycle:
             if not self._exchange.num_calls:
                 explain_batch(error, place, self._joining.data.batch_size)
             RECORD.leave_fit(error)
+            self._phases.note_failure()
             member.close("error")
             raise
         finally:
@@ -215,6 +216,8 @@ class FitLifecycle:
                 self._has_slots = self._central.fill_slots(session)
             # Else the rounds of a worker that is started again would wait for this one.
             member.close("done")
+        if session is not None and not member.catch_up.is_behind:
+            self._phases.note_end()
         if session is not None and set_here is not None and not member.stopped:
             session.variables.assign(set_here)
         if member.stopped:

@@ -14,7 +14,7 @@ from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import SharedModel
-from thinwire.ops.types import State
+from thinwire.ops.types import ConfigurationError, State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
 
@@ -85,6 +85,12 @@ class Joining:
         if session is None or session.stopped or member.in_fit or not member.has_left:
             return None
         member.has_left = False
+        if self._optimizers.are_set_by_script:
+            raise ConfigurationError(
+                f"the script has set the state of an optimizer of {member.model.name!r} between a "
+                "fit and a loop of its own behind it, where no phase of the run begins; expected "
+                "it between two fits, or before the first step of the script."
+            )
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:

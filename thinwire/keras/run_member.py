@@ -62,6 +62,12 @@ class RunMember:
         return None if is_absent else session
 
     @property
+    def is_training(self) -> bool:
+        """Whether the run trains this model now, by a `fit` or a loop of its script."""
+        is_here = self.present is not None and not self.catch_up.is_behind
+        return is_here and (self.in_fit or self.in_loop)
+
+    @property
     def own_settings(self) -> ScriptSettings:
         """The settings, which there must be."""
         if self.settings is None:

@@ -240,6 +240,8 @@ class ModelSession(LeavesOnExit):
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return what adds up the script's own assignments to a variable; see `StepWatcher`."""
         member = self._member
+        is_training = member.is_training and not self._phases.begins_with_step
+        self._optimizers.check_assignment(variable, is_training)
         if not member.is_offered:
             return None
         run = member.own_settings.run
