@@ -28,6 +28,7 @@ from thinwire.ops.telemetry import round_trace
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
+from thinwire.sharing.fit_counts import FitNumber
 from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.background import BackgroundCalls
 from thinwire.worker.client.offering import Offering
@@ -671,7 +672,7 @@ class Session:
         )
 
 
-def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
+def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None = None) -> Any:
     """Return a worker's part of a training set, disjoint from the others'.
 
     Args:
@@ -679,6 +680,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
         data: The same at all workers: arrays [N, ...] in any nesting, the last of which are the
             labels, which some values of the flag partition look at; or one tf.data.Dataset or
             keras.utils.PyDataset.
+        fit: Which use of this data by the script it is; None: not known.
 
     Returns:
         The part of each, as a tuple; of one, that part.
@@ -687,7 +689,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
         ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
     """
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
-    return part_of_data(tuple(data), place)
+    return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:

@@ -23,6 +23,7 @@ from thinwire.keras.succession import Succession
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 from thinwire.sharing.data import Shared, share
+from thinwire.sharing.fit_counts import FitNumber
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
 from thinwire.worker.script import RECORD
@@ -83,7 +84,7 @@ class FitLifecycle:
         """
         member = self._member
         self._phases.prepare_fit()
-        place = self._place()
+        place = self._place(self._succession.count_fit(arguments.get("x")))
         if place is not None:
             check_states(member.model, place)
         self._joining.data = Shared(arguments) if place is None else share(arguments, place)
@@ -229,10 +230,11 @@ class FitLifecycle:
             self._is_final = True
             self._has_slots = self._central.take_final(session)
 
-    def _place(self) -> WorkerPlace | None:
+    def _place(self, fit: FitNumber) -> WorkerPlace | None:
         """Return this worker's place among those that share data; None: the script shares it."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return None
         place = WorkerPlace.of(settings.run, settings.worker().id_worker)
+        place = dataclasses.replace(place, fit=fit)
         return dataclasses.replace(place, shard="off") if self.shares_itself else place

@@ -12,6 +12,7 @@ from thinwire.keras.catching_up import CatchUp
 from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.session import RunOver, Session
 from thinwire.settings import ScriptSettings
+from thinwire.sharing.fit_counts import FitCounts
 from thinwire.worker.client.control import Opening, RunHalted
 
 
@@ -32,6 +33,7 @@ class RunMember:
         has_left: Whether this worker has left the run at the end of its last `fit`.
         has_place: Whether of the script's models it is this one that the run has, the newest.
         succeeds: Whether `session` is another model's, until this one's phase begins.
+        fit_counts: Of the script's fits, those of its other models included.
         num_before: How often the script had gone on from one of its models to another, up to this.
     """
 
@@ -45,6 +47,7 @@ class RunMember:
         self.in_fit = self.in_loop = self.has_left = False
         self.has_place = self.succeeds = False
         self.num_before = 0
+        self.fit_counts = FitCounts()
         self._exchanges_before = 0
 
     @property

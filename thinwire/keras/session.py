@@ -144,7 +144,7 @@ class ModelSession(LeavesOnExit):
         if settings is None:
             return data[0] if len(data) == 1 else data
         self.fits.shares_itself = True
-        return part_of(settings, data)
+        return part_of(settings, data, self._member.fit_counts.use(data[0]) if data else None)
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable, and `fit` joins again."""
