@@ -152,6 +152,8 @@ class Session:
             offer, where a PS steps with them; empty: whatever state they have stays here.
         before: This worker in the phase of the script before; None: there was none.
         phase: Of the script, as Hello counts them.
+        check_offer: Called with the session before it offers the model to a shard that has none;
+            raises what forbids that.
         kept: Given the last of its steps that the shards have, what a process before this one has
             left of this worker's core, and at other times None.
 
@@ -171,6 +173,7 @@ class Session:
         before: Session | None = None,
         phase: int = 0,
         kept: Callable[[Session, int], State | None] = lambda session, last_step: None,
+        check_offer: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -188,9 +191,14 @@ class Session:
                     for each in offer.optimizers
                 ]
                 offer = dataclasses.replace(offer, optimizers=tuple(fresh))
+
+            def weights() -> Float32:
+                check_offer(self)
+                return self.variables.read()
+
             self._offering = Offering(
                 offer,
-                self.variables.read,
+                weights,
                 self.statistics.read,
                 lambda: [own.collect() for own in self._own_slots(optimizers)],
                 phase,

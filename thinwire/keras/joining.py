@@ -138,7 +138,18 @@ class Joining:
             before,
             phase,
             self._restore,
+            self._check_states,
         )
+
+    def _check_states(self, session: Session) -> None:
+        """Refuse to offer what this process does not know; see `CatchUp.check_states`.
+
+        A shard asks for an offer only where its phase has not begun yet. A worker that comes
+        back later is told by the barrier to offer, too, and joins without.
+        """
+        if not session.takes_weights:
+            stepping = [step.inner for step in self._optimizers.stepping]
+            self._member.catch_up.check_states(session, stepping)
 
     def keep_state(self, at_end: bool = False) -> None:
         """Keep what local steps have made of the optimizers, if it is time; see `KeptState`."""

@@ -179,9 +179,6 @@ class Phases:
         member.go_on_as(session)
         self._optimizers.note_rates()
         if self._offers:
-            if not session.takes_weights:
-                stepping = [step.inner for step in self._optimizers.stepping]
-                member.catch_up.check_states(session, stepping)
             self._joining.join()
         if member.wait_for_others(f"{where}-offered") is None:
             return
