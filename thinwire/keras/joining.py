@@ -91,6 +91,7 @@ class Joining:
                 "fit and a loop of its own behind it, where no phase of the run begins; expected "
                 "it between two fits, or before the first step of the script."
             )
+        self._optimizers.forget_states()  # the loop's steps change it from here on
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
@@ -144,8 +145,8 @@ class Joining:
     def _check_states(self, session: Session) -> None:
         """Refuse to offer what this process does not know; see `CatchUp.check_states`.
 
-        A shard asks for an offer only where its phase has not begun yet. A worker that comes
-        back later is told by the barrier to offer, too, and joins without.
+        A shard takes an offer only before its phase begins. The barrier names a worker that comes
+        back later as the one that offers, too, and it joins without.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from thinwire.keras.step import steps_allowed
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of
 from thinwire.ops.types import State
@@ -99,9 +100,10 @@ class KeptState:
         if [_shapes(each) for each in saved] != [_shapes(_values(each)) for each in optimizers]:
             logging.warning("the state that was kept is of other optimizers: they begin anew")
             return None
-        for optimizer, values in zip(optimizers, saved, strict=True):
-            for number, variable in enumerate(optimizer.variables):
-                variable.assign(values[str(number)])
+        with steps_allowed():
+            for optimizer, values in zip(optimizers, saved, strict=True):
+                for number, variable in enumerate(optimizer.variables):
+                    variable.assign(values[str(number)])
         step = state["core"]["step"]
         logging.info("the optimizer goes on from its state at exchange %d of %d", step, last_step)
         core: State = state["core"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 
 import keras
@@ -20,6 +21,9 @@ from thinwire.ops.optimizers.described import (
 )
 from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.types import ConfigurationError
+
+#: Variables of an optimizer that has no slots: its steps and its rate.
+_WITHOUT_SLOTS = 2
 
 
 def make_offer(
@@ -78,7 +82,14 @@ def make_offer(
 
 def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> bool:
     """Return whether a script has set slots of an optimizer that counts no steps."""
-    return optimizer.built and not OwnSlots(optimizer, offer, variables).are_initial
+    if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
+        return False
+    # OwnSlots makes variables, and TensorFlow traces a step again that makes one. Another thread
+    # is in no trace.
+    with futures.ThreadPoolExecutor(1) as outside:
+        return outside.submit(
+            lambda: not OwnSlots(optimizer, offer, variables).are_initial
+        ).result()
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:

@@ -223,3 +223,16 @@ def test_where_a_codec_keeps_momentum_zeros_restart_it_and_other_values_are_refu
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert not np.allclose(other[0], expected[0], atol=1e-3)
+
+
+def test_a_loop_behind_a_fit_has_no_place_for_it(tmp_path):
+    def script(given):
+        model = distribute(plain_model(), given)
+        model.compile(adam(), loss=LOSS)
+        model.fit(X, Y, epochs=1, **FIT)
+        model.optimizer.iterations.assign(0)
+        with pytest.raises(ConfigurationError, match="between a fit and a loop"):
+            model.train_on_batch(X[:BATCH], Y[:BATCH])
+
+    with scripts(tmp_path, "asgd", 1) as run:
+        run.each(script)
