@@ -21,7 +21,7 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-FORMAT = 3
+FORMAT = 4
 #: Begins the names of an offer's rows in a fingerprint.
 OFFER_PREFIX = "script."
 #: A longer document is not read: it must fit into one message of the wire. A thousand variables
@@ -58,8 +58,9 @@ class OptimizerOffer:
         batch_size: Examples of one step of the script alone, by which schedules count; 0: unknown.
         clock: "examples": schedules are read at examples / batch_size; "steps": at its own count.
         by_adamw: Paths that a Muon leaves to AdamW, by its rules about paths.
-        iterations: Steps that it had taken before the run.
+        iterations: Steps that it had taken before the phase.
         paths: Of the variables that it steps; empty: all, of the only optimizer.
+        has_slots: Whether its slots come with the weights; without them it begins as a new one.
     """
 
     optimizer: Described
@@ -69,14 +70,22 @@ class OptimizerOffer:
     by_adamw: tuple[str, ...] = ()
     iterations: int = 0
     paths: tuple[str, ...] = ()
+    has_slots: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """The dynamic loss scale, which the PS keeps."""
+    """The dynamic loss scale, which the PS keeps.
+
+    Attributes:
+        initial: The scale that the phase begins with.
+        growth_steps: Updates without an overflow after which the scale is doubled.
+        streak: Updates without an overflow that the script had counted before the phase.
+    """
 
     initial: float
     growth_steps: int
+    streak: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,17 +127,19 @@ class Offer:
         """Return (name, value) of what all scripts of a run must have alike.
 
         Left out are the variables, which Hello names by themselves, and what training changes: the
-        initial weights, steps, and a learning rate that is a number. Those of the first worker
-        count; one that comes back may have others.
+        initial weights, the optimizer's state, the loss scale, and a learning rate that is a
+        number. Those of the first worker count; one that comes back may have others.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest"):
             del document[name]
         for row in document["optimizers"]:
-            del row["iterations"]
+            del row["iterations"], row["has_slots"]
             config = row["optimizer"]["config"]
             if isinstance(config.get("learning_rate"), int | float):
                 del config["learning_rate"]
+        if document["loss_scale"] is not None:
+            del document["loss_scale"]["initial"], document["loss_scale"]["streak"]
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def groups(self) -> list[tuple[int, ...]]:
@@ -243,6 +254,7 @@ def _optimizer(row: Any) -> OptimizerOffer:
         _words(row["by_adamw"]),
         _count(row["iterations"]),
         _words(row["paths"]),
+        _truth(row["has_slots"]),
     )
 
 
@@ -282,7 +294,7 @@ def _loss_scale(row: Any) -> LossScale:
             f"loss_scale {row!r:.100}; expected a number from {SMALLEST_SCALE:g} to "
             f"{LARGEST_SCALE:g}, and at least one step"
         )
-    return LossScale(float(initial), steps)
+    return LossScale(float(initial), steps, _count(row["streak"]))
 
 
 def _digest(value: Any) -> str:
@@ -303,6 +315,12 @@ def _classes(value: Any) -> str:
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r:.50}; expected a whole number from 0 on")
+    return value
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{value!r:.50}; expected true or false")
     return value
 
 

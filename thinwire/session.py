@@ -28,6 +28,7 @@ from thinwire.ops.telemetry import round_trace
 from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 from thinwire.settings import ScriptSettings
 from thinwire.sharing.data import part_of_data
+from thinwire.sharing.fit_counts import FitNumber
 from thinwire.sharing.place import WorkerPlace
 from thinwire.worker.background import BackgroundCalls
 from thinwire.worker.client.offering import Offering
@@ -152,6 +153,8 @@ class Session:
             offer, where a PS steps with them; empty: whatever state they have stays here.
         before: This worker in the phase of the script before; None: there was none.
         phase: Of the script, as Hello counts them.
+        check_offer: Called with the session before it offers the model to a shard that has none;
+            raises what forbids that.
         kept: Given the last of its steps that the shards have, what a process before this one has
             left of this worker's core, and at other times None.
 
@@ -171,6 +174,7 @@ class Session:
         before: Session | None = None,
         phase: int = 0,
         kept: Callable[[Session, int], State | None] = lambda session, last_step: None,
+        check_offer: Callable[[Session], None] = lambda session: None,
     ) -> None:
         self.settings, self.shared = settings, shared
         self.own = settings.worker()
@@ -183,11 +187,19 @@ class Session:
         if offer is not None:
             offer = dataclasses.replace(offer, statistics=self.statistics.size)
             if not optimizers:
-                fresh = (dataclasses.replace(each, iterations=0) for each in offer.optimizers)
+                fresh = [
+                    dataclasses.replace(each, iterations=0, has_slots=False)
+                    for each in offer.optimizers
+                ]
                 offer = dataclasses.replace(offer, optimizers=tuple(fresh))
+
+            def weights() -> Float32:
+                check_offer(self)
+                return self.variables.read()
+
             self._offering = Offering(
                 offer,
-                self.variables.read,
+                weights,
                 self.statistics.read,
                 lambda: [own.collect() for own in self._own_slots(optimizers)],
                 phase,
@@ -670,7 +682,7 @@ class Session:
         )
 
 
-def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
+def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None = None) -> Any:
     """Return a worker's part of a training set, disjoint from the others'.
 
     Args:
@@ -678,6 +690,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
         data: The same at all workers: arrays [N, ...] in any nesting, the last of which are the
             labels, which some values of the flag partition look at; or one tf.data.Dataset or
             keras.utils.PyDataset.
+        fit: Which use of this data by the script it is; None: not known.
 
     Returns:
         The part of each, as a tuple; of one, that part.
@@ -686,7 +699,7 @@ def part_of(settings: ScriptSettings, data: Sequence[Any]) -> Any:
         ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
     """
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
-    return part_of_data(tuple(data), place)
+    return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:

@@ -67,7 +67,8 @@ def describe(
     loss_scale = None
     if type(optimizer) is keras.optimizers.LossScaleOptimizer:
         scale = float(optimizer.dynamic_scale) if optimizer.built else optimizer.initial_scale
-        loss_scale = LossScale(float(scale), int(optimizer.dynamic_growth_steps))
+        streak = int(optimizer.step_counter) if optimizer.built else 0
+        loss_scale = LossScale(float(scale), int(optimizer.dynamic_growth_steps), streak)
         optimizer = optimizer.inner_optimizer
     name = type(optimizer).__name__
     if name not in allow_list.OPTIMIZERS or type(optimizer) is not getattr(keras.optimizers, name):
@@ -90,6 +91,7 @@ def describe(
         clock,
         _where(names, variables, lambda variable: _is_by_adamw(optimizer, variable)),
         int(optimizer._iterations),
+        has_slots=int(optimizer._iterations) > 0,
     )
     return DescribedOptimizer(offer, loss_scale)
 

@@ -170,7 +170,8 @@ class OwnSlots:
             )
         numbers = {id(each): number for number, each in enumerate(variables)}
         paths = [TensorSpec(each.path, tuple(each.shape)) for each in built]
-        keys = _keys(offer, ModelSpec(tuple(paths)))
+        initial = _initial_slots(offer, ModelSpec(tuple(paths)))
+        keys = [key for key, _ in initial]
         self._rate = optimizer._learning_rate
         own = [each for each in optimizer.variables if each is not self._rate]
         if len(own) != len(keys):
@@ -185,7 +186,17 @@ class OwnSlots:
             for number, (of, role), each in zip(shared, keys, own, strict=True)
             if (number is None) == (of is None)  # else it is frozen, and keeps its state
         }
+        pairs = zip(shared, initial, strict=True)
+        self._initial = {(number, role): value for number, ((_, role), value) in pairs}
         self._variables = list(variables)
+
+    @property
+    def are_initial(self) -> bool:
+        """Whether all slots have the values that a new optimizer begins with."""
+        return all(
+            bool((variable.numpy() == self._initial[key]).all())
+            for key, variable in self._by_key.items()
+        )
 
     def collect(self) -> list[Slot]:
         """Return copies of all slots, by variable."""
@@ -274,7 +285,7 @@ def whole_values(
 
 
 def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
-    """Return what an optimizer that has moved before the run offers beside the weights.
+    """Return the slots that come with the weights; none of an optimizer in its first state.
 
     All of it is float32; its count of steps stands in the offer itself.
 
@@ -285,23 +296,24 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
     Raises:
         ConfigurationError: The optimizer is not on the allow-list.
     """
-    if not offer.iterations:
+    if not offer.has_slots:
         return []
     config = offer.optimizer.config
     averages = config.get("use_ema") or config.get("gradient_accumulation_steps")
     if offer.optimizer.name == "SGD" and not averages:
         numbers = range(len(spec.tensors) if config.get("momentum") else 0)
         return [SlotPlace(number, "momentum", spec.tensors[number].shape) for number in numbers]
-    keys = _keys(offer, spec)
     return [
         SlotPlace(number, role, () if number is None else _shape(role, spec.tensors[number].shape))
-        for number, role in keys
+        for (number, role), _ in _initial_slots(offer, spec)
         if role != ITERATION
     ]
 
 
-def _keys(offer: OptimizerOffer, spec: ModelSpec) -> list[tuple[int | None, str]]:
-    """Return variable and role of each slot, in Keras' order."""
+def _initial_slots(
+    offer: OptimizerOffer, spec: ModelSpec
+) -> list[tuple[tuple[int | None, str], float]]:
+    """Return variable and role of each slot, and the value it begins with, in Keras' order."""
     import keras
 
     from thinwire.ops.optimizers.described import build_optimizer
@@ -316,7 +328,9 @@ def _keys(offer: OptimizerOffer, spec: ModelSpec) -> list[tuple[int | None, str]
     ]
     probe = build_optimizer(offer.optimizer, BY_ADAMW)
     probe.build(tiny)
-    return [key for key in roles_of(probe) if key[1] != LEARNING_RATE]
+    values = [float(variable.numpy().reshape(-1)[0]) for variable in probe.variables]
+    pairs = zip(roles_of(probe), values, strict=True)
+    return [(key, value) for key, value in pairs if key[1] != LEARNING_RATE]
 
 
 def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:

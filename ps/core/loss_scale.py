@@ -31,7 +31,7 @@ class LossScaler:
         self._policy = policy
         self.scale = policy.initial if policy else 0.0
         self.skipped_samples = 0
-        self._streak = 0
+        self._streak = policy.streak if policy else 0
 
     def skips(self, arrivals: Sequence[Arrival]) -> bool:
         """Count one release; return whether an overflow keeps it from being applied."""

@@ -98,7 +98,7 @@ _RECORDS = (
     _Record("WorkerIncarnation", events.WorkerIncarnation, "worker incarnation"),
     _Record("WorkerUnreachable", events.WorkerUnreachable, "member"),
     _Record("Failed", events.Failed, "worker incarnation step is_hello cause"),
-    _Record("LossScale", LossScale, "initial growth_steps"),
+    _Record("LossScale", LossScale, "initial growth_steps streak"),
     _Record("ModelSpec", ModelSpec, "tensors"),
     _Record("TensorSpec", TensorSpec, "path shape dtype"),
     _Record("Update", Update, "indices values"),

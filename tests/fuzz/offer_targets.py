@@ -137,12 +137,12 @@ def _seeds() -> list[bytes]:
         OFFER,
         _WITHOUT_OPTIMIZER,
         replace(optimizers=(OptimizerOffer(clipped, ("dense/bias",), 32),), num_examples=100),
-        replace(optimizers=(OptimizerOffer(clipped, iterations=7),)),
+        replace(optimizers=(OptimizerOffer(clipped, iterations=7, has_slots=True),)),
         replace(optimizers=(OptimizerOffer(Described("SGD", {"learning_rate": nan})),)),
         replace(
             optimizers=(
                 OptimizerOffer(clipped, paths=paths[:1]),
-                OptimizerOffer(clipped, iterations=7, paths=paths[1:]),
+                OptimizerOffer(clipped, iterations=7, paths=paths[1:], has_slots=True),
             )
         ),
         replace(

@@ -15,7 +15,9 @@ LIMIT = 1 << 20
 
 
 def optimizer(name, **config):
-    return OptimizerOffer(Described(name, {"learning_rate": 0.1} | config), iterations=5)
+    return OptimizerOffer(
+        Described(name, {"learning_rate": 0.1} | config), iterations=5, has_slots=True
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from absl import logging
 from thinwire.keras.held_weights import is_like
 from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.run_member import RunMember
+from thinwire.keras.step import steps_allowed
 from thinwire.ops.run.settings import END_REASONS
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -123,7 +124,8 @@ class CentralAccess:
             return False
         before = [None if step.rate is None else float(step.rate.numpy()) for step in steps]
         try:
-            session.fill_slots([step.inner for step in steps], state)
+            with steps_allowed():
+                session.fill_slots([step.inner for step in steps], state)
         except (ConfigurationError, ValueError) as error:
             logging.warning("the compiled optimizer keeps its own state: %s", error)
             return False

@@ -57,13 +57,15 @@ class RunClock:
         """The count."""
         return self._steps
 
-    def begin_phase(self, data: Shared) -> None:
+    def begin_phase(self, data: Shared, steps: int | None = None) -> None:
         """Count on in another phase of the script.
 
         Args:
             data: What the run trains on now.
+            steps: The count to go on from, if the script has set one.
         """
         self._batch_size, self._num_examples = data.batch_size, data.num_examples
+        self._steps = self._steps if steps is None else steps
         self._first, self._at_samples, self._num_advances = self._steps, 0, 0
         self.variable.assign(self._steps)
 

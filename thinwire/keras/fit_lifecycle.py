@@ -26,6 +26,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.session import Session
 from thinwire.sharing.data import Shared, share
+from thinwire.sharing.fit_counts import FitNumber
 from thinwire.sharing.place import WorkerPlace
 from thinwire.sharing.randomness import own_randomness
 from thinwire.worker.script import RECORD
@@ -97,7 +98,7 @@ class FitLifecycle:
         """
         member = self._member
         self._phases.prepare_fit()
-        place = self._place()
+        place = self._place(self._succession.count_fit(arguments.get("x")))
         if place is not None:
             check_states(member.model, place)
         self._joining.data = Shared(arguments) if place is None else share(arguments, place)
@@ -119,6 +120,7 @@ class FitLifecycle:
             if not self._exchange.num_calls:
                 explain_batch(error, place, self._joining.data.batch_size)
             RECORD.leave_fit(error)
+            self._phases.note_failure()
             member.close("error")
             raise
         finally:
@@ -261,6 +263,8 @@ class FitLifecycle:
                 self._has_slots = self._central.fill_slots(session)
             # Else the rounds of a worker that is started again would wait for this one.
             member.close("done")
+        if session is not None and not member.catch_up.is_behind:
+            self._phases.note_end()
         if session is not None and set_here is not None and not member.stopped:
             session.variables.assign(set_here)
         if member.stopped:
@@ -272,10 +276,11 @@ class FitLifecycle:
             self._is_final = True
             self._has_slots = self._central.take_final(session)
 
-    def _place(self) -> WorkerPlace | None:
+    def _place(self, fit: FitNumber) -> WorkerPlace | None:
         """Return this worker's place among those that share data; None: the script shares it."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return None
         place = WorkerPlace.of(settings.run, settings.worker().id_worker)
+        place = dataclasses.replace(place, fit=fit)
         return dataclasses.replace(place, shard="off") if self.shares_itself else place

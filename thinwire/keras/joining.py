@@ -15,7 +15,7 @@ from thinwire.keras.optimizers import ScriptOptimizers
 from thinwire.keras.plan import StepPlan
 from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import SharedModel
-from thinwire.ops.types import State
+from thinwire.ops.types import ConfigurationError, State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
 from thinwire.worker.program import program_here
@@ -88,6 +88,13 @@ class Joining:
         if session is None or session.stopped or member.in_fit or not member.has_left:
             return None
         member.has_left = False
+        if self._optimizers.are_set_by_script:
+            raise ConfigurationError(
+                f"the script has set the state of an optimizer of {member.model.name!r} between a "
+                "fit and a loop of its own behind it, where no phase of the run begins; expected "
+                "it between two fits, or before the first step of the script."
+            )
+        self._optimizers.forget_states()  # the loop's steps change it from here on
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
@@ -138,7 +145,18 @@ class Joining:
             before,
             phase,
             self._restore,
+            self._check_states,
         )
+
+    def _check_states(self, session: Session) -> None:
+        """Refuse to offer what this process does not know; see `CatchUp.check_states`.
+
+        A shard takes an offer only before its phase begins. The barrier names a worker that comes
+        back later as the one that offers, too, and it joins without.
+        """
+        if not session.takes_weights:
+            stepping = [step.inner for step in self._optimizers.stepping]
+            self._member.catch_up.check_states(session, stepping)
 
     def keep_state(self, at_end: bool = False) -> None:
         """Keep what local steps have made of the optimizers, if it is time; see `KeptState`."""

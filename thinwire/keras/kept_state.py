@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from thinwire.keras.step import steps_allowed
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.run.directory import checkpoints_of
 from thinwire.ops.run.finished import deciding_settings
@@ -119,12 +120,13 @@ class KeptState:
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
         is_edited = compiled != [[value] for name, value in RECORD.program if name == _OPTIMIZER]
-        for optimizer, values in zip(optimizers, saved, strict=True):
-            rate = optimizer.variables[_RATE].numpy()
-            for number, variable in enumerate(optimizer.variables):
-                variable.assign(values[str(number)])
-            if is_edited:  # with --resume the rate is that of the edited script
-                optimizer.variables[_RATE].assign(rate)
+        with steps_allowed():
+            for optimizer, values in zip(optimizers, saved, strict=True):
+                rate = optimizer.variables[_RATE].numpy()
+                for number, variable in enumerate(optimizer.variables):
+                    variable.assign(values[str(number)])
+                if is_edited:  # with --resume the rate is that of the edited script
+                    optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
         logging.info("the optimizer goes on from its state at exchange %d of %d", step, last_step)
         core: State = state["core"]

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from concurrent import futures
 from typing import Any
 
 import keras
 
 from thinwire.keras.plan import StepPlan, named
+from thinwire.keras.step import inner
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import LossScale, Offer
+from thinwire.ops.offer import LossScale, Offer, OptimizerOffer
 from thinwire.ops.optimizers.described import (
     DescribedOptimizer,
     describe,
     describe_constraints,
 )
+from thinwire.ops.optimizers.slots import OwnSlots
 from thinwire.ops.types import ConfigurationError
+
+#: Variables of an optimizer that has no slots: its steps and its rate.
+_WITHOUT_SLOTS = 2
 
 
 def make_offer(
@@ -56,6 +62,10 @@ def make_offer(
     for optimizer, variables in _owners(shared, plan):
         own = tuple(paths[id(each)] for each in variables)
         found = describe(optimizer, variables, batch_size or 0, clock, own)
+        if not found.offer.has_slots and _has_slots(inner(optimizer), found.offer, variables):
+            found = dataclasses.replace(
+                found, offer=dataclasses.replace(found.offer, has_slots=True)
+            )
         if len(plan.steps) > 1:
             found = dataclasses.replace(found, offer=dataclasses.replace(found.offer, paths=own))
         described.append(found)
@@ -68,6 +78,18 @@ def make_offer(
         num_examples=num_examples or 0,
         script_optimizer=names,
     )
+
+
+def _has_slots(optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> bool:
+    """Return whether a script has set slots of an optimizer that counts no steps."""
+    if not optimizer.built or len(optimizer.variables) <= _WITHOUT_SLOTS:
+        return False
+    # OwnSlots makes variables, and TensorFlow traces a step again that makes one. Another thread
+    # is in no trace.
+    with futures.ThreadPoolExecutor(1) as outside:
+        return outside.submit(
+            lambda: not OwnSlots(optimizer, offer, variables).are_initial
+        ).result()
 
 
 def _owners(shared: SharedModel, plan: StepPlan) -> list[tuple[Any, list[Any]]]:

@@ -18,12 +18,14 @@ from thinwire.keras.checks import (
 )
 from thinwire.keras.clock import RunClock
 from thinwire.keras.offers import sgd_momentum
-from thinwire.keras.plan import StepPlan, is_built
+from thinwire.keras.optimizer_state import OptimizerStates, refuse_assignment
+from thinwire.keras.plan import StepPlan, is_built, named
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepOwner
 from thinwire.ops.methods.method import Method
 from thinwire.ops.methods.validation import refuse_script_steps
 from thinwire.ops.sharding.w_global import W_global
+from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 from thinwire.settings import ScriptSettings, read_settings
 from thinwire.sharing.data import Shared
@@ -75,6 +77,8 @@ class ScriptOptimizers:
         self._member, self._owner, self._settings_for = member, owner, settings_for
         self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
         self._clocks: dict[ExchangeStep, RunClock] = {}  # of those with a schedule read here
+        self._states = OptimizerStates()
+        self._has_warned_of_flags = False
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
         """Return what stands in for an optimizer, once for each."""
@@ -174,6 +178,79 @@ class ScriptOptimizers:
             shared = listed or list(own.values())
         refuse_step_alone(optimizer, variables, shared, member.model.name)
 
+    # -- state that the script sets ---------------------------------------------------------------
+
+    def note_states(self) -> None:
+        """Take the optimizers' present state for the run's, at the end of a `fit`."""
+        self._states.note(self._kept_by_run)
+
+    def forget_states(self) -> None:
+        """Forget the state of the `fit` before: the present one changes it."""
+        self._states.forget()
+
+    @property
+    def are_set_by_script(self) -> bool:
+        """Whether the script has set state that the run keeps, since the end of the last `fit`.
+
+        Raises:
+            ConfigurationError: The run cannot take it over.
+        """
+        kept = self._kept_by_run
+        if not self.takes_momentum:
+            return any(self._states.differs(each) for each in kept)
+        # The codec has the momentum, and the slots stay 0: what was assigned to them is a restart.
+        assigned = [each for each in kept if self._states.was_assigned(each)]
+        for each in assigned:
+            if np.any(each.numpy()):
+                raise ConfigurationError(
+                    f"the script has set {each.path} to values other than 0, and with this "
+                    "method the workers' codecs keep SGD's momentum; expected 0 in all places, "
+                    "which lets them begin again without. Take --method=bsp or --method=asgd, "
+                    "whose PS takes over all slots."
+                )
+        return bool(assigned)
+
+    @property
+    def _kept_by_run(self) -> list[Any]:
+        return [each for step in self.stepping for each in step.state if self._is_run_s(step, each)]
+
+    def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
+        """Return whether the run has the value of an optimizer's variable, not this worker."""
+        if not self._member.takes_weights:
+            return True
+        is_count = variable is step.inner._iterations
+        if is_count:
+            return step.has_schedule and self.clock_of(step) is not None
+        return self.takes_momentum
+
+    def check_assignment(self, variable: Any, is_training: bool) -> None:
+        """Note that the script assigns to a variable, if it is one of an optimizer that steps.
+
+        Args:
+            variable: Any of Keras.
+            is_training: Whether the run trains this model at this moment.
+
+        Raises:
+            ConfigurationError: It does, and so the assignment would be lost.
+        """
+        for step in self.stepping:
+            if not any(variable is each for each in step.state):
+                continue
+            if not self._member.is_offered:
+                self._warn_of_flags(variable)
+            elif is_training and self._is_run_s(step, variable):
+                refuse_assignment(variable, named(step.optimizer), self._member.in_fit)
+            self._states.note_assignment(variable)
+
+    def _warn_of_flags(self, variable: Any) -> None:
+        if self._member.session is not None and not self._has_warned_of_flags:
+            self._has_warned_of_flags = True
+            logging.warning(
+                "setting %s has no effect: this server has its optimizer from flags. Start the "
+                "script with `thinwire run`, whose server steps with the script's optimizer",
+                variable.path,
+            )
+
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, data: Shared, method: Method) -> None:
@@ -189,7 +266,9 @@ class ScriptOptimizers:
             steps = self.stepping[:1] if method.schedule_clock == "examples" else []
         for step in steps:
             if step in self._clocks:
-                self._clocks[step].begin_phase(data)
+                count = step.inner._iterations
+                is_set = self._states.differs(count)
+                self._clocks[step].begin_phase(data, int(count) if is_set else None)
             else:
                 self._clocks[step] = RunClock(data, step.inner)
 

@@ -74,6 +74,7 @@ class Phases:
         elif member.succeeds:  # the run has ended, and this model keeps its own weights
             self._await_step()
         elif not member.stopped:
+            self._optimizers.forget_states()
             if member.is_offered:
                 self._joining.join()
             else:
@@ -81,6 +82,14 @@ class Phases:
             if member.in_fit:  # else the first rounds would be of those who have joined first
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
+
+    def note_end(self) -> None:
+        """Note what the run leaves in the optimizers, to notice what the script then sets there."""
+        self._optimizers.note_states()
+
+    def note_failure(self) -> None:
+        """Take nothing for the run's that a `fit` which failed has left in the optimizers."""
+        self._optimizers.forget_states()
 
     def end(self) -> None:
         """Let all workers go on with weights that callbacks have set at the end of `fit`."""
@@ -152,6 +161,7 @@ class Phases:
             trained = [id(each) for each in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
             is_other = is_other or has_changed or self._is_traced_anew
+            is_other = self._optimizers.are_set_by_script or is_other
         opening = member.wait_for_others(where, is_other)
         member.barriers.where = where
         self._offers = opening is not None and opening.offers
@@ -169,9 +179,6 @@ class Phases:
         member.go_on_as(session)
         self._optimizers.note_rates()
         if self._offers:
-            if not session.takes_weights:
-                stepping = [step.inner for step in self._optimizers.stepping]
-                member.catch_up.check_states(session, stepping)
             self._joining.join()
         if member.wait_for_others(f"{where}-offered") is None:
             return
@@ -179,7 +186,10 @@ class Phases:
             self._joining.join()
         member.wait_for_others(f"{where}-joined")
         if where == "begin":
+            self._optimizers.forget_states()
             self._evaluations.report_fit()
+        else:
+            self._optimizers.note_states()  # the phase has begun with them
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:

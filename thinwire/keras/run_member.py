@@ -12,6 +12,7 @@ from thinwire.keras.catching_up import CatchUp
 from thinwire.keras.fit_barriers import FitBarriers
 from thinwire.session import RunOver, Session
 from thinwire.settings import ScriptSettings
+from thinwire.sharing.fit_counts import FitCounts
 from thinwire.worker.client.control import Opening, RunHalted
 from thinwire.worker.script import RECORD
 
@@ -33,6 +34,7 @@ class RunMember:
         has_left: Whether this worker has left the run at the end of its last `fit`.
         has_place: Whether of the script's models it is this one that the run has, the newest.
         succeeds: Whether `session` is another model's, until this one's phase begins.
+        fit_counts: Of the script's fits, those of its other models included.
         num_before: How often the script had gone on from one of its models to another, up to this.
     """
 
@@ -46,6 +48,7 @@ class RunMember:
         self.in_fit = self.in_loop = self.has_left = False
         self.has_place = self.succeeds = False
         self.num_before = 0
+        self.fit_counts = FitCounts()
         self._exchanges_before = 0
 
     @property
@@ -61,6 +64,12 @@ class RunMember:
         session = self.session
         is_absent = session is None or session.stopped or self.succeeds or self.has_left
         return None if is_absent else session
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the run trains this model now, by a `fit` or a loop of its script."""
+        is_here = self.present is not None and not self.catch_up.is_behind
+        return is_here and (self.in_fit or self.in_loop)
 
     @property
     def own_settings(self) -> ScriptSettings:

@@ -146,7 +146,7 @@ class ModelSession(LeavesOnExit):
         if settings is None:
             return data[0] if len(data) == 1 else data
         self.fits.shares_itself = True
-        return part_of(settings, data)
+        return part_of(settings, data, self._member.fit_counts.use(data[0]) if data else None)
 
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable, and `fit` joins again."""
@@ -242,6 +242,8 @@ class ModelSession(LeavesOnExit):
     def assignments_to(self, variable: Any) -> Assignments | None:
         """Return what adds up the script's own assignments to a variable; see `StepWatcher`."""
         member = self._member
+        is_training = member.is_training and not self._phases.begins_with_step
+        self._optimizers.check_assignment(variable, is_training)
         if not member.is_offered:
             return None
         run = member.own_settings.run

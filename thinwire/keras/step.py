@@ -52,7 +52,11 @@ class StepWatcher(Protocol):
         """Raise ConfigurationError if an optimizer that is not theirs steps one of them."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return what adds up the script's own assignments to a variable; None: nothing does."""
+        """Return what adds up the script's own assignments to a variable; None: nothing does.
+
+        Raises:
+            ConfigurationError: An assignment to this variable would be lost.
+        """
 
 
 def watch_steps(watcher: StepWatcher) -> None:
@@ -251,6 +255,18 @@ class ExchangeStep:
         return rate if isinstance(rate, keras.Variable) else None
 
     @property
+    def state(self) -> list[Any]:
+        """All variables of the optimizer but the learning rate."""
+        rate = self.rate
+        return [each for each in self.optimizer.variables if each is not rate]
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate is read at the optimizer's count of steps."""
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        return isinstance(inner(self.optimizer)._learning_rate, schedule)
+
+    @property
     def own_schedule(self) -> Any:
         """The schedule of the learning rate, if no PS can build it; else None."""
         return own_schedule(inner(self.optimizer))
@@ -354,7 +370,8 @@ class ExchangeStep:
         if own:
             self._step_alone(own)
         else:
-            inner(self.optimizer)._iterations.assign_add(1)
+            with steps_allowed():
+                inner(self.optimizer)._iterations.assign_add(1)
 
     def _exchange(self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool) -> None:
         """Give gradients, or weights after a step, to the session, and take over its answer.
@@ -399,7 +416,8 @@ class ExchangeStep:
         if rate is not None:
             rate.assign(tf.reshape(new_rate, []))
         if scale is not None:
-            scale.assign(tf.reshape(new_scale, []))
+            with steps_allowed():
+                scale.assign(tf.reshape(new_scale, []))
         if (clock := session.clock_of(self)) is not None:
             counted = clock.variable
             counted.assign(tf.cast(tf.reshape(count, []), counted.dtype))
@@ -418,12 +436,14 @@ class ExchangeStep:
     def assign_scale(self, scale: float) -> None:
         """Scale the next losses as the server does."""
         if self._scale is not None and scale:
-            self._scale.assign(scale)
+            with steps_allowed():
+                self._scale.assign(scale)
 
     def assign_streak(self, streak: int) -> None:
         """Let the LossScaleOptimizer have counted what the server has."""
         if self._scale is not None:
-            self.optimizer.step_counter.assign(streak)
+            with steps_allowed():
+                self.optimizer.step_counter.assign(streak)
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:

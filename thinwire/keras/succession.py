@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.run_member import RunMember
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.fit_counts import FitNumber
 from thinwire.worker.script import RECORD
 
 
@@ -24,6 +25,18 @@ class Succession:
         self, member: RunMember, stop: EarlyStop, others: Callable[[], Sequence[RunMember]]
     ) -> None:
         self._member, self._stop, self._others = member, stop, others
+
+    def count_fit(self, data: Any) -> FitNumber:
+        """Count a `fit` of this model among those of all models of the script.
+
+        Args:
+            data: What it is given as x.
+        """
+        others = (other.fit_counts for other in self._others())
+        self._member.fit_counts = next(
+            (counts for counts in others if counts.num_fits), self._member.fit_counts
+        )
+        return self._member.fit_counts.begin_fit(data)
 
     def begin_fit(self) -> None:
         """Take this worker's place in the run over from the model that the script trained before.

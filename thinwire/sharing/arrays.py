@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.place import Shared, WorkerPlace, deal
 
 #: Keras' batch size where the script gives none.
@@ -129,7 +130,8 @@ def _shuffled(given: dict[str, Any], place: WorkerPlace) -> dict[str, Any]:
         numbers = tf.data.Dataset.range(adapter.num_batches)
         return numbers.map(lambda number: order[number * size : (number + 1) * size])
 
-    epochs = tf.data.Dataset.random(place.rule.seed, rerandomize_each_iteration=True).take(1)
+    seed_of_fit = mixed_seed(place.rule.seed, place.fits_before)
+    epochs = tf.data.Dataset.random(seed_of_fit, rerandomize_each_iteration=True).take(1)
     rows = epochs.flat_map(batches_of_epoch)
     batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
         _gather, num_parallel_calls=tf.data.AUTOTUNE

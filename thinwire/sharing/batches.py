@@ -181,12 +181,12 @@ class SharedBatches(keras.utils.PyDataset):
 
     def on_epoch_begin(self) -> None:
         """Let the script's begin an epoch, with the same random numbers on all workers."""
-        with same_randomness(self._whole, self._place.rule.seed, 2 * self._epoch):
+        with same_randomness(self._whole, self._place, 2 * self._epoch):
             self._whole.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
         """Let the script's end an epoch, with the same random numbers on all workers."""
-        with same_randomness(self._whole, self._place.rule.seed, 2 * self._epoch + 1):
+        with same_randomness(self._whole, self._place, 2 * self._epoch + 1):
             self._whole.on_epoch_end()
         self._epoch += 1
         self._plan = self._new_plan()
@@ -201,9 +201,8 @@ class SharedBatches(keras.utils.PyDataset):
         worker, workers = place.worker - 1, place.num_workers
         order = list(range(last if self._last_is_short else number))
         if self._shuffled:
-            order = (
-                np.random.default_rng([place.rule.seed, self._epoch]).permutation(order).tolist()
-            )
+            seed = [place.rule.seed, self._epoch, place.fits_before]
+            order = np.random.default_rng(seed).permutation(order).tolist()
         if not place.divides_batch:
             return [(index, _WHOLE) for index in order[worker::workers]]
         if not self._shuffled:
@@ -243,22 +242,26 @@ class _MadeBatch:
 
 
 @contextlib.contextmanager
-def same_randomness(dataset: Any, seed: int, number: int) -> Iterator[None]:
+def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
     """Let Python, NumPy and a dataset's own generators draw the same on every worker.
 
     Afterwards they go on where they were: how many numbers the making of batches drew differs.
 
     Args:
         dataset: Whose attributes may be generators.
-        seed: The run's.
-        number: Another one draws other numbers.
+        place: This worker's. Another `fit` draws other numbers; generators of a data set of its
+            own, made for this `fit`, draw those that they drew in the `fit` before, as alone.
+        number: Another one draws other numbers, within one `fit`.
     """
+    seed = place.rule.seed
     own = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]
     python, legacy = random.getstate(), np.random.get_state()
     states = [_state(generator) for generator in own]
-    sequence = np.random.SeedSequence([seed, number])
-    random.seed(f"{seed} {number}")
-    np.random.seed(sequence.generate_state(4))
+    uses = 0 if place.fit is None else place.fit.uses
+    common = np.random.SeedSequence([seed, number, place.fits_before])
+    sequence = np.random.SeedSequence([seed, number, uses])
+    random.seed(f"{seed} {number} {place.fits_before}")
+    np.random.seed(common.generate_state(4))
     for generator, child in zip(own, sequence.spawn(len(own)), strict=True):
         _reseed(generator, child)
     try:

@@ -15,8 +15,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from thinwire.models.seeds import own_seed
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing import pipeline
+from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
 from thinwire.sharing.place import Shared, WorkerPlace, deal
 
@@ -172,15 +174,17 @@ class _WorkerPart:
     def __init__(self, plan: _Plan, place: WorkerPlace) -> None:
         self._plan, self._place = plan, place
         self._nodes = plan.nodes
-        self._in_order = [plan.nodes[-1]]  # from the source on, as far as `_node` has been
+        # From the source on, as far as `_node` has been.
+        self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
         """Return a transformation, with a fixed order where the script left that open."""
-        fixed, seed = self._in_order, self._place.rule.seed
+        fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
             is_open = pipeline.has_open_order(node, self._nodes[0])
             if is_open or source is not pipeline.inputs_of(node)[0]:
+                seed = self._seed(len(self._nodes) - 1 - len(fixed))
                 node = pipeline.rebuild_in_order(node, source, self._place.worker, seed)
             fixed.append(node)
         return fixed[len(self._nodes) - 1 - number]
@@ -194,8 +198,54 @@ class _WorkerPart:
         for number in range(point - 1, -1, -1):
             node = self._nodes[number]
             size = self._own_batch_size if number == self._plan.batching else None
-            part = pipeline.rebuild(node, part, self._place.worker, size)
+            seed = self._own_seed(number)
+            part = pipeline.rebuild(node, part, self._place.worker, size, seed)
         return part
+
+    def _source(self, node: Pipeline) -> Pipeline:
+        """Return what the last known transformation gives, with this fit's seeds before it.
+
+        The script's own object goes on with its generators as often as it was iterated over. A
+        worker that has passed over fits has not iterated, so what can be made again is.
+        """
+        fit, sources = self._place.fit, pipeline.inputs_of(node)
+        has_cache = any(pipeline.name_of(each) == pipeline.CACHE for each in (*self._nodes, node))
+        if fit is None or not fit.uses or len(sources) != 1 or has_cache:
+            return node
+        source = self._source(sources[0]) if pipeline.is_rebuilt_whole(node) else sources[0]
+        known = pipeline.seed_of(node) if pipeline.name_of(node) == pipeline.SHUFFLE else None
+        is_new = known is not None and pipeline.reshuffles(node)
+        if source is sources[0] and not is_new:
+            return node
+        seed = mixed_seed(known, fit.uses) if known is not None and is_new else known
+        return pipeline.rebuild_in_order(node, source, self._place.worker, seed)
+
+    def _seed(self, number: int) -> int | None:
+        """Return the seed of a shuffle on all workers; None: the transformation is another one.
+
+        A dataset that is iterated over again goes on with its shuffle's generator, and so has
+        another order in another `fit`. What is made here for each `fit` begins with another seed,
+        unless the order stays: by reshuffle_each_iteration=False, or in a cache behind it. A new
+        dataset with the same seed begins with the same order, and one without with another.
+        """
+        node, fit = self._nodes[number], self._place.fit
+        if pipeline.name_of(node) != pipeline.SHUFFLE:
+            return None
+        seed = pipeline.seed_of(node)
+        if seed is None:
+            before_data = 0 if fit is None else fit.before_data
+            seed = mixed_seed(self._place.rule.seed, before_data)
+        is_kept = any(pipeline.name_of(each) == pipeline.CACHE for each in self._nodes[:number])
+        if fit is None or is_kept or not pipeline.reshuffles(node):
+            return seed
+        return mixed_seed(seed, fit.uses)
+
+    def _own_seed(self, number: int) -> int | None:
+        """Return the seed of a shuffle of this worker's part; None: no matter which."""
+        seed, place = self._seed(number), self._place
+        if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
+            return None
+        return own_seed(seed, place.worker)
 
     @property
     def _own_batch_size(self) -> int:
@@ -251,7 +301,7 @@ class _WorkerPart:
             )
         if pipeline.is_one_to_one(node):
             (source,) = pipeline.inputs_of(node)
-            return pipeline.rebuild(node, self._push_up(source), self._place.worker, None)
+            return pipeline.rebuild(node, self._push_up(source), self._place.worker)
         return self._cut(node)
 
     def _cut(self, whole: Pipeline) -> Pipeline:

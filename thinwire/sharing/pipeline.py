@@ -21,7 +21,6 @@ Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
 #: Of an `interleave` that has none, which would take the machine's number of cores.
 _CYCLE_LENGTH = 8
-_SEED_STEP, _NUM_SEEDS = 1_000_003, 2**31 - 1
 
 
 def name_of(dataset: Pipeline) -> str:
@@ -113,6 +112,14 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
         source, tf.int64
     ),
 }
+#: The same of transformations that need the whole input: parts of it do not give parts.
+_REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
+    "_TakeDataset": lambda node, source: source.take(node._count),
+    "_SkipDataset": lambda node, source: source.skip(node._count),
+    "_WindowDataset": lambda node, source: source.window(
+        node._size, node._shift, node._stride, node._drop_remainder
+    ),
+}
 #: Of these, each element of the input becomes one of the output, in the same order.
 _ONE_TO_ONE = (
     "_MapDataset",
@@ -159,35 +166,50 @@ def commutes(node: Pipeline) -> bool:
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, CACHE, *BATCHES)
 
 
+def is_rebuilt_whole(node: Pipeline) -> bool:
+    """Return whether `rebuild_in_order` knows a transformation, on another whole input."""
+    return commutes(node) or name_of(node) in _REBUILD_WHOLE
+
+
 def rebuild(
-    node: Pipeline, source: Pipeline, worker: int, batch_size: int | None = None
+    node: Pipeline,
+    source: Pipeline,
+    worker: int,
+    batch_size: int | None = None,
+    seed: int | None = None,
 ) -> Pipeline:
     """Return a transformation on another input.
 
     Args:
         node: The transformation; `commutes` is true of it.
         source: Its input.
-        worker: Whose; others than worker 1 shuffle with seeds of their own.
+        worker: Whose; its caches have files of their own.
         batch_size: Another than its own, of a batching.
+        seed: Of a shuffle.
     """
-    seed = None
-    if _is_seeded(node):
-        seed = (int(node._seed2) + (worker - 1) * _SEED_STEP) % _NUM_SEEDS
     return _rebuilt(node, source, worker, batch_size, seed, False)
 
 
-def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int) -> Pipeline:
+def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | None) -> Pipeline:
     """Return a transformation on another input, with the same order on every worker.
 
     Args:
-        node: The transformation; `commutes` is true of it.
+        node: The transformation; `is_rebuilt_whole` is true of it.
         source: Its input.
         worker: Whose; its caches have files of their own.
-        seed: Of a shuffle that has none.
+        seed: Of a shuffle.
     """
-    return _rebuilt(
-        node, source, worker, None, int(node._seed2) if _is_seeded(node) else seed, True
-    )
+    return _rebuilt(node, source, worker, None, seed, True)
+
+
+def seed_of(node: Pipeline) -> int | None:
+    """Return the seed of a shuffle; None: it has none."""
+    return int(node._seed2) if _is_seeded(node) else None
+
+
+def reshuffles(node: Pipeline) -> bool:
+    """Return whether a shuffle has another order each time it is iterated over."""
+    return bool(node._reshuffle_each_iteration)
 
 
 def _rebuilt(
@@ -199,6 +221,8 @@ def _rebuilt(
     in_order: bool,
 ) -> Pipeline:
     name = name_of(node)
+    if name in _REBUILD_WHOLE:
+        return _REBUILD_WHOLE[name](node, source)
     if name == SHUFFLE:
         again = node._reshuffle_each_iteration
         return source.shuffle(node._buffer_size, seed, reshuffle_each_iteration=again)

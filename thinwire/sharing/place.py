@@ -12,6 +12,7 @@ from thinwire.data.loading import split_rule
 from thinwire.data.partition import PartitionRule
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.fit_counts import FitNumber
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,8 @@ class WorkerPlace:
         batch: "global": the script's batch size is the run's, and each worker takes its part of
             it; "worker": it is each worker's. None: global where one group steps together.
         shard: "auto": the workers share what the script gives; "off": each script gives its own.
+        fit: The number of the `fit` that the data is for, by which it is shuffled; None: it is for
+            none that is known.
     """
 
     worker: int
@@ -34,6 +37,7 @@ class WorkerPlace:
     rule: PartitionRule
     batch: str | None = None
     shard: str = "auto"
+    fit: FitNumber | None = None
 
     @classmethod
     def of(cls, run: Run, worker: int) -> WorkerPlace:
@@ -46,6 +50,11 @@ class WorkerPlace:
             batch=run.data.batch,
             shard=run.data.shard,
         )
+
+    @property
+    def fits_before(self) -> int:
+        """Fits of the script before the one that the data is for."""
+        return 0 if self.fit is None else self.fit.before
 
     @property
     def is_shared(self) -> bool:

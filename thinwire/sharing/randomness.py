@@ -37,4 +37,6 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
         yield
     finally:
         tensorflow._seed = seed
-        common.assign(before + np.uint32(1))  # how often it was drawn from may differ
+        # How often each worker drew from it may differ. The seeds that the others had in this
+        # `fit` are left out: no worker draws in the next one what another has drawn in this.
+        common.assign(before + np.uint32(place.num_workers))
