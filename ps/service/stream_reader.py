@@ -475,7 +475,8 @@ class StreamReader:
         """Note whether a Supervisor starts an evaluator."""
         del payload
         offer, why = self.server.scripts.offer_evaluator, evaluator.message[:_LONGEST_MESSAGE]
-        self.server.queue.put(functools.partial(offer, self._worker, evaluator.available, why))
+        state = (evaluator.available, why, evaluator.starting)
+        self.server.queue.put(functools.partial(offer, self._worker, *state))
 
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
         del payload

@@ -17,6 +17,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.types import State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
+from thinwire.worker.held_files import lift_hold
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
@@ -60,6 +61,8 @@ class Joining:
         else:
             member.catch_up.remember_states(stepping)
         self._optimizers.start(session)
+        if member.barriers is not None and not (member.catch_up.is_behind or session.stopped):
+            lift_hold()
 
     def join_by_flags(self) -> None:
         """Join a server that has its model, and its optimizer, from flags; or join it again."""

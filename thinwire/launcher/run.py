@@ -15,6 +15,7 @@ import json
 import pathlib
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from absl import flags, logging
@@ -36,8 +37,9 @@ from thinwire.launcher.role import (
     nodes_of,
 )
 from thinwire.launcher.run_locks import claim_run_directory
+from thinwire.ops.run.directory import launched_with
 from thinwire.ops.run.finished import finished_summary
-from thinwire.ops.run.script_settings import remove_settings
+from thinwire.ops.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -128,13 +130,15 @@ def main(run: Run, script: Sequence[str]) -> int:
     if finished:
         logging.info("this run is finished (%s); see %s, or --overwrite it", finished, report)
         return EXIT_DONE
-    path = pathlib.Path(script[0])
+    path, began = pathlib.Path(script[0]), time.time()
     if part is None or part.is_first:
-        launch_document.write(run, script)
+        launch_document.write(run, script, began)
+    else:
+        began = float(launched_with(run.run_dir).get("began", began))
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
     nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, nodes, script).run()
+        return _ScriptRun(run, launcher, nodes, script, began).run()
     finally:
         launcher.close()
         remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
@@ -196,9 +200,14 @@ class _ScriptRun:
     """One run of a script, and what is shown of it."""
 
     def __init__(
-        self, run: Run, launcher: Launcher, nodes: Sequence[Node], script: Sequence[str]
+        self,
+        run: Run,
+        launcher: Launcher,
+        nodes: Sequence[Node],
+        script: Sequence[str],
+        began: float,
     ) -> None:
-        self._run, self._script = run, tuple(script)
+        self._run, self._script, self._began = run, tuple(script), began
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
@@ -238,6 +247,7 @@ class _ScriptRun:
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
             return dataclasses.replace(node, output=shown)
+        node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
         folder = self._run.run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{node.name}.out"
