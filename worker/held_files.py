@@ -119,12 +119,14 @@ class HeldFiles:
     @property
     def _leads(self) -> bool:
         """Whether this process is the first chief, and nobody has begun to train without it."""
-        if not self._is_first_chief:
-            return False
+        return self._is_first_chief and not self._has_training_begun
+
+    @property
+    def _has_training_begun(self) -> bool:
         try:
-            return self._training.stat().st_mtime < self._began
+            return self._training.stat().st_mtime >= self._began
         except OSError:
-            return True
+            return False
 
     @property
     def _trains(self) -> bool:
@@ -200,7 +202,10 @@ class HeldFiles:
         first, rest = self._unnamed[:_NAMED], len(self._unnamed) - _NAMED
         more = f" and {rest} more" if rest > 0 else ""
         self._unnamed = []
-        logging.warning(
+        # At the start of a run all processes write the same; this is news for one that is late.
+        level = logging.WARNING if self._has_training_begun else logging.INFO
+        logging.log(
+            level,
             "held back: this process would have deleted or truncated what was written since the "
             "run began, and which it has not written itself: %s%s",
             ", ".join(first),

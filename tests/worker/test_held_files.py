@@ -88,8 +88,6 @@ class Folder:
             if self.began > old.stat().st_ctime:
                 break
         (self.run_dir / "settings" / "training").touch()
-        for name in ("log.csv", "deep/1.h5"):
-            (path / "out" / name).write_text("chief")
 
     def run(self, top, start=(2, "again")):
         """Run the top of a script; return the process."""
@@ -145,6 +143,13 @@ def test_the_first_chief_clears_its_folder_as_alone(folder):
     (folder.run_dir / "settings" / "training").unlink()
     ended = folder.run(TOPS["rmtree"], (1, "first"))
     assert not (folder.path / "out").exists() and not ended.stderr
+
+
+def test_at_the_start_of_a_run_it_is_no_news_that_others_write_the_same(folder):
+    (folder.run_dir / "settings" / "training").unlink()
+    ended = folder.run(TOPS["open w"], (2, "first"))
+    folder.check_kept(ended)
+    assert ended.stderr == ""
 
 
 def test_what_is_older_than_the_run_is_deleted_as_alone(folder):

@@ -124,7 +124,7 @@ def _hold_files(given: Mapping[str, str], node: str) -> None:
     if began is None:  # nobody trains here
         return
     number = 0 if node == "evaluator" else int(given["id_worker"])
-    is_first = not int(given.get("num_restarts", "0"))
+    is_first = bool(number) and not int(given.get("num_restarts", "0"))
     hold_back(
         pathlib.Path(given["run_dir"]),
         node,
