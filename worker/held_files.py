@@ -1,4 +1,4 @@
-"""Keeps what the chief has written when another process of the run would delete or truncate it.
+"""What the chief has written stays when another process of the run would delete or truncate it.
 
 A script often clears its output folder at its top. Alone that happens once, before it trains. Here
 every worker and the evaluator run the script, and one that starts later would clear the folder in
@@ -192,7 +192,7 @@ class HeldFiles:
             self._unnamed.append(name)
 
     def report(self) -> None:
-        """Name in one line what was held back until now; from here on each time at once."""
+        """Name in one line what was held back until now; from here on each time."""
         self._is_collecting = False
         self._name()
 

@@ -85,3 +85,23 @@ def test_one_that_fails_by_itself_is_not_started_again(evaluator, monkeypatch):
     monkeypatch.setattr(type(evaluator._process), "poll", lambda process: 1)
     assert "exit code 1: " in evaluator.tend()
     assert evaluator.tend() == "" and not evaluator.is_running and evaluator.why_not
+
+
+def test_one_that_is_not_needed_is_ended_and_started_again(evaluator):
+    first = evaluator._process
+    evaluator.start()
+    assert evaluator._process is first, "it runs already"
+    evaluator.dismiss()
+    assert first.poll() is not None and not evaluator.is_alive and not evaluator.is_running
+    assert evaluator.tend() == "" and not evaluator.why_not
+    evaluator.start()
+    assert evaluator.is_alive and evaluator._process is not first
+
+
+def test_one_that_has_ended_by_itself_stays_so(evaluator, monkeypatch):
+    first = evaluator._process
+    end(evaluator, signal.SIGKILL)
+    monkeypatch.setattr(type(first), "poll", lambda process: 0)
+    assert evaluator.tend() == "" and not evaluator.is_alive
+    evaluator.start()
+    assert evaluator._process is first
