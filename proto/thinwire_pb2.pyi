@@ -827,12 +827,14 @@ class Evaluated(_message.Message):
     def __init__(self, fit: _Optional[int] = ..., epoch: _Optional[int] = ..., answers: bool = ..., final: bool = ..., versions: _Optional[_Iterable[int]] = ..., metrics: _Optional[_Iterable[_Union[Metric, _Mapping]]] = ..., nobody: _Optional[str] = ..., by_script: bool = ...) -> None: ...
 
 class Evaluator(_message.Message):
-    __slots__ = ("available", "message")
+    __slots__ = ("available", "message", "starting")
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
     available: bool
     message: str
-    def __init__(self, available: bool = ..., message: _Optional[str] = ...) -> None: ...
+    starting: bool
+    def __init__(self, available: bool = ..., message: _Optional[str] = ..., starting: bool = ...) -> None: ...
 
 class FitEnded(_message.Message):
     __slots__ = ("fit", "history")

@@ -72,6 +72,12 @@ class EvaluationRequests:
         return max(self._fits, default=0)
 
     @property
+    def has_validation(self) -> bool:
+        """Whether a worker has begun a fit with validation data."""
+        with self._changed:
+            return any(fit.validates for fit in self._fits.values())
+
+    @property
     def version(self) -> int:
         """Updates applied to the central model, as of about a second ago."""
         return self._version

@@ -136,6 +136,8 @@ class _Watcher:
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
         # Metrics and versions of the newest evaluation, if a script has made it.
         self._of_script: tuple[dict[str, float], list[int]] | None = None
+        self._is_known_alive = False  # to shard 0: the evaluator's process
+        self._first_version: int | None = None  # in the first status that has come
         self._shown: run_status.RunStatus | None = None  # the newest status that was shown
         self._due = {"show": 0.0, "record": 0.0}
 
@@ -148,6 +150,8 @@ class _Watcher:
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
             try:
+                if self.script_evaluator is not None:
+                    self.script_evaluator.start()
                 self._connect()
                 with self.dashboard:
                     self._observe()
@@ -182,8 +186,10 @@ class _Watcher:
         self.run_id = welcome.run_id  # which the next Hello names
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Let shard 0 know whether there will be an evaluator, or why not."""
-        offer = pb.Evaluator(available=not why_not, message=why_not)
+        """Let shard 0 know whether there will be an evaluator, or why not, and whether it runs."""
+        evaluator = self.script_evaluator
+        self._is_known_alive = evaluator is not None and evaluator.is_alive
+        offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
         self.shards[0].session.send_control(pb.ToServer(evaluator=offer))
 
     def _dialler(self, number: int, limit: int) -> Dialler:
@@ -245,16 +251,35 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _tend_evaluator(self) -> None:
-        """Start the evaluator of a script when it is wanted; record what it finds, and its end."""
+        """Have an evaluator of a script while one is wanted; record what it finds, and its end."""
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None:
             return
-        if shard.validates and not evaluator.was_started and not evaluator.why_not:
+        if shard.validates:
             evaluator.start()
+        elif self._has_trained():
+            evaluator.dismiss()
         self._record_evaluations()
-        if not shard.halt_cause and (why := evaluator.tend()):
+        if shard.halt_cause:
+            return
+        if why := evaluator.tend():
             logging.error("%s; training goes on without evaluations", why)
             self._offer_evaluator(why)
+        elif evaluator.is_alive != self._is_known_alive:
+            self._offer_evaluator(evaluator.why_not)
+
+    def _has_trained(self) -> bool:
+        """Return whether an update was applied since this Supervisor came.
+
+        A script reports that its fit validates before its first step. So scripts that train, and
+        have reported none, need no evaluator now.
+        """
+        status = self.shards[0].status
+        if status is None:
+            return False
+        if self._first_version is None:
+            self._first_version = status.version
+        return status.version > self._first_version
 
     def _record_evaluations(self) -> None:
         """Record what the evaluator has found, each once, whoever has recorded it."""

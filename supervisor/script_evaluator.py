@@ -1,14 +1,16 @@
 """The evaluator of a script's run: a child of the Supervisor that runs the script and never trains.
 
-It is started when the first fit with validation data has begun, so that it takes nothing from the
-start of the workers, and ends with the Supervisor, however that ends: a watchdog sees to it. One
-that was killed is started again, some times: shard 0 knows what is not evaluated yet. What it
-writes is kept in the run directory's logs.
+It is started with the run's other processes, because the script may clear a folder at its top; that
+must happen before anybody trains. It is ended where the scripts train without validation data, and
+started again when a fit has some. It ends with the Supervisor, however that ends: a watchdog sees
+to it. One that was killed is started again, some times: shard 0 knows what is not evaluated yet.
+What it writes is kept in the run directory's logs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib.util
 import io
 import os
@@ -22,7 +24,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from thinwire.ops.run.directory import launched_with
-from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER
+from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER, RUN_BEGAN
 from thinwire.ops.run.settings import Run
 from thinwire.runtime.output_copy import OutputFile
 from thinwire.supervisor import flags as supervisor_flags
@@ -30,11 +32,18 @@ from thinwire.supervisor import flags as supervisor_flags
 #: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
 SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
 _END_SECONDS = 5.0
-_KILL = b"K"  # as the watchdog understands it
+_TERMINATE, _KILL = b"T", b"K"  # as the watchdog understands them
 _MOST_OUTPUT_BYTES = 1 << 16
 #: Before each new start of one that was killed; there are no more than these.
 _PAUSES_SECONDS = (1.0, 5.0, 25.0)
 _FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
+
+
+class _State(enum.Enum):
+    IDLE = enum.auto()  # not started, or ended because nothing was to be evaluated
+    STARTED = enum.auto()
+    PAUSED = enum.auto()  # killed by a signal, and to be started again
+    FAILED = enum.auto()  # for good
 
 
 class ScriptEvaluator:
@@ -52,12 +61,13 @@ class ScriptEvaluator:
         self._reader: threading.Thread | None = None
         self._copy: OutputFile | None = None
         self._last_output = b""
-        self.has_failed = False
-        self._num_restarts = 0
-        self._restart_at: float | None = None  # by the clock; None: it was not killed
+        self._state = _State.IDLE
+        self._num_starts = self._num_restarts = 0  # all, and those after a signal
+        self._restart_at = 0.0  # by the clock, where it was killed
         self._script: list[str] = []  # its path and its arguments
-        self._folder, self._more_flags = "", [EVALUATES]
         found = launched_with(run.run_dir)
+        began = float(found.get("began", 0.0))  # unknown: it then keeps all files
+        self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
             script = found["script"]
             self._script = [str(script["path"]), *map(str, script["arguments"])]
@@ -78,29 +88,39 @@ class ScriptEvaluator:
             )
         if not pathlib.Path(self._script[0]).is_file():
             return f"the script {self._script[0]} is not there any more"
-        return "its evaluator has ended before" if self.has_failed else ""
+        return "its evaluator has ended before" if self._state is _State.FAILED else ""
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not ended, or will be started again."""
-        if self._process is None or self.has_failed:
-            return False
-        return self._restart_at is not None or self._process.poll() is None
+        return self._state is _State.PAUSED or self.is_alive
 
     @property
-    def was_started(self) -> bool:
-        """Whether it was started."""
-        return self._process is not None
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        process = self._process
+        return self._state is _State.STARTED and process is not None and process.poll() is None
 
     def start(self) -> None:
-        """Start it."""
+        """Start it, unless it was started, or cannot be."""
+        if self._state is _State.IDLE and not self.why_not:
+            self._start()
+
+    def dismiss(self) -> None:
+        """End it where nothing is to be evaluated; `start` then starts it again."""
+        if self._state in (_State.STARTED, _State.PAUSED):
+            logging.info("nothing is to be evaluated yet; ending the evaluator")
+            self.end(_TERMINATE)
+            self._state = _State.IDLE
+
+    def _start(self) -> None:
         self._output.parent.mkdir(parents=True, exist_ok=True)
         words = [*supervisor_flags.script_words(self._run), *self._more_flags]
         launcher = _package() / "launcher"
         watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "10", "quiet"]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
-        self._copy = OutputFile(self._output, append=bool(self._num_restarts))
+        self._copy = OutputFile(self._output, append=bool(self._num_starts))
         process = subprocess.Popen(
             [sys.executable, *watchdog, *script],
             stdin=subprocess.PIPE,
@@ -116,6 +136,7 @@ class ScriptEvaluator:
             target=self._follow, args=(process, self._copy), name="evaluator-output", daemon=True
         )
         self._reader.start()
+        self._state, self._num_starts = _State.STARTED, self._num_starts + 1
         logging.info("started the evaluator; its output: %s", self._output)
 
     def tend(self) -> str:
@@ -125,13 +146,13 @@ class ScriptEvaluator:
             Once, with what error it has ended for good; empty: with none, or not yet.
         """
         process = self._process
-        if process is None or self.has_failed:
+        if process is None or self._state in (_State.IDLE, _State.FAILED):
             return ""
-        if self._restart_at is not None:
+        if self._state is _State.PAUSED:
             if self._clock() >= self._restart_at:
-                self._restart_at, self._num_restarts = None, self._num_restarts + 1
+                self._num_restarts += 1
                 self.end()  # closes what belongs to the old one
-                self.start()
+                self._start()
             return ""
         code = process.poll()
         if not code:
@@ -140,19 +161,19 @@ class ScriptEvaluator:
         if _is_of_signal(code) and self._num_restarts < len(_PAUSES_SECONDS) and not self.why_not:
             pause = _PAUSES_SECONDS[self._num_restarts]
             logging.warning("%s; starting it again in %g s", ended, pause)
-            self._restart_at = self._clock() + pause
+            self._state, self._restart_at = _State.PAUSED, self._clock() + pause
             return ""
-        self.has_failed = True
+        self._state = _State.FAILED
         restarts = f" (started again {self._num_restarts} times)" if self._num_restarts else ""
         return f"{ended}{restarts}: {self._last_line()}"
 
-    def end(self) -> None:
-        """End it immediately."""
+    def end(self, signal: bytes = _KILL) -> None:
+        """End it: immediately, or by a signal at which it removes its temporary files."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.closed:
             return
         with contextlib.suppress(OSError):
-            os.write(process.stdin.fileno(), _KILL)
+            os.write(process.stdin.fileno(), signal)
         process.stdin.close()
         deadline = time.monotonic() + _END_SECONDS
         while process.poll() is None and time.monotonic() < deadline:

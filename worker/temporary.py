@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 _EVENTS = ("tempfile.mkdtemp", "tempfile.mkstemp")
-_MADE: list[str] = []
+_MADE: dict[str, None] = {}  # in order, without symbolic links
 
 
 @functools.cache
@@ -22,8 +22,11 @@ def record_temporary() -> None:
 def is_temporary(path: str) -> bool:
     """Return whether a path is one of them, or lies in one."""
     whole = os.path.realpath(path)
-    found = (os.path.realpath(each) for each in _MADE)
-    return any(whole == each or whole.startswith(each + os.sep) for each in found)
+    while whole not in _MADE:
+        whole, before = os.path.dirname(whole), whole
+        if whole == before:
+            return False
+    return True
 
 
 def remove_temporary() -> None:
@@ -39,4 +42,4 @@ def remove_temporary() -> None:
 def _note(event: str, arguments: tuple[Any, ...], events: tuple[str, ...] = _EVENTS) -> None:
     # Bound early: a module's names are gone when the interpreter ends, and hooks are called yet.
     if event in events:
-        _MADE.append(os.fsdecode(arguments[0]))
+        _MADE[os.path.realpath(os.fsdecode(arguments[0]))] = None

@@ -25,7 +25,15 @@ IN_SCRIPT_FOLDER = "--in_script_folder"
 MEASURED_TO = "--measured_to="
 #: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.
 EVALUATES = "--evaluates"
-_FOLDER, _EVALUATOR = "settings", "evaluator"
+#: Begins a word among a script's flags: when the run began, in seconds since 1970.
+RUN_BEGAN = "--run_began="
+#: In the run directory.
+SETTINGS_FOLDER = "settings"
+_EVALUATOR = "evaluator"
+#: Ends the name of a list of the files that a node has written; the chief's list has this name.
+WRITTEN, CHIEF = ".written", "chief"
+#: The name of a file that shows, by its time, that workers have begun to train.
+TRAINING = "training"
 _MOST_BYTES = 1 << 20
 
 
@@ -43,12 +51,14 @@ def write_settings(
     run_dir: pathlib.Path, node: str, flags: Sequence[str], script: Sequence[str]
 ) -> pathlib.Path:
     """Write the file of a node such as ``worker-3``; return its absolute path."""
-    folder = run_dir.resolve() / _FOLDER
+    folder = run_dir.resolve() / SETTINGS_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{node}.json"
     path.unlink(missing_ok=True)  # of one that was killed
     document = {
-        "flags": [word for word in flags if not word.startswith((MEASURED_TO, EVALUATES))],
+        "flags": [
+            word for word in flags if not word.startswith((MEASURED_TO, EVALUATES, RUN_BEGAN))
+        ],
         "script": list(script),
         "measured_to": "".join(
             word.removeprefix(MEASURED_TO) for word in flags if word.startswith(MEASURED_TO)
@@ -72,9 +82,12 @@ def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
     """
     for node in nodes:
         name = _EVALUATOR if node.startswith("supervisor") else node
-        (run_dir / _FOLDER / f"{name}.json").unlink(missing_ok=True)
+        (run_dir / SETTINGS_FOLDER / f"{name}.json").unlink(missing_ok=True)
+        (run_dir / SETTINGS_FOLDER / f"{name}{WRITTEN}").unlink(missing_ok=True)
+    for file in (f"{CHIEF}{WRITTEN}", TRAINING):
+        (run_dir / SETTINGS_FOLDER / file).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # other parts of the run have theirs there
-        (run_dir / _FOLDER).rmdir()
+        (run_dir / SETTINGS_FOLDER).rmdir()
 
 
 def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:

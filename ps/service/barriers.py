@@ -1,6 +1,7 @@
 """Barriers of the scripts of a run, and how the run ends with them: a plain object, no threads.
 
-A script comes to a barrier at the beginning and at the end of each of its fits, where its model may
+A script comes to a barrier before its first step, where it also waits for the run's first evaluator
+(`first_evaluator`), at the beginning and at the end of each of its fits, where its model may
 have become another one: then a phase of the run begins for all; and where it saves after a fit. It
 also reports its own end. A barrier opens when every script that is in the run has come to it, or to
 a later one. In the run is every worker that has not finished; one whose stream has been away for a
@@ -22,6 +23,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
+from thinwire.ps.service.first_evaluator import FirstEvaluator
 
 #: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, where
 #: a loop goes on behind it, and by number where a file has been saved after it. At "begin" and
@@ -31,10 +33,13 @@ OF_FIT = (
     *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
+#: The barrier before a script's first step. A script gives it the second name where the run has a
+#: Supervisor, so that all wait for its evaluator though it may not have reported one yet.
+START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
 #: Names that order barriers and count fits. Others count as the last ones.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
-_LAST = (math.inf, 0, 0)
+_LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +113,11 @@ def position_of(name: str) -> _Position:
     True
     >>> position_of("fit-1-end") < position_of("fit-1-saved-2") < position_of("fit-1-saved-10")
     True
+    >>> position_of("start") < position_of("fit-1-begin")
+    True
     """
+    if name in STARTS:
+        return _FIRST
     found = _NAMED.fullmatch(name)
     return (int(found[1]), OF_FIT.index(found[2]), int(found[3] or 0)) if found else _LAST
 
@@ -147,6 +156,7 @@ class Barriers:
 
     Attributes:
         ended: Why the run is over; None: it is not, as far as scripts are concerned.
+        first_evaluator: Whose start the scripts wait for before their first step.
         phase: The newest that has begun, as far as this shard knows; 0: the first.
 
     Args:
@@ -159,6 +169,7 @@ class Barriers:
     def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
         self._nb_workers, self._lease_seconds = nb_workers, lease_seconds
         self._patience_seconds = patience_seconds
+        self.first_evaluator = FirstEvaluator(lease_seconds)
         self._scripts: dict[int, _Script] = {}
         self._opened: set[str] = set()
         self._changes: set[str] = set()  # barriers at which some model is another one
@@ -175,6 +186,7 @@ class Barriers:
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
         """Note a script's stream; another incarnation begins anew."""
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
+        self.first_evaluator.script_came(now)
         known = self._scripts.get(worker)
         is_new = known is None or known.incarnation != incarnation
         if is_new:
@@ -246,6 +258,7 @@ class Barriers:
         for script in self._scripts.values():
             script.seen_at += seconds
         self._absent_at += seconds
+        self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
         """Return the workers that the others wait for."""
@@ -264,6 +277,7 @@ class Barriers:
         if self.ended is not None or not self._scripts:
             return None
         moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
+        moments += [self._held_until(name) for _, name in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
 
     # -- inside ------------------------------------------------------------------------------
@@ -283,7 +297,8 @@ class Barriers:
         reached = min((self._position(worker) for worker in present), default=_LAST)
         openings = self._name_chief(now)
         for worker, name in list(self._waiting()):
-            if name not in self._opened and position_of(name) > reached:
+            is_closed = position_of(name) > reached or now < self._held_until(name)
+            if name not in self._opened and is_closed:
                 continue
             self._opened.add(name)
             self._scripts[worker].waits_at = None
@@ -292,6 +307,13 @@ class Barriers:
             offers = changes and present[:1] == [worker]
             openings.append(BarrierOpening(worker, name, changes, offers))
         return openings
+
+    def _held_until(self, name: str) -> float:
+        """Return until when a barrier stays closed though all scripts have come to it."""
+        if name not in STARTS:
+            return -math.inf
+        waits_until = self.first_evaluator.waits_until(name == START_WITH_SUPERVISOR)
+        return min(waits_until, self._absent_at)
 
     def _begin_phase(self, name: str) -> None:
         self._changes.add(name)

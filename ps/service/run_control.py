@@ -171,9 +171,20 @@ class RunControl:
 
     # -- those that evaluate ------------------------------------------------------------------
 
-    def offer_evaluator(self, connection: Connection, is_available: bool, why: str) -> None:
-        """Note whether a Supervisor starts an evaluator where one is wanted, or why not."""
+    def offer_evaluator(
+        self, connection: Connection, is_available: bool, why: str, is_starting: bool = False
+    ) -> None:
+        """Note whether a Supervisor starts an evaluator where one is wanted, or why not.
+
+        Args:
+            connection: The Supervisor's.
+            is_available: Whether it does.
+            why: Why not.
+            is_starting: Whether its process runs already.
+        """
         number, now = id(connection), self._clock()
+        self._barriers.first_evaluator.report(is_available and is_starting)
+        self._perform(self._barriers.tick(now))
         if not is_available:
             self._supervisors.pop(number, None)
             self._notify(self._evaluations.withdraw(number, why, now))
@@ -185,6 +196,7 @@ class RunControl:
     def lose_supervisor(self, connection: Connection) -> None:
         """Note that the stream of a Supervisor has ended."""
         if self._supervisors.pop(id(connection), None) is not None:
+            self._barriers.first_evaluator.lose_supervisor(self._clock())
             self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
 
     def begin_evaluator(self, connection: Connection) -> None:
@@ -192,6 +204,8 @@ class RunControl:
         old, self._evaluator = self._evaluator, connection
         if old is not None:
             old.stream.close()
+        self._barriers.first_evaluator.arrive()
+        self._perform(self._barriers.tick(self._clock()))
         self._notify(self._evaluations.begin_evaluator(self._clock()))
 
     def take_evaluation(self, connection: Connection, evaluated: pb.Evaluated) -> None:

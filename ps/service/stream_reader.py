@@ -521,7 +521,8 @@ class StreamReader:
         del payload
         offer = self.server.scripts.offer_evaluator
         why = printable(evaluator.message, _LONGEST_MESSAGE)
-        self._serve("an evaluator", offer, self._worker, evaluator.available, why)
+        state = (evaluator.available, why, evaluator.starting)
+        self._serve("an evaluator", offer, self._worker, *state)
 
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
         del payload

@@ -88,7 +88,7 @@ def test_one_that_fails_by_itself_is_not_started_again(evaluator, monkeypatch):
 
 
 def test_a_full_disk_does_not_end_the_evaluator(evaluator, monkeypatch):
-    evaluator.end()
+    evaluator.dismiss()
     evaluator._output.unlink()
     evaluator._output.symlink_to("/dev/full")
     count = "i=0; while [ $i -lt 2000 ]; do echo line $i || exit 9; i=$((i+1)); done; exit 7"
@@ -102,3 +102,23 @@ def test_a_full_disk_does_not_end_the_evaluator(evaluator, monkeypatch):
     assert evaluator.tend() == "the evaluator has ended with exit code 7: line 1999"
     evaluator.end()
     assert len(logged) == 1 and "2,000 lines" in logged[0] and "No space left" in logged[0]
+
+
+def test_one_that_is_not_needed_is_ended_and_started_again(evaluator):
+    first = evaluator._process
+    evaluator.start()
+    assert evaluator._process is first, "it runs already"
+    evaluator.dismiss()
+    assert first.poll() is not None and not evaluator.is_alive and not evaluator.is_running
+    assert evaluator.tend() == "" and not evaluator.why_not
+    evaluator.start()
+    assert evaluator.is_alive and evaluator._process is not first
+
+
+def test_one_that_has_ended_by_itself_stays_so(evaluator, monkeypatch):
+    first = evaluator._process
+    end(evaluator, signal.SIGKILL)
+    monkeypatch.setattr(type(first), "poll", lambda process: 0)
+    assert evaluator.tend() == "" and not evaluator.is_alive
+    evaluator.start()
+    assert evaluator._process is first

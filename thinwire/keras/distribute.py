@@ -12,7 +12,7 @@ import keras
 from thinwire.identity import note_settings
 from thinwire.keras.checkpoints import write_checkpoints_once
 from thinwire.keras.checks import check_exchanges, check_model
-from thinwire.keras.evaluate import evaluate_fit
+from thinwire.keras.evaluate import evaluate_fit, report_arrival, skip_steps
 from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.loops import look_fresh, models_of
@@ -22,6 +22,7 @@ from thinwire.keras.session import ModelSession
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import ScriptSettings, read_settings, source_of
+from thinwire.worker.held_files import report_held
 from thinwire.worker.program import exit_in_words
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
@@ -64,6 +65,7 @@ def distribute(
         ConfigurationError: Settings or a model that cannot work.
     """
     record_temporary()
+    report_held()
     if isinstance(trained, keras.optimizers.Optimizer):
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
@@ -117,7 +119,9 @@ def _distribute_optimizer(
         sessions = [each.thinwire for each in models if getattr(each, "thinwire", None)]
         optimizer.thinwire = sessions[0] if sessions else ModelSession(models[0])
         if launched is not None and launched.evaluates:
-            optimizer.apply = lambda *given, **named: None
+            run = read_settings(args, settings, type_node="Worker").run
+            report_arrival(run)
+            skip_steps(optimizer, run)
         return
     for each in models:
         check_exchanges(each)

@@ -54,6 +54,7 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
         model: Compiled before or after this call.
         run: The run's settings.
     """
+    report_arrival(run)
     evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
     signature = inspect.signature(keras.Model.fit)
 
@@ -62,8 +63,43 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
             return evaluator.fit(dict(signature.bind(model, *args, **keywords).arguments))
 
     model.fit = fit
+    model.train_on_batch = _after_waiting(model.train_on_batch, run)
     for name in _WRITERS:
         setattr(model, name, _own_only(getattr(model, name)))
+
+
+def report_arrival(run: Run) -> None:
+    """Let shard 0 know, by this process' stream, that it has come to `distribute`.
+
+    Nobody trains before that; see `thinwire.ps.service.first_evaluator`.
+    """
+    _requests_of(run)
+
+
+def skip_steps(optimizer: Any, run: Run) -> None:
+    """Let a distributed optimizer of a loop step nothing, and hold the loop while it is not needed.
+
+    What follows the loop in the script would otherwise be done at the start of the run, with a
+    model that nobody has trained.
+    """
+    optimizer.apply = _after_waiting(lambda *given, **named: None, run)
+
+
+def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
+    """Let a step wait until a worker has begun a `fit` with validation data, behind the loop."""
+
+    @functools.wraps(alone)
+    def step(*args: Any, **keywords: Any) -> Any:
+        requests = _requests_of(run)
+        while not requests.has_validation:
+            num_news = requests.num_news
+            if requests.halt_cause:
+                requests.close()
+                _end_process()
+            requests.wait(_LOOK_SECONDS, num_news)
+        return alone(*args, **keywords)
+
+    return step
 
 
 def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:

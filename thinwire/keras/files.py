@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from thinwire.keras.saving import is_own_file
+from thinwire.worker.held_files import was_kept
 
 _Restore = Callable[[], object]
 
@@ -49,6 +50,8 @@ def _silence_log(
     del stack
     if not (writes() or is_own_file(callback.filename)):
         yield _replace(callback, "filename", os.devnull)
+    elif was_kept(callback.filename):  # the chief before this process has begun it, in this `fit`
+        yield _replace(callback, "append", True)
 
 
 def _silence_board(

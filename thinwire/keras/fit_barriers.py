@@ -91,6 +91,23 @@ class FitBarriers:
         except RunHalted as halted:
             return halted
 
+    def begin_run(self, has_supervisor: bool) -> RunHalted | None:
+        """Wait until all processes that run the script at the start have come to `distribute`.
+
+        A script that clears a folder at its top has done so then, on the evaluator too.
+
+        Args:
+            has_supervisor: Whether the run is known to have one, which starts an evaluator.
+
+        Returns:
+            The end of the run, if it has ended meanwhile. Raises as `wait`.
+        """
+        try:
+            self._control.barrier("start-with-supervisor" if has_supervisor else "start")
+        except RunHalted as halted:
+            return halted
+        return None
+
     def begin_fit(self, fit: pb.FitBegun) -> None:
         """Report that the present `fit` begins; its number is filled in."""
         fit.fit = self._num_fits

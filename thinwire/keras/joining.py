@@ -18,6 +18,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.types import ConfigurationError, State
 from thinwire.session import Session
 from thinwire.sharing.data import Shared
+from thinwire.worker.held_files import lift_hold
 from thinwire.worker.program import program_here
 from thinwire.worker.script import RECORD
 
@@ -63,6 +64,8 @@ class Joining:
         else:
             member.catch_up.remember_states(stepping)
         self._optimizers.start(session)
+        if member.barriers is not None and not (member.catch_up.is_behind or session.stopped):
+            lift_hold()
 
     def join_by_flags(self) -> None:
         """Join a server that has its model, and its optimizer, from flags; or join it again."""

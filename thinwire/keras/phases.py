@@ -23,6 +23,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.models.seeds import seed_apart
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
+from thinwire.worker.held_files import lift_hold
 from thinwire.worker.script import RECORD
 
 
@@ -137,9 +138,15 @@ class Phases:
         if session.stopped:
             return
         self._optimizers.follow_rate(session)
-        run, part = session.settings.run, session.part
-        member.barriers = FitBarriers(run, session.own.id_worker, part.run_id, self._stop.stop)
+        settings, part = session.settings, session.part
+        member.barriers = FitBarriers(
+            settings.run, session.own.id_worker, part.run_id, self._stop.stop
+        )
         RECORD.at_end(member.leave_at_end)
+        if member.in_fit or settings.is_launched:  # loops under other launchers wait for nobody
+            member.take_end(member.barriers.begin_run(settings.is_launched))
+        if not (member.stopped or member.catch_up.is_behind):
+            lift_hold()
         if member.in_fit:
             member.barriers.count_fit()
             member.wait_for_others("begin")

@@ -24,10 +24,10 @@ _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protob
 _NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile")
 
 
-def write(run: Run, script: Sequence[str]) -> None:
-    """Write the document of a run."""
+def write(run: Run, script: Sequence[str], began: float) -> None:
+    """Write the document of a run that began at `began`, in seconds since 1970."""
     run.run_dir.mkdir(parents=True, exist_ok=True)
-    write_json_atomically(run.run_dir / LAUNCH_FILE, document(run, script))
+    write_json_atomically(run.run_dir / LAUNCH_FILE, document(run, script) | {"began": began})
 
 
 def document(run: Run, script: Sequence[str]) -> dict[str, Any]:

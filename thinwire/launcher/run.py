@@ -14,6 +14,7 @@ import json
 import pathlib
 import sys
 import threading
+import time
 from collections.abc import Sequence
 
 from absl import flags, logging
@@ -42,8 +43,8 @@ from thinwire.launcher.role import (
     nodes_of,
 )
 from thinwire.launcher.run_locks import start_in_claimed_directory
-from thinwire.ops.run.directory import forget_failure, note_failure
-from thinwire.ops.run.script_settings import remove_settings
+from thinwire.ops.run.directory import forget_failure, launched_with, note_failure
+from thinwire.ops.run.script_settings import RUN_BEGAN, remove_settings
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -127,14 +128,16 @@ def main(run: Run, script: Sequence[str]) -> int:
     start = start_in_claimed_directory(run, script, name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
-    run, part, path = start.run, launch.part_here(), pathlib.Path(script[0])
+    run, part, path, began = start.run, launch.part_here(), pathlib.Path(script[0]), time.time()
     forget_failure(run.run_dir)
     if part is None or part.is_first:
-        launch_document.write(run, script)
+        launch_document.write(run, script, began)
+    else:
+        began = float(launched_with(run.run_dir).get("began", began))
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
     nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, nodes, script, start.updates).run()
+        return _ScriptRun(run, launcher, nodes, script, began, start.updates).run()
     finally:
         launcher.close()
         remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
@@ -201,9 +204,11 @@ class _ScriptRun:
         launcher: Launcher,
         nodes: Sequence[Node],
         script: Sequence[str],
+        began: float,
         begun_at: int = 0,
     ) -> None:
-        self._run, self._script, self._begun_at = run, tuple(script), begun_at
+        self._run, self._script = run, tuple(script)
+        self._began, self._begun_at = began, begun_at
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
@@ -230,6 +235,7 @@ class _ScriptRun:
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
             return dataclasses.replace(node, output=shown)
+        node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
         folder = self._run.run_dir / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{node.name}.out"

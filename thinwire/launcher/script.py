@@ -43,6 +43,7 @@ from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
+    RUN_BEGAN,
     SETTINGS_VARIABLE,
     write_settings,
 )
@@ -61,8 +62,10 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import admit_signals
 from thinwire.ops.types import ConfigurationError
+from thinwire.worker.held_files import hold_back
+from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow
 from thinwire.worker.script import RECORD, LeftBehind
-from thinwire.worker.temporary import record_temporary
+from thinwire.worker.temporary import record_temporary, remove_temporary
 
 #: (module, exception) by which a script learns that the run is over.
 _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
@@ -98,6 +101,7 @@ def main(arguments: Sequence[str]) -> int:
     node = "evaluator" if evaluates else f"worker-{int(given['id_worker'])}"
     settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
+    _hold_files(given, node)
     try:
         return _evaluate(path, script) if evaluates else _run(path, script)
     finally:
@@ -115,6 +119,22 @@ def _values(words: Sequence[str]) -> dict[str, str]:
     """Return flag -> value of words such as --seed=1; the last one counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
+
+
+def _hold_files(given: Mapping[str, str], node: str) -> None:
+    """Keep what the chief writes from this script, from its first line on; see `held_files`."""
+    began = given.get(RUN_BEGAN.strip("-="))
+    if began is None:  # nobody trains here
+        return
+    number = 0 if node == "evaluator" else int(given["id_worker"])
+    is_first = bool(number) and not int(given.get("num_restarts", "0"))
+    hold_back(
+        pathlib.Path(given["run_dir"]),
+        node,
+        float(began),
+        lambda: number == RECORD.chief,
+        is_first,
+    )
 
 
 def _fix_hashes(seed: int) -> None:
@@ -147,6 +167,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
         _AfterImport(
             {
                 "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
+                "h5py": hold_h5py,
                 "tensorflow": lambda tensorflow: _prepare_tensorflow(
                     tensorflow, seed, threads, calls
                 ),
@@ -156,9 +177,8 @@ def _prepare_process(given: Mapping[str, str]) -> None:
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)
     record_temporary()
-    if EVALUATES[2:] not in given:  # the evaluator has nothing to clean up
-        signal.signal(signal.SIGTERM, _end)
-        os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) -> None:
@@ -166,6 +186,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
     tensorflow.config.threading.set_inter_op_parallelism_threads(threads * calls)
     tensorflow.random.set_seed(seed)
     keep_generated_code_in_memory()
+    hold_tensorflow()
 
 
 def _end(number: int, frame: Any) -> None:
@@ -175,6 +196,13 @@ def _end(number: int, frame: Any) -> None:
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
     raise SystemExit(128 + number)
+
+
+def _end_evaluator(number: int, frame: Any) -> None:
+    """End the evaluator, whose script has nothing else to clean up."""
+    del frame
+    remove_temporary()
+    os._exit(128 + number)
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

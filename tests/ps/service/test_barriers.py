@@ -14,6 +14,9 @@ from thinwire.ops.run.settings import (
     is_finished,
 )
 from thinwire.ps.service.barriers import (
+    START,
+    START_WITH_SUPERVISOR,
+    STARTS,
     BarrierArrival,
     BarrierOpening,
     Barriers,
@@ -431,3 +434,85 @@ def test_a_shard_that_was_started_again_learns_the_phase_and_a_late_script_too()
     assert scripts.barriers.phase == 3
     scripts.begin(2).arrive(2, "fit-1-left")
     assert scripts.outcomes == [BarrierOpening(2, "fit-1-left", changes=True)]
+
+
+# -- the run's first evaluator --------------------------------------------------------------------
+
+
+def at_start(name=START, nb_workers=2):
+    """Return scripts that have all come to the barrier before their first step."""
+    scripts = Scripts(nb_workers).begin(*range(1, nb_workers + 1))
+    for worker in range(1, nb_workers + 1):
+        scripts.arrive(worker, name)
+    return scripts
+
+
+def test_nobody_trains_before_the_evaluator_has_come():
+    for name in STARTS:
+        scripts = Scripts().begin(1, 2)
+        scripts.barriers.first_evaluator.report(True)
+        scripts.arrive(1, name).arrive(2, name).wait(LEASE / 2, 1, 2).wait(LEASE / 2, 1, 2)
+        assert scripts.opened == []
+        scripts.barriers.first_evaluator.arrive()
+        assert scripts.wait(0).opened == [(1, name), (2, name)]
+
+
+def test_an_evaluator_alone_does_not_open_the_start():
+    scripts = Scripts().begin(1, 2)
+    scripts.barriers.first_evaluator.arrive()
+    assert scripts.arrive(1, START).opened == []
+    assert scripts.arrive(2, START).opened == [(1, START), (2, START)]
+
+
+def test_nobody_waits_for_an_evaluator_whose_process_has_ended():
+    scripts = at_start(START_WITH_SUPERVISOR)
+    first = scripts.barriers.first_evaluator
+    first.report(True)
+    assert scripts.wait(1, 1, 2).opened == []
+    first.report(False)
+    assert len(scripts.wait(0).opened) == 2
+    first.report(True)  # it is started again
+    assert scripts.begin(1, incarnation=2).arrive(1, START_WITH_SUPERVISOR).opened
+
+
+def test_a_supervisor_that_reports_nothing_is_waited_for_for_a_lease():
+    assert len(at_start(START).opened) == 2, "no launcher has started one"
+    scripts = at_start(START_WITH_SUPERVISOR)
+    assert scripts.barriers.next_deadline(scripts.now) == LEASE
+    assert scripts.wait(LEASE - 1, 1, 2).opened == []
+    assert len(scripts.wait(1, 1, 2).opened) == 2
+
+
+def test_a_supervisor_that_is_lost_may_come_back_within_a_lease():
+    scripts = at_start(START_WITH_SUPERVISOR)
+    first = scripts.barriers.first_evaluator
+    first.report(True)
+    scripts.wait(LEASE, 1, 2)
+    first.lose_supervisor(scripts.now)
+    assert scripts.wait(LEASE - 1, 1, 2).opened == []
+    first.report(True)
+    assert scripts.wait(LEASE - 1, 1, 2).opened == []
+    first.lose_supervisor(scripts.now)
+    assert len(scripts.wait(LEASE, 1, 2).opened) == 2
+
+
+def test_the_start_waits_no_longer_than_for_workers_that_never_come():
+    scripts = Scripts(3).begin(1, 2).arrive(1, START).arrive(2, START)
+    scripts.barriers.first_evaluator.report(True)
+    for _ in range(int(PATIENCE / LEASE * 2) - 1):
+        assert scripts.wait(LEASE / 2, 1, 2).opened == []
+    assert scripts.wait(LEASE / 2, 1, 2).opened == [(1, START), (2, START)]
+
+
+def test_one_that_comes_later_does_not_wait_at_the_start():
+    scripts = at_start()
+    assert len(scripts.opened) == 2
+    scripts.arrive(1, "fit-1-begin").begin(2, incarnation=2).arrive(2, START)
+    assert scripts.opened == [(2, START)]
+
+
+def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
+    scripts = Scripts().begin(1, 2)
+    scripts.barriers.first_evaluator.report(True)
+    scripts.arrive(1, "", passed=(START,)).arrive(2, START)
+    assert scripts.opened == [(2, START)]

@@ -7,6 +7,7 @@ from tests.ps.streams import Shard
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import PART_OF_SUPERVISOR, part_of
+from thinwire.ps.service.barriers import START_WITH_SUPERVISOR
 from thinwire.ps.service.evaluations import (
     ANSWER_SECONDS,
     STALL_SECONDS,
@@ -253,6 +254,32 @@ def test_a_run_with_a_supervisor_and_an_evaluator():
     supervisor.send(evaluator=pb.Evaluator(message="KeyError"))
     supervisor.send(halt=pb.Halt(cause="iter_max"))
     assert Observer(shard, pb.ROLE_EVALUATOR, incarnation=7).last("halt").cause == "iter_max"
+
+
+def test_scripts_wait_for_an_evaluator_that_is_starting():
+    shard = Shard()
+    scripts = [Script(shard, 1), Script(shard, 2)]
+    starting = pb.Evaluator(available=True, starting=True)
+    Observer(shard, pb.ROLE_SUPERVISOR).send(evaluator=starting)
+    start = pb.Barrier(name=START_WITH_SUPERVISOR)
+    for each in scripts:
+        assert each.send(barrier=start).last("barrier") is None
+    Observer(shard, pb.ROLE_EVALUATOR)  # it only pulls
+    assert scripts[0].last("barrier") is None
+    Observer(shard, pb.ROLE_EVALUATOR, incarnation=5)
+    assert [each.last("barrier") for each in scripts] == [start, start]
+
+
+def test_a_supervisor_whose_evaluator_has_ended_lets_scripts_start():
+    shard = Shard()
+    script, other = Script(shard, 1), Script(shard, 2)
+    starting = pb.Evaluator(available=True, starting=True)
+    supervisor = Observer(shard, pb.ROLE_SUPERVISOR).send(evaluator=starting)
+    start = pb.Barrier(name=START_WITH_SUPERVISOR)
+    other.send(barrier=start)
+    assert script.send(barrier=start).last("barrier") is None
+    supervisor.send(evaluator=pb.Evaluator(message="KeyError"))
+    assert script.last("barrier") == start
 
 
 def test_an_evaluation_of_a_script_s_own_is_recorded():

@@ -1,0 +1,548 @@
+"""What the chief has written stays when another process of the run would delete or truncate it.
+
+A script often clears its output folder at its top. Alone that happens once, before it trains. Here
+every worker and the evaluator run the script, and one that starts later would clear the folder in
+mid-training. So from before the script's first line, until the process trains with the others, it
+keeps what was written since the run began: deleting or truncating such a file has no effect, the
+script goes on, and one line names the file. A file is the process' own, and not kept, where this
+worker has written it and the chief has not. The first process of the first chief keeps nothing,
+unless the others have begun to train without it.
+
+Deleting means `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file, and the like,
+`tf.io.gfile` too; truncating means `open(path, "w")`, `os.truncate`, `h5py.File(path, "w")`. What
+reaches the operating system by another way through Python is refused with a PermissionError, by an
+audit hook. What native code or a child process does is not seen.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import errno
+import functools
+import math
+import os
+import pathlib
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import logging
+
+from thinwire.ops.run.script_settings import SETTINGS_FOLDER, TRAINING
+from thinwire.worker.temporary import is_temporary
+from thinwire.worker.written_files import WrittenFiles, watch_opens
+
+#: Folders of the run directory in which nodes write themselves.
+_OF_NODES = ("settings", "logs", "tb", "measure", "checkpoints", "locks")
+_NAMED = 3
+_NAMES_OF_REMOVE = ("remove", "unlink")
+_NAMES_OF_RENAME = ("rename", "replace")
+_OnError = Callable[[Callable[..., Any], str, OSError], None]
+
+
+class HeldFiles:
+    """The files of a run as one of its processes may change them.
+
+    Args:
+        run_dir: Of the run, on this host.
+        began: When the run began, in seconds since 1970.
+        written: By this process, and by the chief.
+        is_first_chief: Whether this process is the first of the worker that writes the run's files.
+    """
+
+    def __init__(
+        self, run_dir: pathlib.Path, began: float, written: WrittenFiles, is_first_chief: bool
+    ) -> None:
+        self._began, self._written, self._is_first_chief = began, written, is_first_chief
+        self._training = run_dir / SETTINGS_FOLDER / TRAINING
+        whole = os.path.realpath(run_dir)
+        self._of_nodes = tuple(os.path.join(whole, name) + os.sep for name in _OF_NODES)
+        self._is_active, self._lifted_at = True, math.inf
+        self._gone: set[str] = set()  # files and folders that the script takes for deleted
+        self._own_folders: set[str] = set()
+        self._unnamed: list[str] = []  # held back, and not in the log yet
+        self._is_collecting = True  # until the script has come to `distribute`
+        self._originals: dict[str, Callable[..., Any]] = {}
+        self._sinks: list[str] = []
+
+    # -- which files ----------------------------------------------------------------------------
+
+    def note_opening(self, path: Any) -> None:
+        """Note that this process opens a file for writing by native code, unless it is kept."""
+        name = os.fsdecode(path)
+        if "://" not in name and not self.keeps(name):
+            self._written.note(_whole(name), self._trains)
+
+    def begin_run(self) -> None:
+        """Forget what an earlier run in the same directory has noted of this worker."""
+        self._written.begin_run(self._is_first_chief)
+
+    def keeps(self, path: Any, follow: bool = True) -> bool:
+        """Return whether a file or folder is another process', and was written in this run.
+
+        Args:
+            path: As the script names it.
+            follow: Whether a symbolic link stands for the file behind it.
+        """
+        return self._is_active and self._is_others(path, follow)
+
+    def was_kept(self, path: Any) -> bool:
+        """Return whether a file was kept until this process began to train with the others."""
+        return self._is_others(path, follow=True)
+
+    def _is_others(self, path: Any, follow: bool) -> bool:
+        if self._leads or not isinstance(path, str | bytes | os.PathLike):
+            return False
+        name = os.fsdecode(path)
+        try:
+            found = os.stat(name) if follow else os.lstat(name)
+        except (OSError, ValueError):
+            return False
+        is_folder = stat.S_ISDIR(found.st_mode)
+        if not (is_folder or stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            return False
+        # That of the entry counts, too: a copy may have the time of its original.
+        changed_at = max(found.st_mtime, found.st_ctime)
+        if not self._began <= changed_at <= self._lifted_at:
+            return False
+        whole = _whole(name, follow)
+        if "__pycache__" in whole or whole.startswith(self._of_nodes) or is_temporary(whole):
+            return False
+        return not (whole in self._own_folders if is_folder else self._written.is_own(whole))
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this process is the first chief, and nobody has begun to train without it."""
+        return self._is_first_chief and not self._has_training_begun
+
+    @property
+    def _has_training_begun(self) -> bool:
+        try:
+            return self._training.stat().st_mtime >= self._began
+        except OSError:
+            return False
+
+    @property
+    def _trains(self) -> bool:
+        """Whether this process writes as a worker that trains with the others does."""
+        return not self._is_active or self._leads
+
+    def _take_open(self, path: str, flags: int) -> None:
+        """Note a file that this process opens for writing; refuse to truncate one that is kept.
+
+        The functions below hold that back before; here comes what got around them.
+        """
+        whole = _whole(path)
+        if whole.startswith(self._of_nodes):
+            return
+        is_there, truncates = os.path.lexists(whole), bool(flags & os.O_TRUNC)
+        is_lock = truncates and is_there and _is_empty(whole)
+        if truncates and not is_lock and self.keeps(path):
+            raise self._refusal(path)
+        if self._trains or not is_there or (truncates and not is_lock):
+            self._written.note(whole, self._trains)
+
+    def _take_event(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Refuse what got around the functions below."""
+        if event == "os.mkdir":
+            if not os.path.lexists(arguments[0]):
+                self._own_folders.add(_whole(os.fsdecode(arguments[0])))
+            return
+        targets = {"os.remove": arguments[:1], "os.truncate": arguments[:1]}
+        folders = {"os.remove": arguments[-1:], "os.rename": arguments[-2:]}.get(event, (-1, -1))
+        paths = targets.get(event, arguments[:2])
+        for path, folder in zip(paths, folders, strict=False):
+            if isinstance(path, int):
+                continue
+            name = _in_folder(path, None if folder == -1 else folder)
+            if self.keeps(name, follow=event == "os.truncate") and not os.path.isdir(name):
+                raise self._refusal(name)
+        if event == "os.rename":
+            self._written.note(_whole(os.fsdecode(_in_folder(arguments[1], None))), self._trains)
+
+    def _refusal(self, path: Any) -> PermissionError:
+        text = (
+            "this process would delete or truncate a file that was written since the run began, "
+            "and which it has not written itself; expected that under `if thinwire.is_chief():`"
+        )
+        return PermissionError(errno.EACCES, text, os.fsdecode(path))
+
+    # -- the line -------------------------------------------------------------------------------
+
+    def hold(self, path: Any, follow: bool = True) -> None:
+        """Take note that a file stays, which the script takes for deleted, and name it.
+
+        Args:
+            path: As the script names it.
+            follow: As `keeps` has it.
+        """
+        self._hold(path, follow)
+        self._name()
+
+    def _hold(self, path: Any, follow: bool = True) -> None:
+        name = os.fsdecode(path)
+        self._gone.add(_whole(name, follow))
+        if name not in self._unnamed:
+            self._unnamed.append(name)
+
+    def report(self) -> None:
+        """Name in one line what was held back until now; from here on each time."""
+        self._is_collecting = False
+        self._name()
+
+    def _name(self) -> None:
+        if self._is_collecting or not self._unnamed:
+            return
+        first, rest = self._unnamed[:_NAMED], len(self._unnamed) - _NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        self._unnamed = []
+        # At the start of a run all processes write the same; this is news for one that is late.
+        level = logging.WARNING if self._has_training_begun else logging.INFO
+        logging.log(
+            level,
+            "held back: this process would have deleted or truncated what was written since the "
+            "run began, and which it has not written itself: %s%s",
+            ", ".join(first),
+            more,
+        )
+
+    def lift(self) -> None:
+        """Hold back nothing any more: this process trains with the others."""
+        if self._is_active:
+            self.report()
+            self._is_active, self._lifted_at = False, time.time()
+            with contextlib.suppress(OSError):
+                self._training.touch(mode=0o600)
+
+    # -- functions in the place of Python's -----------------------------------------------------
+
+    def install(self) -> None:
+        """Hold back from here on, in this process."""
+        replaced: dict[str, tuple[Any, Callable[..., Any]]] = {
+            "open": (builtins, self._open),
+            "os.open": (os, self._open_descriptor),
+            "os.rmdir": (os, self._rmdir),
+            "os.mkdir": (os, self._mkdir),
+            "os.truncate": (os, self._truncate),
+            "shutil.rmtree": (shutil, self._rmtree),
+        }
+        replaced |= {f"os.{name}": (os, self._remover(name)) for name in _NAMES_OF_REMOVE}
+        replaced |= {f"os.{name}": (os, self._renamer(name)) for name in _NAMES_OF_RENAME}
+        for name, (module, function) in replaced.items():
+            original = getattr(module, name.rpartition(".")[2])
+            self._originals[name] = original
+            _replace_everywhere(original, _InPlace(original, function))
+        watched = ("os.mkdir", "os.remove", "os.rename", "os.truncate")
+        take = self._take_event
+
+        def hook(event: str, arguments: tuple[Any, ...]) -> None:
+            if event in watched:
+                take(event, arguments)
+
+        sys.addaudithook(hook)
+        watch_opens(self._take_open)
+        atexit.register(self.report)
+
+    def _remover(self, name: str) -> Callable[..., Any]:
+        def remove(path: Any, *, dir_fd: int | None = None) -> Any:
+            if not self._is_active:
+                return self._originals[f"os.{name}"](path, dir_fd=dir_fd)
+            place = _in_folder(path, dir_fd)
+            if self.keeps(place, follow=False) and not os.path.isdir(place):
+                return self.hold(place, follow=False)
+            return self._originals[f"os.{name}"](path, dir_fd=dir_fd)
+
+        return remove
+
+    def _renamer(self, name: str) -> Callable[..., Any]:
+        def rename(
+            src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
+        ) -> Any:
+            alone = self._originals[f"os.{name}"]
+            if not self._is_active:
+                return alone(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            source, target = _in_folder(src, src_dir_fd), _in_folder(dst, dst_dir_fd)
+            if self.move(source, target):
+                return None
+            return alone(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+        return rename
+
+    def move(self, source: Any, target: Any) -> bool:
+        """Do what is left of a move: a kept target stays; of a kept source the target is a copy.
+
+        Returns:
+            Whether that was necessary; else nothing is done.
+        """
+        is_kept = self.keeps(target, follow=False) and not os.path.isdir(target)
+        keeps_source = self.keeps(source, follow=False) or self.keeps_within(source)
+        if not (is_kept or keeps_source) or not os.path.lexists(source):
+            return False
+        if is_kept:
+            self._hold(target, follow=False)
+            if not keeps_source and not os.path.isdir(source):
+                self._originals["os.remove"](source)
+        elif os.path.isdir(source):
+            for path in (os.fsdecode(source), *_entries_below(os.fsdecode(source))):
+                if os.path.isdir(path):
+                    self._gone.add(_whole(path))
+                elif self.keeps(path, follow=False):
+                    self._hold(path, follow=False)
+            shutil.copytree(source, target, symlinks=True)
+        else:
+            self._hold(source, follow=False)
+            shutil.copy2(source, target, follow_symlinks=False)
+        self._name()
+        return True
+
+    def _truncate(self, path: Any, length: int) -> Any:
+        if not isinstance(path, int) and self.keeps(path):
+            return self.hold(path)
+        return self._originals["os.truncate"](path, length)
+
+    def _open(self, file: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
+        if self._is_active and isinstance(mode, str) and self.diverts(file, mode):
+            file = self.sink()
+        return self._originals["open"](file, mode, *args, **keywords)
+
+    def diverts(self, file: Any, mode: str) -> bool:
+        """Return whether what is opened in such a mode is to be written elsewhere, and name it.
+
+        A mode with "x" or "w-" creates a file: a kept one that the script takes for deleted.
+        """
+        creates = "x" in mode or "-" in mode
+        if not ("w" in mode or creates) or isinstance(file, int) or not self.keeps(file):
+            return False
+        if creates and _whole(os.fsdecode(file)) not in self._gone:
+            return False
+        self.hold(file)
+        return True
+
+    def sink(self) -> str:
+        """Return a new temporary file for what is not to be written."""
+        descriptor, path = tempfile.mkstemp(prefix="thinwire-held-")
+        os.close(descriptor)
+        os.unlink(path)
+        if not self._sinks:
+            atexit.register(self._remove_sinks)
+        self._sinks.append(path)
+        return path
+
+    def _remove_sinks(self) -> None:
+        for path in self._sinks:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+    def _open_descriptor(
+        self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> int:
+        alone = self._originals["os.open"]
+        if self._is_active and flags & (os.O_TRUNC | os.O_EXCL):
+            place = _in_folder(path, dir_fd)
+            how = "x" if flags & os.O_EXCL else "w"
+            # An empty file is a lock that several processes open so, and must stay the same file.
+            is_divertible = how == "x" or (flags & os.O_TRUNC and not _is_empty(place))
+            if is_divertible and self.diverts(place, how):
+                return int(alone(self.sink(), flags | os.O_CREAT, mode))
+        return int(alone(path, flags, mode, dir_fd=dir_fd))
+
+    def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
+        place = _whole(os.fsdecode(_in_folder(path, dir_fd)))
+        if self._is_active and place in self._gone and os.path.isdir(place):
+            self._gone.discard(place)
+            return None
+        return self._originals["os.mkdir"](path, mode, dir_fd=dir_fd)
+
+    def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> Any:
+        place = os.fsdecode(_in_folder(path, dir_fd))
+        if self._is_active and os.path.isdir(place) and not os.path.islink(place):
+            left = [os.path.join(place, name) for name in os.listdir(place)]
+            if all(self._is_gone(each) for each in left) and (left or self.keeps(place)):
+                self._gone.add(_whole(place))
+                return None
+        return self._originals["os.rmdir"](path, dir_fd=dir_fd)
+
+    def _is_gone(self, path: str) -> bool:
+        """Return whether the script takes a file or folder for deleted."""
+        return _whole(path, follow=False) in self._gone
+
+    def _rmtree(self, path: Any, *args: Any, **keywords: Any) -> Any:
+        name = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+        is_folder = bool(name) and os.path.isdir(name) and not os.path.islink(name)
+        if not self._is_active or not is_folder or keywords.get("dir_fd") is not None:
+            return self._originals["shutil.rmtree"](path, *args, **keywords)
+        ignores = bool(args[0]) if args else bool(keywords.get("ignore_errors"))
+        onerror = keywords.get("onerror", args[1] if len(args) > 1 else None)
+        onexc = keywords.get("onexc")
+
+        def on_error(function: Callable[..., Any], place: str, error: OSError) -> None:
+            if ignores:
+                return
+            if onexc is not None:
+                onexc(function, place, error)
+            elif onerror is not None:
+                onerror(function, place, sys.exc_info())
+            else:
+                raise error
+
+        self.clear(name, on_error)
+        return None
+
+    def clear(self, folder: str, on_error: _OnError) -> None:
+        """Delete a folder but for what is kept in it.
+
+        Several processes clear the same folder at the same time, so what vanishes meanwhile is no
+        error.
+
+        Args:
+            folder: That exists.
+            on_error: Called with a function, a path and the error, where something cannot be
+                deleted.
+        """
+        self._clear(folder, on_error)
+        self._name()
+
+    def _clear(self, folder: str, on_error: _OnError) -> bool:
+        """Do so; return whether something is kept."""
+
+        def attempt(function: Callable[..., Any], place: str) -> Any:
+            try:
+                return function(place)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                return on_error(function, place, error)
+
+        is_kept = self.keeps(folder)
+        for entry in list(attempt(os.scandir, folder) or ()):
+            if entry.is_dir(follow_symlinks=False):
+                is_kept = self._clear(entry.path, on_error) or is_kept
+            elif self.keeps(entry.path, follow=False):
+                self._hold(entry.path, follow=False)
+                is_kept = True
+            else:
+                attempt(self._originals["os.unlink"], entry.path)
+        if is_kept:
+            self._gone.add(_whole(folder))
+        else:
+            attempt(self._originals["os.rmdir"], folder)
+        return is_kept
+
+    def keeps_within(self, folder: Any) -> bool:
+        """Return whether something below a folder is kept."""
+        if os.path.islink(folder) or not os.path.isdir(folder):
+            return False
+        return any(self.keeps(each, follow=False) for each in _entries_below(os.fsdecode(folder)))
+
+
+class _InPlace:
+    """A function in the place of a built-in one; in a class it does not become a method either."""
+
+    def __init__(self, original: Any, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, original)
+        self._function = function
+        for name in ("supports_dir_fd", "supports_fd", "supports_follow_symlinks"):
+            if original in (able := getattr(os, name)):
+                able.add(self)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        return self._function(*args, **keywords)
+
+
+def _whole(path: str, follow: bool = True) -> str:
+    """Return a path from the root on, without symbolic links but, perhaps, the last one."""
+    if follow:
+        return os.path.realpath(path)
+    folder, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(folder), name)
+
+
+def _in_folder(path: Any, descriptor: int | None) -> Any:
+    """Return a path that counts from an open folder as one that every function understands."""
+    if descriptor is None or os.path.isabs(path):
+        return path
+    try:
+        return os.path.join(os.readlink(f"/proc/self/fd/{descriptor}"), os.fsdecode(path))
+    except OSError:
+        return path
+
+
+def _is_empty(path: Any) -> bool:
+    try:
+        return os.stat(path).st_size == 0
+    except OSError:
+        return False
+
+
+def _entries_below(folder: str) -> Iterator[str]:
+    for top, folders, names in os.walk(folder):
+        yield from (os.path.join(top, name) for name in (*names, *folders))
+
+
+def _replace_everywhere(original: Any, function: Any) -> None:
+    """Put a function in the place of another in all modules, where they imported it by name too."""
+    for name, module in list(sys.modules.items()):
+        # The import system and this package's own modules keep what they have.
+        if name.startswith(("importlib", "_frozen", "posix", "thinwire.worker.")):
+            continue
+        with contextlib.suppress(Exception):
+            for key, value in list(vars(module).items()):
+                if value is original:
+                    setattr(module, key, function)
+
+
+#: Of this process; None: it is no process of `thinwire run`.
+_HELD: list[HeldFiles] = []
+
+
+def hold_back(
+    run_dir: pathlib.Path,
+    node: str,
+    began: float,
+    is_chief: Callable[[], bool],
+    is_first: bool,
+) -> HeldFiles:
+    """Hold back in this process, from here on.
+
+    Args:
+        run_dir: Of the run, on this host.
+        node: This process, such as ``worker-2`` or ``evaluator``.
+        began: When the run began, in seconds since 1970.
+        is_chief: Returns whether this worker is the one that writes the run's files now.
+        is_first: Whether this is the first process of its worker in this run.
+    """
+    written = WrittenFiles(run_dir, node, is_chief)
+    held = HeldFiles(run_dir, began, written, is_first and is_chief())
+    if is_first:
+        held.begin_run()
+    held.install()
+    _HELD.append(held)
+    return held
+
+
+def report_held() -> None:
+    """Name what was held back before the script has come to `distribute`."""
+    for held in _HELD:
+        held.report()
+
+
+def lift_hold() -> None:
+    """Hold back nothing any more: this process trains with the others."""
+    for held in _HELD:
+        held.lift()
+
+
+def was_kept(path: Any) -> bool:
+    """Return whether a file was kept until this process began to train with the others."""
+    return any(held.was_kept(path) for held in _HELD)
+
+
+def held_files() -> list[HeldFiles]:
+    """Return what this process holds back; none where `thinwire run` has not started it."""
+    return _HELD

@@ -1,0 +1,93 @@
+"""The same for libraries that open and delete files natively: TensorFlow's gfile, and h5py.
+
+See `thinwire.worker.held_files`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, NoReturn
+
+from thinwire.worker.held_files import HeldFiles, held_files
+
+
+def hold_tensorflow() -> None:
+    """Hold back what `tf.io.gfile` would do, once TensorFlow is imported."""
+    for held in held_files():
+        _hold_deletions(held)
+        _hold_writing(held)
+
+
+def hold_h5py(h5py: Any) -> None:
+    """Hold back what h5py would do, once it is imported."""
+    for held in held_files():
+        _hold_h5py(held, h5py)
+
+
+def _raise(function: Any, path: str, error: OSError) -> NoReturn:
+    raise error
+
+
+def _native() -> Any:
+    """Return the module behind all functions of `tf.io.gfile`."""
+    from tensorflow.python.lib.io import _pywrap_file_io
+
+    return _pywrap_file_io
+
+
+def _hold_deletions(held: HeldFiles) -> None:
+    native = _native()
+    delete, clear, rename = native.DeleteFile, native.DeleteRecursively, native.RenameFile
+
+    def delete_file(path: Any) -> Any:
+        if held.keeps(path, follow=False):
+            return held.hold(path, follow=False)
+        return delete(path)
+
+    def delete_recursively(path: Any) -> Any:
+        if held.keeps_within(path):
+            return held.clear(os.fsdecode(path), _raise)
+        return clear(path)
+
+    def rename_file(source: Any, target: Any, overwrite: bool) -> Any:
+        if not held.move(os.fsdecode(source), os.fsdecode(target)):
+            return rename(source, target, overwrite)
+        return None
+
+    native.DeleteFile, native.DeleteRecursively = delete_file, delete_recursively
+    native.RenameFile = rename_file
+
+
+def _hold_writing(held: HeldFiles) -> None:
+    native = _native()
+    copy, open_writable = native.CopyFile, native.WritableFile
+
+    def copy_file(source: Any, target: Any, overwrite: bool) -> Any:
+        if held.keeps(target):
+            return held.hold(target)
+        return copy(source, target, overwrite)
+
+    def open_file(path: Any, mode: Any) -> Any:
+        if held.diverts(path, os.fsdecode(mode)):
+            path = os.fsencode(held.sink())
+        else:
+            held.note_opening(path)
+        return open_writable(path, mode)
+
+    native.CopyFile, native.WritableFile = copy_file, open_file
+
+
+def _hold_h5py(held: HeldFiles, h5py: Any) -> None:
+    begin = h5py.File.__init__
+
+    @functools.wraps(begin)
+    def begin_file(self: Any, name: Any, mode: str = "r", *args: Any, **keywords: Any) -> None:
+        if isinstance(name, str | bytes | os.PathLike):
+            if held.diverts(name, mode):
+                name = held.sink()
+            elif mode != "r":
+                held.note_opening(name)
+        begin(self, name, mode, *args, **keywords)
+
+    h5py.File.__init__ = begin_file
