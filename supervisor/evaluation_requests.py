@@ -100,10 +100,14 @@ class EvaluationRequests:
         """Return what a fit has returned, as JSON, maybe empty; None: it has not returned."""
         return self._histories.get(number)
 
-    def take(self) -> tuple[int, int] | None:
-        """Return the fit and the epoch of the oldest request that is not answered; None: none."""
+    def take(self, newest: int) -> tuple[int, int] | None:
+        """Return the fit and the epoch of the oldest request that is not answered; None: none.
+
+        Args:
+            newest: The fit that the evaluator has come to; those of later ones stay open.
+        """
         with self._changed:
-            return next(iter(self._open), None)
+            return next((place for place in self._open if place[0] <= newest), None)
 
     @property
     def num_news(self) -> int:

@@ -12,7 +12,7 @@ fastest script is in.
 
 A script is not waited for in three cases: it is gone; it is behind by a whole epoch, as one that
 was started again; or its worker waits in a round, for a push that may never come because another
-script waits here.
+script waits here. There is no limit of time: an epoch may take an hour longer on a slow device.
 
 All state is soft. A shard that is started again learns it from its scripts: they repeat what they
 wait for, and the newest answer that they have received.
@@ -37,10 +37,8 @@ if TYPE_CHECKING:
 #: first one ends, and infinite when the fit has ended.
 Place = tuple[float, float, int]
 
-#: After so long without an update nobody waits for a script that is on its way: it may stand still
-#: because of those who wait.
-STALL_SECONDS = 5.0
-#: The same where its worker waits in a round. An update of a round that is under way comes sooner.
+#: After so long without an update, nobody waits for a script whose worker waits in a round. It may
+#: wait for the push of a worker whose script waits here. An update that is under way comes sooner.
 HELD_SECONDS = 0.5
 #: Answers that are kept for scripts that come later. One may have a mebibyte.
 _MOST_ANSWERS = 4
@@ -140,7 +138,7 @@ class EpochMeetings:
             return self._settle(now)
         if not meeting.after_callbacks:
             script.newest = meeting
-        if meeting.waits:
+        if meeting.waits and place > max(self._answers, default=_NOWHERE):
             if script.waits_with is None or place_of(script.waits_with) != place:
                 script.since = now
             script.waits_with = meeting
@@ -148,7 +146,9 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
+        answer = self._answers.get(place)  # others were not kept waiting for it
+        if answer is None or meeting.after_callbacks:
+            answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
         return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
 
     # -- time ---------------------------------------------------------------------------------
@@ -172,12 +172,9 @@ class EpochMeetings:
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `tick` may have an effect; None: not before something else happens."""
-        moments = [
-            self._quiet_since(script) + seconds
-            for _, script in self._waiting()
-            for seconds in (HELD_SECONDS, STALL_SECONDS)
-        ]
-        return min((when for when in moments if now < when), default=None)
+        if not self._waiting():
+            return None
+        return now + HELD_SECONDS  # which workers wait in a round changes without a message here
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -200,7 +197,8 @@ class EpochMeetings:
             if meeting is None:
                 continue
             place = place_of(meeting)
-            if place not in self._answers:
+            answer = self._answers.get(place)
+            if answer is None:
                 if not self._have_come(place, script, now):
                     continue
                 here = [
@@ -211,16 +209,15 @@ class EpochMeetings:
                 stopping = next((other for other, each in here if each.stops), None)
                 if stopping is not None and meeting.fit not in self._ends:
                     outcomes.append(self._end(stopping, meeting.fit, meeting.epoch + 1))
-                self._keep(place, self._answer(meeting, [each for _, each in here]))
-            outcomes.append(MeetingAnswer(worker, self._answers[place]))
+                answer = self._answer(meeting, [each for _, each in here])
+                self._keep(place, answer)
+            outcomes.append(MeetingAnswer(worker, answer))
             script.waits_with = None
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
         """Return whether nobody has to be waited for at a place, where `script` waits."""
-        quiet = now - self._quiet_since(script)
-        if quiet >= STALL_SECONDS:
-            return True
+        quiet = now - max(script.since, self._moved_at)
         held = self._held() if quiet >= HELD_SECONDS else ()
         newest = max(self._answers, default=_NOWHERE)
         for worker in self._present(now):
@@ -229,9 +226,6 @@ class EpochMeetings:
             if (at is None or newest <= at < place) and worker not in held:
                 return False
         return True
-
-    def _quiet_since(self, script: _MeetingScript) -> float:
-        return max(script.since, self._moved_at)
 
     def _answer(
         self, meeting: pb.EpochMeeting, reports: Sequence[pb.EpochMeeting]

@@ -240,7 +240,7 @@ class FitEvaluator:
                 self._begin(arguments, begun)
             if requests.halt_cause:
                 self._finish()
-            if is_ready and (place := requests.take()) is not None:
+            if is_ready and (place := requests.take(number)) is not None:
                 self._answer(*place)
                 continue
             if is_ready and not has_ended and requests.history(number) is not None:

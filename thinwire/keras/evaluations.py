@@ -11,7 +11,7 @@ from absl import logging
 
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.files import listed
-from thinwire.keras.own_states import OwnStates
+from thinwire.keras.own_states import OwnStates, reads_optimizer
 from thinwire.keras.reports import describe_fit, describe_history
 from thinwire.keras.run_member import RunMember
 from thinwire.models.flat_model import moving_statistics
@@ -28,7 +28,8 @@ def _is_of_script(callback: Any) -> bool:
     It may set a variable or an attribute of the loss, or put other weights into the model.
     """
     is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
-    return not is_known or isinstance(callback, keras.callbacks.LambdaCallback)
+    has_own = any(name.startswith("on_") for name in vars(callback))  # as LambdaCallback has
+    return not is_known or has_own
 
 
 class FitEvaluations:
@@ -48,14 +49,17 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
-        self._by_script = False  # evaluations of this `fit` depend on its callbacks or own states
+        self._by_script = False  # evaluations depend on what only a worker's process has
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
         """Look at the arguments of Keras' fit for validation data."""
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._states.forget()
-        self._by_script = any(map(_is_of_script, listed(arguments.get("callbacks"))))
+        self._by_script = (  # what callbacks of an earlier `fit` have changed, stays so
+            self._by_script
+            or any(map(_is_of_script, listed(arguments.get("callbacks"))))
+            or reads_optimizer(self._member.model)
+        )
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -115,7 +119,7 @@ class FitEvaluations:
 
     def _is_by_script(self) -> bool:
         """Return whether an evaluation depends on what only the process of a worker has."""
-        if not self._by_script and (changed := self._states.changed()):
+        if not self._by_script and (changed := self._states.changed(self._shared())):
             self._by_script = True
             if self._member.is_chief:
                 logging.info(
@@ -135,7 +139,9 @@ class FitEvaluations:
     def report_fit(self) -> None:
         """Report a `fit` of a run that has a Supervisor of ours."""
         member, session = self._member, self._member.session
-        if session is not None and self.validates and self.is_elsewhere and not self._by_script:
+        is_first = not self._states.has_begun
+        has_to = (self.validates or is_first) and self.is_elsewhere and not self._by_script
+        if session is not None and has_to:
             self._states.begin(self._member.model, self._shared())
         if session is not None and member.barriers is not None and member.takes_part:
             layouts = session.part.core.layouts

@@ -127,9 +127,9 @@ class StepExchange:
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(step, values, statistics, rate, scale)
-            if not (
-                member.in_fit and member.model.stop_training
-            ):  # else the rest of several steps in one execution
+            # A step behind a failure may be the rest of several in one execution. A script may have
+            # set stop_training before a batch, which Keras then still trains.
+            if not (member.in_fit and self.has_failed):
                 figures = ScriptFigures(
                     learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),

@@ -107,8 +107,11 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
         is_of_fit = keywords.get("_use_cached_eval_dataset") and session.evaluations.is_elsewhere
         if is_of_fit:
             return session.fits.evaluate(evaluate_alone, keywords)
-        with session.evaluations.evaluating():
-            return evaluate_alone(*args, **keywords)
+        try:
+            with session.evaluations.evaluating():
+                return evaluate_alone(*args, **keywords)
+        finally:
+            session.fits.keep_metrics()
 
     results = model._get_metrics_result_or_logs
 

@@ -189,6 +189,11 @@ class FitLifecycle:
             self._epochs_of_round = 0
             self._exchange.end_round(session)
 
+    def keep_metrics(self) -> None:
+        """Count further steps from the metrics' present states, which an evaluation has left."""
+        if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
+            self._metrics.begin_epoch()
+
     def merge_metrics(self) -> bool:
         """End an epoch's steps, and give its metrics the states of all workers; once.
 

@@ -11,6 +11,7 @@ that changes anything is made twice more, on copies of the state, from the state
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: What one message to a shard may carry of states; it has a mebibyte in all.
 _MOST_BYTES = 900_000
+#: Attributes that every metric of Keras has.
+_OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
 #: Updates with the same batch may differ by so much, relative to the state, in float32.
 _ROUNDING = 1e-4
 
@@ -104,8 +107,9 @@ class TrainMetrics:
             logs: Of the epoch.
             are_results: Whether they are the results of metrics; else a train_step has made them.
         """
-        parts = self._separate
-        names = [key for key in logs if not are_results or _is_named(key, parts)]
+        outputs = ["", *(f"{name}_" for name in getattr(self._member.model, "output_names", ()))]
+        separate = {f"{output}{name}" for output in outputs for name in self._separate}
+        names = [key for key in logs if not are_results or key in separate]
         if names and not self._has_named:
             self._has_named = True
             logging.warning(
@@ -119,8 +123,8 @@ class TrainMetrics:
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
         """Return what an epoch has added to a state; None: it cannot be merged."""
         state, initial = _state_of(metric), self._initial.get(id(metric))
-        if initial is None:  # made by the first step: Keras' own begin with zeros
-            initial = self._initial[id(metric)] = np.zeros_like(state)
+        if initial is None:  # `compile` has made it known with the first step
+            initial = self._initial[id(metric)] = _reset_state_of(metric)
         if not state.size or state.size != initial.size:
             return None
         if id(metric) in self._verdicts:
@@ -150,11 +154,6 @@ class TrainMetrics:
                 number += 1
 
 
-def _is_named(key: str, names: Iterable[str]) -> bool:
-    """Return whether logs have one of some metrics as `key`, perhaps behind an output's name."""
-    return any(key == name or key.endswith(f"_{name}") for name in names)
-
-
 def _is_of_keras(metric: Any) -> bool:
     """Return whether Keras itself updates a metric's state; subclasses may have other results."""
     is_own = str(type(metric).update_state.__module__).startswith("keras.")
@@ -165,6 +164,32 @@ def _state_of(metric: Any) -> NDArray[np.float64]:
     """Return a copy of all variables of a metric, one after the other."""
     parts = [np.ravel(np.asarray(each.value, np.float64)) for each in metric.variables]
     return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _reset_state_of(metric: Any) -> NDArray[np.float64]:
+    """Return what a metric's variables are after a reset, without one."""
+    values = _without_effect(metric).stateless_reset_state()
+    parts = [np.ravel(np.asarray(keras.ops.convert_to_numpy(each), np.float64)) for each in values]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _without_effect(metric: Any) -> Any:
+    """Return a metric with the same variables, whose other attributes may be changed."""
+    copied = copy.copy(metric)
+    for name, value in vars(metric).items():
+        if isinstance(value, list | dict | set) and name not in _OF_KERAS:
+            vars(copied)[name] = copy.copy(value)
+    vars(copied).pop("update_state", None)  # that of `_watch`, which is the metric's own
+    return copied
+
+
+def _attributes(metric: Any) -> dict[str, Any]:
+    """Return a metric's attributes so that a change of one, or of its elements, shows."""
+    return {
+        name: list(map(id, value)) if isinstance(value, list | dict | set) else id(value)
+        for name, value in vars(metric).items()
+        if name not in _OF_KERAS
+    }
 
 
 def _assign(metric: Any, state: NDArray[np.float64]) -> None:
@@ -203,9 +228,13 @@ def _probe(metric: Any, args: Any, keywords: Any) -> Any:
     if not metric.variables:
         return tf.constant(_Verdict.DEPENDENT)
     try:
-        reset = [_float64(each) for each in metric.stateless_reset_state()]
-        once = metric.stateless_update_state(_like(metric, reset), *args, **keywords)
-        twice = metric.stateless_update_state(list(once), *args, **keywords)
+        copied = _without_effect(metric)
+        reset = [_float64(each) for each in copied.stateless_reset_state()]
+        before = _attributes(copied)
+        once = copied.stateless_update_state(_like(metric, reset), *args, **keywords)
+        twice = copied.stateless_update_state(list(once), *args, **keywords)
+        if _attributes(copied) != before:  # it has a state that Keras does not know
+            return tf.constant(_Verdict.DEPENDENT)
     except Exception as error:  # noqa: BLE001 - whatever a metric of the script does
         logging.info("%s cannot be updated on a copy of its state: %r", metric.name, error)
         return tf.constant(_Verdict.DEPENDENT)

@@ -12,7 +12,6 @@ from tests.ps.streams import Shard
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.service.epoch_meetings import (
     HELD_SECONDS,
-    STALL_SECONDS,
     EpochMeetings,
     FitEndsEarly,
     MeetingAnswer,
@@ -192,14 +191,60 @@ def test_one_whose_worker_waits_in_a_round_is_not_waited_for_long():
     assert set(world.wait(HELD_SECONDS).answers) == {1}
 
 
-def test_nobody_waits_where_nothing_moves():
+def test_a_slow_script_is_waited_for_as_long_as_it_takes():
     world = World(1, 2)
-    world.meet(1, steps_end(0, loss=[1]))
-    assert world.wait(STALL_SECONDS / 2).answers == {}
-    world.meetings.excuse(1.0)  # the shard's process stood still
-    assert world.wait(STALL_SECONDS / 2).answers == {}
-    assert set(world.wait(1.0).answers) == {1}
+    for epoch in range(3):
+        world.meet(1, steps_end(epoch, loss=[1]))
+        assert world.wait(3600.0).answers == {}, "its device is slow, or it writes a large file"
+        world.meet(2, steps_end(epoch, loss=[2]))
+        assert [sums(each) for each in world.answers.values()] == [{"loss": [3.0]}] * 2
+        for worker in (1, 2):
+            world.meet(worker, epoch_ends(epoch))
+        assert len(world.answers) == 2
     assert world.meetings.next_deadline(world.now) is None
+
+
+def test_one_that_is_many_epochs_behind_gets_an_answer():
+    world = World(1, 2)
+    for epoch in range(8):
+        for worker in (1, 2):
+            world.meet(worker, steps_end(epoch, loss=[worker]))
+        for worker in (1, 2):
+            world.meet(worker, epoch_ends(epoch))
+    assert world.answers
+    world.begin(2, incarnation=2)
+    for meeting in (steps_end(0, loss=[9]), epoch_ends(0), steps_end(1, loss=[8])):
+        world.meet(2, meeting)
+        assert set(world.answers) == {2}
+    world.meet(1, steps_end(8, loss=[1]))
+    assert set(world.answers) == {1}, "it waits for nobody who is behind"
+
+
+def test_a_stop_that_comes_late_ends_the_fit_after_the_epoch_that_has_begun():
+    world = World(1, 2)
+    world.meet(1, epoch_ends(2))
+    world.held = {2}
+    world.wait(0).wait(HELD_SECONDS)
+    assert world.answers[1].epochs == 0
+    world.meet(2, epoch_ends(2, stops=True))
+    assert world.answers[2].epochs == 4
+    assert world.ends == [FitEndsEarly(2, 1, 4)]
+    world.meet(1, epoch_ends(3))
+    world.meet(2, epoch_ends(3))
+    assert {each.epochs for each in world.answers.values()} == {4}
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6), st.booleans()), max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_any_order_of_meetings_is_answered_or_waits(calls):
+    """Scripts come in any order, also to places that others have left: nothing is raised."""
+    world = World(1, 2, 3)
+    for worker, epoch, after_callbacks in calls:
+        meeting = epoch_ends(epoch) if after_callbacks else steps_end(epoch, loss=[1])
+        world.meet(worker, meeting).wait(0.1)
+    world.present.clear()
+    world.wait(1.0)
+    assert not world.meetings._waiting()
 
 
 def test_a_shard_that_is_started_again_gives_the_answers_of_before():

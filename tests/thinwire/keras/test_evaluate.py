@@ -1,6 +1,7 @@
 """Scripts whose validation the evaluator makes: in one process, over loopback."""
 
 import contextlib
+import gc
 import itertools
 import threading
 
@@ -312,10 +313,16 @@ def test_variables_anywhere_in_a_script_are_compared(make, monkeypatch):
     states = own_states.OwnStates()
     states.begin(model, model.trainable_variables)
     model.fit(X[:8], Y[:8], verbose=0)
-    assert states.changed() == [], "weights, slots, metrics and random states are no such"
+    assert states.changed(()) == [], "weights, slots, metrics and random states are no such"
     there["somewhere"][0].assign(np.array([0, 0, 1], np.float32))
-    (name,) = states.changed()
+    (name,) = states.changed(())
     assert "share" in name
+    states.begin(model, model.trainable_variables)
+    assert states.changed(()) == [name], "an evaluator has the first value, also in a later fit"
+    assert states.changed(there["somewhere"]) == []
+    there.clear()
+    gc.collect()
+    assert states.changed(()) == [], "no variable is kept alive"
 
 
 def test_of_a_large_variable_a_part_is_compared(monkeypatch):
@@ -325,7 +332,36 @@ def test_of_a_large_variable_a_part_is_compared(monkeypatch):
     states = own_states.OwnStates()
     states.begin(compiled(), ())
     variable.assign(variable + 1)
-    assert len(states.changed()) == 1
+    assert len(states.changed(())) == 1
+
+
+def _reading(kind):
+    optimizer = keras.optimizers.SGD(0.1)
+
+    class Rate(keras.metrics.Metric):
+        def update_state(self, *values, **keywords):
+            pass
+
+        def result(self):
+            return optimizer.learning_rate
+
+    def rate(y_true, y_pred):
+        return optimizer.learning_rate
+
+    def loss(y_true, y_pred):
+        return LOSS(y_true, y_pred) * keras.ops.cast(optimizer.iterations, "float32")
+
+    given = {"metric": {"metrics": [Rate()]}, "function": {"metrics": ["accuracy", rate]}}
+    model = plain_model()
+    model.compile(optimizer, **({"loss": LOSS} | given.get(kind, {"loss": loss})))
+    return model
+
+
+@pytest.mark.parametrize("kind", ["metric", "function", "loss"])
+def test_a_loss_or_a_metric_that_reads_the_optimizer_is_found(kind):
+    assert own_states.reads_optimizer(_reading(kind))
+    assert not own_states.reads_optimizer(compiled())
+    assert not own_states.reads_optimizer(plain_model())
 
 
 def test_an_evaluator_goes_through_the_fits_of_a_script_and_its_unbuilt_model(tmp_path):

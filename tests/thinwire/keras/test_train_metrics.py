@@ -79,6 +79,29 @@ class Hidden(keras.metrics.Metric):
         return self.total[0].read_value()
 
 
+class Listing(Hits):
+    """Has a list beside its variables."""
+
+    def __init__(self, **keywords):
+        super().__init__(0.0, **keywords)
+        self.batches = []
+
+    def reset_state(self):
+        super().reset_state()
+        self.batches.clear()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_true, y_pred, sample_weight)
+        self.batches.append(1)
+
+
+class FromOne(Hits):
+    """Begins each epoch with another state than zeros."""
+
+    def reset_state(self):
+        self.hits.assign(keras.ops.ones(2))
+
+
 class OneHot(keras.metrics.Metric):
     """Gives a metric of Keras the labels that it expects."""
 
@@ -105,6 +128,7 @@ def metrics():
         OneHot(kinds.F1Score(name="f1")),
         Hits(0.0, name="hits"),
         Balance(name="balance"),
+        FromOne(0.0, name="from_one"),
     ]
 
 
@@ -232,6 +256,21 @@ def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, worker
     assert length == 3 if method == "bsp" else 3 <= length <= 9
 
 
+def test_a_batch_that_begins_with_stop_training_is_trained(tmp_path):
+    class StopsBefore(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    callbacks = lambda: [StopsBefore()]  # noqa: E731
+    model, expected = alone(compiled, epochs=4, callbacks=callbacks())
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(compiled, epochs=4, callbacks=callbacks)
+    for own, history in results:
+        assert_alike(history, expected)
+        for mine, theirs in zip(own.get_weights(), model.get_weights(), strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
 @pytest.mark.parametrize("batch", [0, 1, 3])
 def test_so_it_has_where_it_ends_within_an_epoch(batch, tmp_path):
     with scripts(tmp_path, "bsp", 2) as run:
@@ -291,11 +330,14 @@ def test_later_fits_and_other_models_have_their_own_metrics(tmp_path):
             assert_alike(history, known, names=set(known) - {"largest"})
 
 
-def test_an_evaluation_within_an_epoch_is_none_of_the_training(tmp_path):
+@pytest.mark.parametrize("when", ["on_epoch_begin", "on_train_batch_end"])
+def test_an_evaluation_within_an_epoch_is_none_of_the_training(when, tmp_path):
     class Evaluates(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.model.evaluate(X[:24], Y[:24], verbose=0)
+        def _evaluate(self, number, logs=None):
+            if when == "on_epoch_begin" or number == 1:
+                self.model.evaluate(X[:24], Y[:24], verbose=0)
 
+    setattr(Evaluates, when, Evaluates._evaluate)
     expected = alone(compiled, epochs=2, callbacks=[Evaluates()])[1]
     with scripts(tmp_path, "bsp", 2) as run:
         results = run.fit(compiled, epochs=2, callbacks=lambda: [Evaluates()])
@@ -365,6 +407,8 @@ def test_states_of_every_metric_of_keras_add_up(kind, arguments):
         (lambda: Hits(0.0), _Verdict.ADDITIVE),
         (lambda: Balance(), _Verdict.ADDITIVE),
         (lambda: OneHot(keras.metrics.AUC(name="auc")), _Verdict.ADDITIVE),
+        (lambda: FromOne(0.0), _Verdict.ADDITIVE),
+        (lambda: Listing(), _Verdict.DEPENDENT),
         (lambda: Largest(), _Verdict.DEPENDENT),
         (lambda: Newest(), _Verdict.DEPENDENT),
         (lambda: Hidden(), _Verdict.DEPENDENT),
@@ -375,9 +419,11 @@ def test_the_probe_of_a_metric_changes_nothing_and_knows_what_adds_up(make, verd
     values = RNG.normal(size=(8, CLASSES)).astype(np.float32)
     metric.update_state(Y[:8], values)
     before = [np.array(each.value) for each in metric.variables]
+    batches = list(getattr(metric, "batches", []))
     assert int(_probe(metric, (Y[:8], values), {})) == verdict
     for variable, known in zip(metric.variables, before, strict=True):
         np.testing.assert_array_equal(variable, known)
+    assert list(getattr(metric, "batches", [])) == batches
 
 
 def test_the_probe_waits_for_an_update_that_changes_something():
