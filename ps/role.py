@@ -357,8 +357,6 @@ class ShardProcess:
             self._continue_otherwise(self.saved.core)
         elif self.saved.core:
             self.core.load_state_dict(self.saved.core)
-        if self.saved.core:
-            logging.info("run %s: resumes from update %d", run.run_dir, self.core.version)
 
     def _continue_otherwise(self, state: State) -> None:
         """Continue weights and counts of a saved core with other settings (--resume)."""
@@ -397,8 +395,13 @@ class ShardProcess:
         core = self.core
         finished = None if self.run.resume else self.saved.finished
         if finished:
-            logging.info("this run is finished (%s at version %d)", finished, core.version)
+            logging.info(
+                "run %s: this run is finished (%s at version %d)",
+                *(self.run.run_dir, finished, core.version),
+            )
             return False
+        if self.saved.core:
+            logging.info("run %s: resumes from update %d", self.run.run_dir, core.version)
         self.saved.on_fenced = self._on_fenced
         self.saved.open()
         self._listen(stage)

@@ -14,6 +14,7 @@ from tests.nodes import MAIN
 from thinwire.data.loading import load_shard
 from thinwire.flags.run import read_run
 from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.run.fingerprint import fingerprint
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -206,8 +207,9 @@ def test_what_a_ps_refuses(nodes):
 def says_hello_in_vain(nodes, words, compression_rate="0.01", **fields):
     """Greet the PS as worker 2, with what the PS itself has written down of the run."""
     saved = Checkpoints(nodes.run_dir / "checkpoints" / "ps-0").load_latest()[1]
-    settings = dict(saved["fingerprint"]) | {"codec.compression_rate": compression_rate}
-    del settings["nb_ps"]  # a PS alone must come back with as many
+    with given("--type_node=Worker", *nodes.common):
+        settings = dict(fingerprint(read_run()))
+    settings["codec.compression_rate"] = compression_rate
     tensors = [TensorSpec(path, tuple(shape), dtype) for path, shape, dtype in saved["model"]]
     hello = {
         "protocol_version": messages.PROTOCOL_VERSION,

@@ -161,7 +161,7 @@ def test_another_script_in_the_same_folder_is_refused_by_name(shard_of):
         other.join()
     assert refusal.value.reason == pb.REASON_MODEL
     slower = shard_of.run.worker(1, offer_with("SGD"), flags=ONE)
-    with pytest.raises(RequestRejected, match="script.optimizer"):
+    with pytest.raises(RequestRejected, match="config.momentum: expected 0.0"):
         slower.join()
     after.process.send_signal(signal.SIGTERM)
     assert after.wait() == 130

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -168,7 +168,7 @@ def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
     """Return name -> value of a function, and of the functions and numbers here that it uses."""
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function
-    for name in () if code is None else code.co_names:
+    for name in () if code is None else _names_of(code):
         other = function.__globals__.get(name)
         is_near = getattr(other, "__module__", None) == function.__module__
         if name not in known and callable(other) and is_near:
@@ -176,6 +176,14 @@ def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(other, bool | int | float | str):
             known[name] = other
     return known
+
+
+def _names_of(code: types.CodeType) -> Iterator[str]:
+    """Yield the names that a code uses, and those of comprehensions and functions within it."""
+    yield from code.co_names
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _names_of(each)
 
 
 def _text_of(value: Any) -> str:

@@ -71,7 +71,8 @@ def start_in_claimed_directory(
     part = launch.part_here()
     claim_run_directory(dataclasses.replace(run, overwrite=False), part)
     start = find_start(run, script, is_elsewhere)
-    if part is None or part.is_first:  # the disk of another part may lack the PS's files
+    # The disk of another part may lack the PS's files: it cannot know whether the run begins.
+    if part is None or part.is_first or start.finished is not None:
         logging.info("%s", start.line)
     for warning in run.method.warnings:
         logging.warning("%s", warning)

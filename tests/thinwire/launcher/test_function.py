@@ -1,0 +1,46 @@
+"""A function in place of a script: the script that is written differs as the function does."""
+
+import pathlib
+
+import pytest
+
+from thinwire.launcher import function
+
+CELL = """
+FACTOR = 2
+def helper(x):
+    return x * FACTOR
+def train(rows):
+    return [helper(row) for row in range(rows)]
+"""
+
+
+def digest(text=CELL, args=(3,), name="<cell-1>"):
+    namespace = {"__name__": "__main__"}
+    exec(compile(text, name, "exec"), namespace)
+    return function._digest_of(namespace["train"], args)
+
+
+def test_the_same_cell_evaluated_once_more_is_the_same_function():
+    assert digest() == digest(name="<cell-7>") == digest("\n\n" + CELL)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"text": CELL.replace("range(rows)", "range(rows + 1)")},
+        {"text": CELL.replace("x * FACTOR", "x + FACTOR")},
+        {"text": CELL.replace("FACTOR = 2", "FACTOR = 3")},
+        {"args": (4,)},
+    ],
+    ids=["itself", "what it calls", "a number that it uses", "its arguments"],
+)
+def test_another_function_is_another_script(other):
+    assert digest() != digest(**other)
+
+
+def test_the_digest_stands_in_the_script(tmp_path):
+    first = pathlib.Path(function._write_call(tmp_path, digest, ()))
+    before = first.read_text()
+    function._write_call(tmp_path, test_another_function_is_another_script, ())
+    assert first.read_text() != before and "call(pathlib" in before
