@@ -196,10 +196,13 @@ class ScriptOptimizers:
             ConfigurationError: The run cannot take it over.
         """
         kept = self._kept_by_run
+        has_changed = any(self._states.differs(each) for each in kept)
         if not self.takes_momentum:
-            return any(self._states.differs(each) for each in kept)
+            return has_changed
         # The codec has the momentum, and the slots stay 0: what was assigned to them is a restart.
-        assigned = [each for each in kept if self._states.was_assigned(each)]
+        counts = {id(step.inner._iterations) for step in self.stepping}
+        slots = [each for each in kept if id(each) not in counts]
+        assigned = [each for each in slots if self._states.was_assigned(each)]
         for each in assigned:
             if np.any(each.numpy()):
                 raise ConfigurationError(
@@ -208,7 +211,7 @@ class ScriptOptimizers:
                     "which lets them begin again without. Take --method=bsp or --method=asgd, "
                     "whose PS takes over all slots."
                 )
-        return bool(assigned)
+        return has_changed or bool(assigned)
 
     @property
     def _kept_by_run(self) -> list[Any]:
