@@ -73,7 +73,8 @@ class TrainMetrics:
 
     def begin_epoch(self) -> None:
         """Keep the states before an epoch's first batch: zeros, or of a callback's evaluate."""
-        self._initial = {id(metric): _state_of(metric) for _, metric in self._metrics()}
+        metrics = [*self._given(), *(metric for _, metric in self._metrics())]
+        self._initial = {id(metric): _state_of(metric) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
         """Return what the epoch's updates have added to the states that can be added up."""
@@ -123,8 +124,8 @@ class TrainMetrics:
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
         """Return what an epoch has added to a state; None: it cannot be merged."""
         state, initial = _state_of(metric), self._initial.get(id(metric))
-        if initial is None:  # `compile` has made it known with the first step
-            initial = self._initial[id(metric)] = _reset_state_of(metric)
+        if initial is None:  # Keras has made it with the first step, from its name in `compile`
+            initial = self._initial[id(metric)] = np.zeros_like(state)
         if not state.size or state.size != initial.size:
             return None
         if id(metric) in self._verdicts:
@@ -166,16 +167,10 @@ def _state_of(metric: Any) -> NDArray[np.float64]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def _reset_state_of(metric: Any) -> NDArray[np.float64]:
-    """Return what a metric's variables are after a reset, without one."""
-    values = _without_effect(metric).stateless_reset_state()
-    parts = [np.ravel(np.asarray(keras.ops.convert_to_numpy(each), np.float64)) for each in values]
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
 def _without_effect(metric: Any) -> Any:
     """Return a metric with the same variables, whose other attributes may be changed."""
-    copied = copy.copy(metric)
+    copied = object.__new__(type(metric))  # Keras' own copies are made of the configuration
+    vars(copied).update(vars(metric))
     for name, value in vars(metric).items():
         if isinstance(value, list | dict | set) and name not in _OF_KERAS:
             vars(copied)[name] = copy.copy(value)
