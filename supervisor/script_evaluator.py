@@ -35,7 +35,7 @@ _PAUSES_SECONDS = (1.0, 5.0, 25.0)
 _FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
 
 
-class _Process(enum.Enum):
+class _EvaluatorState(enum.Enum):
     IDLE = enum.auto()  # not started, or ended because nothing was to be evaluated
     STARTED = enum.auto()
     PAUSED = enum.auto()  # killed by a signal, and to be started again
@@ -54,7 +54,7 @@ class ScriptEvaluator:
         self._run, self._clock = run, clock
         self._output = run.run_dir / "logs" / "evaluator.out"
         self._process: subprocess.Popen[bytes] | None = None
-        self._state = _Process.IDLE
+        self._state = _EvaluatorState.IDLE
         self._num_starts = self._num_restarts = 0  # all, and those after a signal
         self._restart_at = 0.0  # by the clock, where it was killed
         self._script: list[str] = []  # its path and its arguments
@@ -81,30 +81,34 @@ class ScriptEvaluator:
             )
         if not pathlib.Path(self._script[0]).is_file():
             return f"the script {self._script[0]} is not there any more"
-        return "its evaluator has ended before" if self._state is _Process.FAILED else ""
+        return "its evaluator has ended before" if self._state is _EvaluatorState.FAILED else ""
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not ended, or will be started again."""
-        return self._state is _Process.PAUSED or self.is_alive
+        return self._state is _EvaluatorState.PAUSED or self.is_alive
 
     @property
     def is_alive(self) -> bool:
         """Whether its process runs."""
         process = self._process
-        return self._state is _Process.STARTED and process is not None and process.poll() is None
+        return (
+            self._state is _EvaluatorState.STARTED
+            and process is not None
+            and process.poll() is None
+        )
 
     def start(self) -> None:
         """Start it, unless it was started, or cannot be."""
-        if self._state is _Process.IDLE and not self.why_not:
+        if self._state is _EvaluatorState.IDLE and not self.why_not:
             self._start()
 
     def dismiss(self) -> None:
         """End it where nothing is to be evaluated; `start` then starts it again."""
-        if self._state in (_Process.STARTED, _Process.PAUSED):
+        if self._state in (_EvaluatorState.STARTED, _EvaluatorState.PAUSED):
             logging.info("nothing is to be evaluated yet; ending the evaluator")
             self.end(_TERMINATE)
-            self._state = _Process.IDLE
+            self._state = _EvaluatorState.IDLE
 
     def _start(self) -> None:
         self._output.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +127,7 @@ class ScriptEvaluator:
                 cwd=self._folder if os.path.isdir(self._folder) else None,
                 env=environment,
             )
-        self._state, self._num_starts = _Process.STARTED, self._num_starts + 1
+        self._state, self._num_starts = _EvaluatorState.STARTED, self._num_starts + 1
         logging.info("started the evaluator; its output: %s", self._output)
 
     def tend(self) -> str:
@@ -133,9 +137,9 @@ class ScriptEvaluator:
             Once, with what error it has ended for good; empty: with none, or not yet.
         """
         process = self._process
-        if process is None or self._state in (_Process.IDLE, _Process.FAILED):
+        if process is None or self._state in (_EvaluatorState.IDLE, _EvaluatorState.FAILED):
             return ""
-        if self._state is _Process.PAUSED:
+        if self._state is _EvaluatorState.PAUSED:
             if self._clock() >= self._restart_at:
                 self._num_restarts += 1
                 self.end()  # closes what belongs to the old one
@@ -148,9 +152,9 @@ class ScriptEvaluator:
         if _is_of_signal(code) and self._num_restarts < len(_PAUSES_SECONDS) and not self.why_not:
             pause = _PAUSES_SECONDS[self._num_restarts]
             logging.warning("%s; starting it again in %g s", ended, pause)
-            self._state, self._restart_at = _Process.PAUSED, self._clock() + pause
+            self._state, self._restart_at = _EvaluatorState.PAUSED, self._clock() + pause
             return ""
-        self._state = _Process.FAILED
+        self._state = _EvaluatorState.FAILED
         restarts = f" (started again {self._num_restarts} times)" if self._num_restarts else ""
         return f"{ended}{restarts}: {self._last_line()}"
 
