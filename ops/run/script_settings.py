@@ -75,6 +75,20 @@ def write_settings(
     return path
 
 
+def remove_own_settings(path: pathlib.Path) -> None:
+    """Remove a node's file at its end; the last node of this host removes what is beside it."""
+    path.unlink(missing_ok=True)
+    if not any(path.parent.glob("*.json")):
+        _remove_shared(path.parent)
+        for lists in path.parent.glob(f"*{WRITTEN}"):
+            lists.unlink(missing_ok=True)
+
+
+def _remove_shared(folder: pathlib.Path) -> None:
+    for name in (f"{CHIEF}{WRITTEN}", TRAINING):
+        (folder / name).unlink(missing_ok=True)
+
+
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
     """Remove the files of nodes that did not do so themselves, and the folder once it is empty.
 
@@ -84,8 +98,8 @@ def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
         name = _EVALUATOR if node.startswith("supervisor") else node
         (run_dir / SETTINGS_FOLDER / f"{name}.json").unlink(missing_ok=True)
         (run_dir / SETTINGS_FOLDER / f"{name}{WRITTEN}").unlink(missing_ok=True)
-    for file in (f"{CHIEF}{WRITTEN}", TRAINING):
-        (run_dir / SETTINGS_FOLDER / file).unlink(missing_ok=True)
+    if not any((run_dir / SETTINGS_FOLDER).glob("*.json")):  # else other parts of the run need it
+        _remove_shared(run_dir / SETTINGS_FOLDER)
     with contextlib.suppress(OSError):  # other parts of the run have theirs there
         (run_dir / SETTINGS_FOLDER).rmdir()
 

@@ -177,6 +177,7 @@ def test_a_worker_rewrites_its_own_files_after_a_restart_but_not_the_chief_s(fol
     chief = "open('out/config.json', 'w').write('chief')"
     (folder.run_dir / "settings" / "training").unlink()
     assert folder.run(chief, (1, "first")).stderr == ""
+    (folder.run_dir / "settings" / "training").touch()
     (folder.path / "out" / "worker2.txt").write_text("before")
     again = folder.run(rewrite, (2, "again"))
     assert (folder.path / "out" / "worker2.txt").read_text() == "two"

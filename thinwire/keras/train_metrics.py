@@ -124,7 +124,7 @@ class TrainMetrics:
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
         """Return what an epoch has added to a state; None: it cannot be merged."""
         state, initial = _state_of(metric), self._initial.get(id(metric))
-        if initial is None:  # Keras has made it with the first step, from its name in `compile`
+        if initial is None or not initial.size:  # it, or its variables, came with the first step
             initial = self._initial[id(metric)] = np.zeros_like(state)
         if not state.size or state.size != initial.size:
             return None

@@ -45,6 +45,7 @@ from thinwire.ops.run.script_settings import (
     IN_SCRIPT_FOLDER,
     RUN_BEGAN,
     SETTINGS_VARIABLE,
+    remove_own_settings,
     write_settings,
 )
 from thinwire.ops.run.settings import (
@@ -105,7 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return _evaluate(path, script) if evaluates else _run(path, script)
     finally:
-        settings.unlink(missing_ok=True)
+        remove_own_settings(settings)
 
 
 def _absolute(word: str) -> str:
