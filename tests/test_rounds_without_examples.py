@@ -76,7 +76,7 @@ def test_its_push_has_nothing():
     for _ in range(3):
         run.turn()
     request = run.workers[1].outgoing
-    assert (request.samples, request.local_steps, request.loss) == (0, 0, 0.0)
+    assert (request.samples, request.local_steps, request.loss) == (0, 0, None)
     assert request.shards == [()]
     event = run.push_event(run.workers[1], 0)
     assert not event.is_copy

@@ -49,6 +49,18 @@ class JournalFailed(Exception):
     """The journal cannot be written; the message names the file and the remedy."""
 
 
+class Uncodable(Exception):
+    """An event cannot be written down: a value of its sender is of no legal kind.
+
+    Attributes:
+        cause: What the coder has raised.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
 @dataclasses.dataclass(frozen=True)
 class JournalPosition:
     """A place in a journal: a file, and how many bytes of it."""
@@ -167,8 +179,13 @@ class Journal:
 
         Raises:
             JournalFailed: The disk failed; a record that is only partly written does not count.
+            Uncodable: Nothing was written.
         """
-        self._write(self._coder.code(event, now))
+        try:
+            record = self._coder.code(event, now)
+        except Exception as error:
+            raise Uncodable(error) from error
+        self._write(record)
         self.num_records += 1
 
     def close(self) -> None:
@@ -318,11 +335,11 @@ class JournaledCore:
         try:
             self._write(event, now)
             return event
-        except Exception as error:
+        except Uncodable as uncodable:
             if not isinstance(event, events.OfWorker):
                 raise
-            failed = events.Failed.of(event, error)
-            _log_failure(event, failed, error)
+            failed = events.Failed.of(event, uncodable.cause)
+            _log_failure(event, failed, uncodable.cause)
         self._write(failed, now)
         return failed
 

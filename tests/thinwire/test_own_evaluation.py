@@ -63,5 +63,5 @@ def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
     monkeypatch.setattr(RECORD, "chief", 1)
     thinwire.evaluate(lambda: {"score": 0.5})
     (evaluated,) = sent
-    stream_reader._check_evaluated(evaluated)
+    stream_reader._check_evaluated(evaluated, names_versions=False)
     assert not evaluated.answers

@@ -114,7 +114,9 @@ class WorkerThread(threading.Thread):
     def _train(self):
         (welcome,) = self.exchange.join()
         self.core.step = welcome.last_applied_step
-        heartbeat = Heartbeat(self.exchange, LEASE_SECONDS, lambda: "{}", lambda: [])
+        heartbeat = Heartbeat(
+            self.exchange, LEASE_SECONDS, lambda: f'{{"id": {self.number}}}', lambda: []
+        )
         core, cause = self.core, "done"
         asker, seconds = (
             PacingClient(core.method.pacer, self.exchange.shards[0]),

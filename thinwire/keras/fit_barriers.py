@@ -44,7 +44,7 @@ class FitBarriers:
         on_stop: Callable[[int], None] = lambda epochs: None,
     ) -> None:
         self._num_fits = self._num_saved = 0
-        self._ends_epochs_together = run.method.ends_epochs_together
+        self._run = run
         self.where = "begin"
         self._has_warned = False  # that nobody evaluates
         self._id_worker, self.on_stop = id_worker, on_stop
@@ -196,7 +196,7 @@ class FitBarriers:
         return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
 
     def _meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting | RunHalted:
-        meeting.fit, meeting.waits = self._num_fits, self._ends_epochs_together
+        meeting.fit, meeting.waits = self._num_fits, self._run.method.ends_epochs_together
         try:
             return self._control.meet(meeting)
         except RunHalted as halted:

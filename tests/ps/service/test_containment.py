@@ -96,7 +96,8 @@ def test_the_end_of_the_run_comes_to_everybody_without_a_status(log):
 
 
 def connection_of(shard, stream):
-    from thinwire.ps.service.connections import Connection
+    from thinwire.ps.persistence.journal import Uncodable
+from thinwire.ps.service.connections import Connection
 
     return Connection(stream, shard.hello(role=pb.ROLE_SUPERVISOR, model=MODEL), 0)
 
@@ -171,7 +172,10 @@ class Journal:
 
     def append(self, event, now):
         if isinstance(event, self.kind):
-            fail()
+            try:
+                fail()
+            except Exception as error:
+                raise Uncodable(error) from error
         self.written.append(event)
 
 
