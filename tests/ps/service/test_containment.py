@@ -12,6 +12,8 @@ from tests.ps.telemetry.test_instruments import instruments_of, read
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
+from thinwire.ps.persistence.journal import Uncodable
+from thinwire.ps.service.connections import Connection
 
 MODEL = messages.tensors_of(SPEC)
 
@@ -96,9 +98,6 @@ def test_the_end_of_the_run_comes_to_everybody_without_a_status(log):
 
 
 def connection_of(shard, stream):
-    from thinwire.ps.persistence.journal import Uncodable
-from thinwire.ps.service.connections import Connection
-
     return Connection(stream, shard.hello(role=pb.ROLE_SUPERVISOR, model=MODEL), 0)
 
 
