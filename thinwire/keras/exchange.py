@@ -127,9 +127,10 @@ class StepExchange:
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(step, values, statistics, rate, scale)
-            # A step behind a failure may be the rest of several in one execution. A script may have
-            # set stop_training before a batch, which Keras then still trains.
-            if not (member.in_fit and self.has_failed):
+            # A step behind a failure may be the rest of several in one execution, and one of a fit
+            # that is passed over has no part in the run. A script may have set stop_training before
+            # a batch, which Keras then still trains.
+            if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
                 figures = ScriptFigures(
                     learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),

@@ -231,5 +231,8 @@ def test_a_fit_may_be_stopped_as_it_begins(tmp_path):
         model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0)
         return model.thinwire.num_exchanges
 
+    model = compiled(lambda: o.SGD(0.1))()
+    for given in ([Finished()], []):
+        model.fit(X, Y, batch_size=BATCH, epochs=2, verbose=0, callbacks=given)
     with scripts(tmp_path) as run:
-        assert run.each(story) == [2 * len(X) // BATCH]
+        assert run.each(story) == [int(model.optimizer.iterations)] == [1 + 2 * len(X) // BATCH]
