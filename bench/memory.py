@@ -34,6 +34,7 @@ from thinwire import node as command_line
 from thinwire.flags import run as run_flags
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.run.settings import Run
+from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import Block, CodedValues, Link, ModelSpec, TensorSpec
 from thinwire.worker.client.exchange import Exchange, Heartbeat
 from thinwire.worker.client.offering import Offering
@@ -177,6 +178,7 @@ class LightWorker:
         self._exchange = Exchange(
             run, number, spec, run.method.place(spec, 1), Link(), threading.Event(), 0, offering
         )
+        self._document = WorkerMetrics(number).to_json()
         self._step = 0
         self._reply: ShardReply | None = None
         self.seconds: list[float] = []
@@ -184,7 +186,7 @@ class LightWorker:
     def join(self) -> None:
         """Join, offering the model if nobody else has."""
         self._exchange.join()
-        self._heartbeat = Heartbeat(self._exchange, 10.0, lambda: "{}", list)
+        self._heartbeat = Heartbeat(self._exchange, 10.0, lambda: self._document, list)
 
     def pull(self) -> None:
         """Fetch the model."""
