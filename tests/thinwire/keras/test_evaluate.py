@@ -211,7 +211,7 @@ class Averages(keras.callbacks.Callback):
         self.model.set_weights(self.kept)
 
 
-def _validated(run, make, callbacks, options):
+def _validated(run, make, options):
     """Return what the workers' fits have returned, and what the evaluator has reported."""
 
     def evaluate(of):
@@ -251,7 +251,7 @@ def test_a_loss_that_a_callback_changes_is_evaluated_by_the_chief(how, tmp_path)
     fit = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
     expected = model.fit(X, Y, **options, **fit).history
     with patient(tmp_path, "bsp", 2) as run:
-        histories, reported = _validated(run, make, None, options)
+        histories, reported = _validated(run, make, options)
         made = run.shards[0].server.scripts._evaluations._made
     _assert_as(histories, expected, ("loss", "val_loss"))
     assert not reported, "what the evaluator has is of another loss"
@@ -267,7 +267,7 @@ def test_weights_that_a_callback_puts_in_for_the_validation_are_validated(method
     fit = {"shuffle": False, "verbose": 0, "callbacks": callbacks}
     expected = model.fit(X, Y, **options, **fit).history
     with patient(tmp_path, method, nb_workers) as run:
-        histories, reported = _validated(run, make, None, options)
+        histories, reported = _validated(run, make, options)
     _assert_as(histories, expected, ("val_loss", "val_accuracy"))
     assert not reported
 
