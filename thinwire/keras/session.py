@@ -289,9 +289,10 @@ class ModelSession(LeavesOnExit):
         """Return the shared weights that the round of local steps began at; a copy."""
         return self._member.joined.part.core.base.copy()
 
-    def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return what a schedule is read at on this worker; see `ScriptOptimizers.clock_of`."""
-        return self._optimizers.clock_of(step)
+    @property
+    def clocks(self) -> Sequence[RunClock | None]:
+        """Of all that step: what the schedule of each is read at; see `ScriptOptimizers`."""
+        return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:

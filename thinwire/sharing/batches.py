@@ -14,7 +14,7 @@ import numpy as np
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
-from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1
@@ -37,7 +37,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
-        return Shared(given)
+        return Shared(given, parts=BatchParts.alike(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
@@ -54,10 +54,12 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     mine = SharedBatches(whole, place, sizes, bool(given.get("shuffle", True)))
     given["x"], given["shuffle"] = mine, False
     steps = given.get("steps_per_epoch")
+    of_batches = mine.parts
     if steps:
         given["steps_per_epoch"] = place.steps(steps)
+        of_batches = BatchParts.of_steps(place, steps)
     short_by = 0 if steps or not place.one_group else mine.short_by
-    return Shared(given, sizes.first, sizes.num_examples, short_by)
+    return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches)
 
 
 def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras.utils.PyDataset:
@@ -157,6 +159,14 @@ class SharedBatches(keras.utils.PyDataset):
         longest = number if place.divides_batch else -(-number // place.num_workers)
         short: int = longest - len(self._plan)
         return short
+
+    @property
+    def parts(self) -> BatchParts:
+        """How much of the script's batches each step is: a short last one is one worker's."""
+        place = self._place
+        if not (self._last_is_short and place.worker == 1):
+            return BatchParts.alike(place)
+        return BatchParts(place.parts_of_batch, self.num_batches, place.num_workers)
 
     def __getitem__(self, step: int) -> Any:
         """Return what this worker trains on in a step of the epoch."""

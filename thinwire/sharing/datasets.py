@@ -20,7 +20,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.sharing import pipeline
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal, dealt_rows
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
@@ -59,7 +59,8 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     num_examples, short_by = _epoch_of_all(plan, place)
     if place.shard == "off":
         num_examples = None
-    return Shared(given, batch_size, num_examples, 0 if steps else short_by)
+    of_batches = BatchParts.of_steps(place, steps) if steps else _parts_of_pass(plan, place)
+    return Shared(given, batch_size, num_examples, 0 if steps else short_by, of_batches)
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
@@ -383,6 +384,24 @@ def _has_rows(*element: Any) -> Any:
     if isinstance(first, tf.RaggedTensor):
         return first.nrows() > 0
     return tf.shape(first)[0] > 0
+
+
+def _parts_of_pass(plan: _Plan, place: WorkerPlace) -> BatchParts:
+    """Return the parts of batches of one pass over what makes the batches.
+
+    All mini-batches are alike where that has no end, or its rows are not known.
+    """
+    size, batching, total = plan.batch_size, plan.batching, plan.num_examples
+    if not place.is_shared or size is None or batching is None or total is None:
+        return BatchParts.alike(place)
+    whole, (source,) = plan.nodes[batching], pipeline.inputs_of(plan.nodes[batching])
+    num_rows, in_pass, in_all = (int(n.cardinality()) for n in (source, whole, plan.nodes[0]))
+    repeats_passes = in_all == tf.data.INFINITE_CARDINALITY or (in_all > 0 and in_pass > 0)
+    if num_rows <= 0 or num_rows % total or not repeats_passes or in_all % max(1, in_pass):
+        return BatchParts.alike(place)  # what stands behind leaves some batches out, or may do so
+    dealt = dealt_rows(total, place.run_batch(size), place.num_workers)
+    rows = [num_rows // total * number for number in dealt]
+    return BatchParts.of_rows(place, size, rows, pipeline.drops_remainder(whole))
 
 
 def _epoch_of_all(plan: _Plan, place: WorkerPlace) -> tuple[int | None, int]:
