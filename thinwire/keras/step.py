@@ -462,21 +462,6 @@ class ExchangeStep:
             optimizer.momentum = momentum
 
 
-def count_rows(data: Any) -> Any:
-    """Return the number of examples in a mini-batch, a scalar tensor.
-
-    It is the first dimension of the first leaf that has one; ragged and sparse ones count too.
-    """
-    for leaf in tf.nest.flatten(data):
-        if isinstance(leaf, tf.RaggedTensor):
-            return leaf.nrows()
-        if isinstance(leaf, tf.SparseTensor):
-            return leaf.dense_shape[0]
-        if leaf is not None and len(getattr(leaf, "shape", ())):
-            return tf.shape(leaf)[0]
-    return tf.constant(1)
-
-
 def inner(optimizer: Any) -> Any:
     """Return the optimizer inside a LossScaleOptimizer, or the optimizer itself."""
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)

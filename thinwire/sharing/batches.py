@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
 from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.rows import map_rows, num_rows
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1
@@ -90,8 +91,8 @@ class _Sizes:
             raise ConfigurationError(
                 "the PyDataset given to fit has no batches; expected at least one."
             )
-        first = _num_rows(dataset[0])
-        return cls(number, first, first if number is None else _num_rows(dataset[number - 1]))
+        first = num_rows(dataset[0])
+        return cls(number, first, first if number is None else num_rows(dataset[number - 1]))
 
     @property
     def num_examples(self) -> int | None:
@@ -99,11 +100,6 @@ class _Sizes:
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
-
-
-def _num_rows(batch: Any) -> int:
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    return int(leaves[0].shape[0] if hasattr(leaves[0], "shape") else len(leaves[0]))
 
 
 class SharedBatches(keras.utils.PyDataset):
@@ -180,14 +176,15 @@ class SharedBatches(keras.utils.PyDataset):
             if made.num_parts == (workers if self._shuffled else 1):
                 del self._made[index]
         batch = made.get(self._whole, index)
-        rows = _num_rows(batch)
+        rows = num_rows(batch)
         if part >= rows:
             raise ConfigurationError(
                 f"batch {index} of the PyDataset has {rows} rows, which {workers} workers cannot "
                 "share; expected at least one each. Give --batch=worker, with which each worker "
                 "takes whole batches."
             )
-        return take_rows(batch, np.arange(part, rows, workers))
+        positions = np.arange(part, rows, workers)
+        return map_rows(lambda array: take_rows(array, positions), batch)
 
     def on_epoch_begin(self) -> None:
         """Let the script's begin an epoch, with the same random numbers on all workers."""

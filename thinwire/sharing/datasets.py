@@ -21,6 +21,7 @@ from thinwire.sharing import pipeline
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
 from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal, dealt_rows
+from thinwire.sharing.rows import count_rows, map_rows
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
@@ -336,7 +337,7 @@ class _WorkerPart:
             place.part_of_batch(size)
 
         def cut(*element: Any) -> Any:
-            mine = tf.nest.map_structure(lambda rows: _every(rows, start, step), element)
+            mine = map_rows(lambda rows: _every(rows, start, step), element)
             return mine if isinstance(whole.element_spec, tuple) else mine[0]
 
         part = whole.map(cut)
@@ -378,12 +379,7 @@ def _every(rows: Any, start: int, step: int) -> Any:
 
 
 def _has_rows(*element: Any) -> Any:
-    first = tf.nest.flatten(element)[0]
-    if isinstance(first, tf.SparseTensor):
-        return first.dense_shape[0] > 0
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows() > 0
-    return tf.shape(first)[0] > 0
+    return count_rows(element) > 0
 
 
 def _parts_of_pass(plan: _Plan, place: WorkerPlace) -> BatchParts:
