@@ -15,7 +15,7 @@ import numpy as np
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
 from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
-from thinwire.sharing.rows import map_rows, num_rows
+from thinwire.sharing.rows import arrays_of_rows, map_rows, num_rows
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1
@@ -78,11 +78,16 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Rows of a PyDataset's first and last batch, and how many batches there are."""
+    """Rows of a PyDataset's first and last batch, and how many batches there are.
+
+    Attributes:
+        of_rows: Of each array of a batch, whether it has a row of each example.
+    """
 
     num_batches: int | None  # None: no end
     first: int
     last: int
+    of_rows: tuple[bool, ...]
 
     @classmethod
     def of(cls, dataset: Any) -> _Sizes:
@@ -91,8 +96,10 @@ class _Sizes:
             raise ConfigurationError(
                 "the PyDataset given to fit has no batches; expected at least one."
             )
-        first = num_rows(dataset[0])
-        return cls(number, first, first if number is None else num_rows(dataset[number - 1]))
+        batch = dataset[0]
+        first, of_rows = num_rows(batch), arrays_of_rows(batch)
+        last = first if number is None else num_rows(dataset[number - 1])
+        return cls(number, first, last, of_rows)
 
     @property
     def num_examples(self) -> int | None:
@@ -125,6 +132,7 @@ class SharedBatches(keras.utils.PyDataset):
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)
         self._whole, self._place, self._shuffled = whole, place, shuffled
+        self._of_rows = sizes.of_rows
         # A last batch with fewer rows than workers is one worker's.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
         self._epoch = 0
@@ -184,7 +192,7 @@ class SharedBatches(keras.utils.PyDataset):
                 "takes whole batches."
             )
         positions = np.arange(part, rows, workers)
-        return map_rows(lambda array: take_rows(array, positions), batch)
+        return map_rows(lambda array: take_rows(array, positions), batch, self._of_rows)
 
     def on_epoch_begin(self) -> None:
         """Let the script's begin an epoch, with the same random numbers on all workers."""

@@ -93,16 +93,32 @@ def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> 
     return own[tf.argmax(2 * most * votes + tf.constant(preferred, tf.int64))]
 
 
-def map_rows(take: Callable[[Any], Any], batch: Any) -> Any:
+def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
+    """Return, of each array of a mini-batch in memory, whether it has a row of each example."""
+    rows, leaves = num_rows(batch), map(_Leaf.of, tf.nest.flatten(batch))
+    return tuple(leaf is not None and bool(leaf.length == rows) for leaf in leaves)
+
+
+def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return a mini-batch with `take` applied to the arrays that have a row of each example.
 
     What is no row of the batch stays as it is.
+
+    Args:
+        take: Of an array.
+        batch: As `num_rows` takes it.
+        of_rows: As `arrays_of_rows` has it of another batch, whose number of rows is another one;
+            not given: by the lengths of this one, where a length may be the same by chance.
 
     >>> import numpy as np
     >>> batch = {"sizes": np.arange(3), "x": np.zeros((4, 1))}
     >>> map_rows(lambda array: array[::2], batch)["sizes"]
     array([0, 1, 2])
     """
+    if of_rows is not None:
+        pairs = zip(tf.nest.flatten(batch), of_rows, strict=True)
+        taken = [take(array) if is_taken else array for array, is_taken in pairs]
+        return tf.nest.pack_sequence_as(batch, taken)
     rows = num_rows(batch)
 
     def part(array: Any) -> Any:
