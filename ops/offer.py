@@ -34,6 +34,8 @@ MAX_OPTIMIZERS = 64
 #: Of a loss scale: what float32 can hold.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
+#: Batches of the script that one mini-batch of a worker may stand for, at the end of its data.
+MOST_BATCHES = 2
 #: --schedule_clock values.
 CLOCKS = ("batches", "steps")
 #: --model_from values: a node's own flags, or the first worker that is let in.

@@ -12,7 +12,7 @@ import dataclasses
 
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import LARGEST_SCALE, SMALLEST_SCALE
+from thinwire.ops.offer import LARGEST_SCALE, MOST_BATCHES, SMALLEST_SCALE
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
@@ -27,8 +27,6 @@ _LARGEST_RATE = 1e6
 _LARGEST_BATCH = 1 << 24
 #: Where a round has no limit (--pacer=esync): half an hour of steps of a tenth of a millisecond.
 _MOST_LOCAL_STEPS = 1 << 24
-#: Batches of the script that one mini-batch of a worker may stand for, at the end of an epoch.
-_MOST_BATCHES = 2
 #: Mini-batches in a row that a worker leaves out, as they are not finite, before it gives up.
 _MOST_LEFT_OUT = 100
 #: Of one push, whatever follows from the others.
@@ -144,7 +142,7 @@ class ClaimBounds:
     def _check_parts(self, push: pb.Push) -> None:
         """Check how much of the script's batches a push stands for."""
         num_batches = max(1, push.local_steps) + _MOST_LEFT_OUT
-        most = min(_MOST_SAMPLES, _MOST_BATCHES * self.nb_workers * num_batches)
+        most = min(_MOST_SAMPLES, MOST_BATCHES * self.nb_workers * num_batches)
         _check("batch_parts", push.batch_parts, 0, most, " (two batches for each mini-batch)")
 
     def _check_scale(self, push: pb.Push) -> None:

@@ -387,16 +387,21 @@ def _parts_of_pass(plan: _Plan, place: WorkerPlace) -> BatchParts:
 
     All mini-batches are alike where that has no end, or its rows are not known.
     """
-    size, batching, total = plan.batch_size, plan.batching, plan.num_examples
-    if not place.is_shared or size is None or batching is None or total is None:
+    size, batching = plan.batch_size, plan.batching
+    if not place.is_shared or size is None or batching is None:
         return BatchParts.alike(place)
     whole, (source,) = plan.nodes[batching], pipeline.inputs_of(plan.nodes[batching])
-    num_rows, in_pass, in_all = (int(n.cardinality()) for n in (source, whole, plan.nodes[0]))
+    point = source if plan.cuts_rows(place) else plan.nodes[_WorkerPart(plan, place)._point()]
+    at_point, num_rows, in_pass, in_all = (
+        int(node.cardinality()) for node in (point, source, whole, plan.nodes[0])
+    )
     repeats_passes = in_all == tf.data.INFINITE_CARDINALITY or (in_all > 0 and in_pass > 0)
-    if num_rows <= 0 or num_rows % total or not repeats_passes or in_all % max(1, in_pass):
-        return BatchParts.alike(place)  # what stands behind leaves some batches out, or may do so
-    dealt = dealt_rows(total, place.run_batch(size), place.num_workers)
-    rows = [num_rows // total * number for number in dealt]
+    if min(at_point, num_rows) <= 0 or num_rows % at_point:
+        return BatchParts.alike(place)
+    if not repeats_passes or in_all % max(1, in_pass):  # what stands behind leaves some batches out
+        return BatchParts.alike(place)
+    dealt = dealt_rows(at_point, place.run_batch(size), place.num_workers)
+    rows = [num_rows // at_point * number for number in dealt]
     return BatchParts.of_rows(place, size, rows, pipeline.drops_remainder(whole))
 
 

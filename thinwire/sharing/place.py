@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from thinwire.data.loading import split_rule
 from thinwire.data.partition import PartitionRule
+from thinwire.ops.offer import MOST_BATCHES
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import FitNumber
-
-#: Batches of the script that one mini-batch of a worker may stand for, at the end of a pass.
-MOST_BATCHES = 2
 
 
 @dataclasses.dataclass(frozen=True)
