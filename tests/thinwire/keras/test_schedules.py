@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.thinwire.keras.runs import LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.test_train_steps import GAN, NOISE
 from thinwire import distribute
 
 ROWS = 50
@@ -291,3 +292,108 @@ def test_a_loop_reads_its_schedule_as_alone(schedule, tmp_path):
             assert found == rates
             if schedule is cosine:
                 assert_same(model, expected)
+
+
+class Critics(GAN):
+    """Two steps of the discriminator for one of the generator."""
+
+    critics = 2
+
+
+def gan():
+    model = Critics()
+    falling = keras.optimizers.schedules.ExponentialDecay(0.05, 7, 0.5)
+    model.compile(keras.optimizers.Adam(falling), keras.optimizers.SGD(cosine()))
+    return model
+
+
+def train_gan(model):
+    """Fit a GAN on batches of 20, 20 and 10 rows; return the rates of its optimizers."""
+    model.fit(FEW_X, NOISE[:ROWS], batch_size=20, epochs=2, shuffle=False, verbose=0)
+    return [round(float(each.learning_rate), 6) for each in (model.d_optimizer, model.g_optimizer)]
+
+
+def test_each_optimizer_of_a_gan_counts_its_own_steps_as_alone(tmp_path):
+    expected = gan()
+    rates = train_gan(expected)
+
+    def script(settings):
+        model = distribute(gan(), settings)
+        return model, train_gan(model)
+
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model, found in run.each(script):
+            assert found == rates
+            assert_same(model, expected)
+
+
+@pytest.mark.parametrize("method", ["asgd", "dgs", pytest.param("bsp", marks=LONG)])
+def test_the_count_goes_on_after_a_restart_of_all_processes(method, tmp_path):
+    """A script that is started again has an optimizer without steps; the run has its count."""
+
+    def script(settings):
+        model = distribute(compiled(keras.optimizers.SGD(counting())), settings)
+        rates = Rates()
+        model.fit(FEW_X, FEW_Y, batch_size=12, epochs=1, verbose=0, callbacks=[rates])
+        return rates.seen[0], round(float(model.optimizer.learning_rate), 6)
+
+    found = []
+    for _ in range(2):
+        with scripts(tmp_path, method, 2) as run:
+            found.append(run.each(script))
+            run.interrupt()
+    assert [last for results in found for _, last in results] == [0.005, 0.005, 0.01, 0.01]
+    assert all(first > 0.005 for first, _ in found[1])
+
+
+def test_the_count_goes_on_in_a_phase_that_begins_with_other_weights(tmp_path):
+    """Without rounds there are more steps of the optimizer than batches of the script."""
+
+    def script(settings):
+        model, seen = distribute(compiled(keras.optimizers.SGD(counting())), settings), []
+        for _ in range(2):
+            model.fit(FEW_X, FEW_Y, batch_size=12, epochs=1, verbose=0)
+            seen.append(round(float(model.optimizer.learning_rate), 6))
+            model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+        steps = int(model.optimizer.iterations)
+        model.compile(keras.optimizers.SGD(counting()), loss=LOSS)
+        model.fit(FEW_X, FEW_Y, batch_size=12, epochs=1, verbose=0)
+        return steps, [*seen, round(float(model.optimizer.learning_rate), 6)]
+
+    with scripts(tmp_path, "asgd", 2) as run:
+        assert run.each(script) == [(12, [0.005, 0.01, 0.005])] * 2
+
+
+def test_a_count_that_the_script_sets_is_the_schedule_s_next_one(tmp_path):
+    def train(model):
+        rates = Rates()
+        for start in (None, 20):
+            if start is not None:
+                model.optimizer.iterations.assign(start)
+                rates.seen.append(round(float(model.optimizer.learning_rate), 6))
+            model.fit(FEW_X, FEW_Y, batch_size=20, verbose=0, callbacks=[rates])
+        return rates.seen
+
+    expected = train(compiled(keras.optimizers.Adam(counting())))
+
+    def script(settings):
+        return train(distribute(compiled(keras.optimizers.Adam(counting())), settings))
+
+    with scripts(tmp_path, "bsp", 2) as run:
+        assert run.each(script) == [expected] * 2
+
+
+def test_a_batch_that_is_left_out_is_counted_with_the_next(tmp_path):
+    holed = FEW_X.copy()
+    holed[14] = np.nan  # of the second batch of five
+
+    def script(settings):
+        model = distribute(compiled(keras.optimizers.SGD(counting())), settings)
+        rates = Rates()
+        options = {"batch_size": 10, "shuffle": False, "verbose": 0, "callbacks": [rates]}
+        model.fit(holed, FEW_Y, **options)
+        return rates.seen
+
+    with scripts(tmp_path, "asgd", 1) as run:
+        assert run.each(script) == [[0.001, 0.002, 0.003, 0.004, 0.005]]
+        assert run.shards[0].core.version == 4
