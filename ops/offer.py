@@ -21,7 +21,7 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-FORMAT = 4
+FORMAT = 5
 #: Begins the names of an offer's rows in a fingerprint.
 OFFER_PREFIX = "script."
 #: A longer document is not read: it must fit into one message of the wire. A thousand variables
@@ -34,8 +34,10 @@ MAX_OPTIMIZERS = 64
 #: Of a loss scale: what float32 can hold.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
+#: Batches of the script that one mini-batch of a worker may stand for, at the end of its data.
+MOST_BATCHES = 2
 #: --schedule_clock values.
-CLOCKS = ("examples", "steps")
+CLOCKS = ("batches", "steps")
 #: --model_from values: a node's own flags, or the first worker that is let in.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
@@ -55,8 +57,8 @@ class OptimizerOffer:
     Attributes:
         optimizer: Its class and arguments; without the loss scaling around it.
         without_decay: Paths that its weight decay leaves alone (`exclude_from_weight_decay`).
-        batch_size: Examples of one step of the script alone, by which schedules count; 0: unknown.
-        clock: "examples": schedules are read at examples / batch_size; "steps": at its own count.
+        clock: "batches": its schedule is read at the number of the script's batches that the run
+            has consumed; "steps": at its own count.
         by_adamw: Paths that a Muon leaves to AdamW, by its rules about paths.
         iterations: Steps that it had taken before the phase.
         paths: Of the variables that it steps; empty: all, of the only optimizer.
@@ -65,8 +67,7 @@ class OptimizerOffer:
 
     optimizer: Described
     without_decay: tuple[str, ...] = ()
-    batch_size: int = 0
-    clock: str = "examples"
+    clock: str = "batches"
     by_adamw: tuple[str, ...] = ()
     iterations: int = 0
     paths: tuple[str, ...] = ()
@@ -101,6 +102,9 @@ class Offer:
         unused: Paths of shared variables that get no gradient; nothing steps or decays them.
         loss_scale: None: losses are not scaled.
         num_examples: Of the whole training set; 0: unknown.
+        num_batches: Of an epoch of the script alone; 0: unknown.
+        first_batches: Of each optimizer of the script, wherever it steps: the batches that its
+            schedule has counted before the phase; empty: as many as it has taken steps.
         weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.
         script_optimizer: The compiled optimizers wherever they step, to compare scripts by.
         succession: How often the script has gone on from one of its models to another before.
@@ -113,6 +117,8 @@ class Offer:
     unused: tuple[str, ...] = ()
     loss_scale: LossScale | None = None
     num_examples: int = 0
+    num_batches: int = 0
+    first_batches: tuple[int, ...] = ()
     weights_digest: str = ""
     script_optimizer: str = ""
     succession: int = 0
@@ -131,7 +137,7 @@ class Offer:
         number. Those of the first worker count; one that comes back may have others.
         """
         document = json.loads(self.to_json())
-        for name in ("format", "spec", "weights_digest"):
+        for name in ("format", "spec", "weights_digest", "first_batches"):
             del document[name]
         for row in document["optimizers"]:
             del row["iterations"], row["has_slots"]
@@ -141,6 +147,10 @@ class Offer:
         if document["loss_scale"] is not None:
             del document["loss_scale"]["initial"], document["loss_scale"]["streak"]
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
+
+    def schedule_starts(self) -> tuple[int, ...]:
+        """Return the count that the schedule of each optimizer begins the phase with."""
+        return self.first_batches or tuple(each.iterations for each in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
         """Return the numbers of the variables that each of the optimizers steps, ascending."""
@@ -239,6 +249,8 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         _words(found["unused"]),
         None if scale is None else _loss_scale(scale),
         _count(found["num_examples"]),
+        _count(found["num_batches"]),
+        _counts(found["first_batches"], len(found["optimizers"])),
         _digest(found["weights_digest"]),
         _classes(found["script_optimizer"]),
         _count(found["succession"]),
@@ -249,7 +261,6 @@ def _optimizer(row: Any) -> OptimizerOffer:
     return OptimizerOffer(
         _described(row["optimizer"]),
         _words(row["without_decay"]),
-        _count(row["batch_size"]),
         _one_of(row["clock"], CLOCKS),
         _words(row["by_adamw"]),
         _count(row["iterations"]),
@@ -316,6 +327,15 @@ def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
         raise ValueError(f"{value!r:.50}; expected a whole number from 0 on")
     return value
+
+
+def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
+    """Return counts of optimizers; the offer does not hold those that step on workers."""
+    if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
+        raise ValueError(f"{values!r:.50}; expected at most {MAX_OPTIMIZERS} counts")
+    if values and num_optimizers and len(values) != num_optimizers:
+        raise ValueError(f"{len(values)} counts; expected one for each of {num_optimizers}")
+    return tuple(_count(value) for value in values)
 
 
 def _truth(value: Any) -> bool:

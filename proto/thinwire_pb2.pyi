@@ -313,7 +313,7 @@ class Hello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., role: _Optional[_Union[Role, str]] = ..., id: _Optional[int] = ..., run_id: _Optional[str] = ..., fingerprint: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., model: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ..., incarnation: _Optional[int] = ..., link: _Optional[_Union[EmulatedLink, _Mapping]] = ..., shard: _Optional[int] = ..., num_shards: _Optional[int] = ..., peer_address: _Optional[str] = ..., proof: _Optional[bytes] = ..., epoch: _Optional[int] = ..., phase: _Optional[int] = ..., generation: _Optional[int] = ..., bulk: bool = ..., halts: bool = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "samples_before", "addresses", "bulk")
+    __slots__ = ("run_id", "incarnation", "last_applied_step", "knows_worker", "epoch", "generation", "version", "lease_seconds", "document", "datagrams", "addresses", "bulk")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LAST_APPLIED_STEP_FIELD_NUMBER: _ClassVar[int]
@@ -324,7 +324,6 @@ class Welcome(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DOCUMENT_FIELD_NUMBER: _ClassVar[int]
     DATAGRAMS_FIELD_NUMBER: _ClassVar[int]
-    SAMPLES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     BULK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
@@ -337,10 +336,9 @@ class Welcome(_message.Message):
     lease_seconds: float
     document: str
     datagrams: DatagramSession
-    samples_before: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
     bulk: BulkSession
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., samples_before: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., bulk: _Optional[_Union[BulkSession, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., last_applied_step: _Optional[int] = ..., knows_worker: bool = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ..., lease_seconds: _Optional[float] = ..., document: _Optional[str] = ..., datagrams: _Optional[_Union[DatagramSession, _Mapping]] = ..., addresses: _Optional[_Iterable[str]] = ..., bulk: _Optional[_Union[BulkSession, _Mapping]] = ...) -> None: ...
 
 class BulkSession(_message.Message):
     __slots__ = ("port", "number", "key")
@@ -423,7 +421,7 @@ class Pull(_message.Message):
     def __init__(self, base_version: _Optional[int] = ..., has_base: bool = ..., generation: _Optional[int] = ..., observe: bool = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "loss_scale", "overflow", "sets_rate", "lag", "blocks", "payload_bytes", "optimizer", "repeats_batch", "changes", "change_bytes", "payload")
+    __slots__ = ("incarnation", "step", "base_version", "generation", "epoch", "kind", "samples", "local_steps", "learning_rate", "loss", "aux_count", "base_checksum", "manifest", "more", "loss_scale", "overflow", "sets_rate", "lag", "blocks", "payload_bytes", "optimizer", "repeats_batch", "changes", "change_bytes", "batch_parts", "payload")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -448,6 +446,7 @@ class Push(_message.Message):
     REPEATS_BATCH_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     CHANGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BATCH_PARTS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     incarnation: int
     step: int
@@ -473,8 +472,9 @@ class Push(_message.Message):
     repeats_batch: bool
     changes: _containers.RepeatedCompositeFieldContainer[Block]
     change_bytes: int
+    batch_parts: int
     payload: bytes
-    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., loss_scale: _Optional[float] = ..., overflow: bool = ..., sets_rate: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., optimizer: _Optional[int] = ..., repeats_batch: bool = ..., changes: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., change_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, incarnation: _Optional[int] = ..., step: _Optional[int] = ..., base_version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., kind: _Optional[_Union[UpdateKind, str]] = ..., samples: _Optional[int] = ..., local_steps: _Optional[int] = ..., learning_rate: _Optional[float] = ..., loss: _Optional[float] = ..., aux_count: _Optional[int] = ..., base_checksum: _Optional[int] = ..., manifest: _Optional[_Union[Manifest, _Mapping]] = ..., more: bool = ..., loss_scale: _Optional[float] = ..., overflow: bool = ..., sets_rate: bool = ..., lag: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., optimizer: _Optional[int] = ..., repeats_batch: bool = ..., changes: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., change_bytes: _Optional[int] = ..., batch_parts: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("channels", "k", "num_blocks", "num_skipped", "num_reliable", "num_dropped")
@@ -527,7 +527,7 @@ class RelayedRound(_message.Message):
     def __init__(self, num_blocks: _Optional[_Iterable[int]] = ..., rate: _Optional[float] = ..., own: _Optional[int] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "rounds", "blocks", "payload_bytes", "payload")
+    __slots__ = ("version", "generation", "epoch", "operation", "learning_rate", "samples", "stop", "step", "stop_reason", "held_seconds", "staleness", "aux_count", "members", "loss_scale", "outcome", "rounds", "schedule_counts", "blocks", "payload_bytes", "payload")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -544,6 +544,7 @@ class Reply(_message.Message):
     LOSS_SCALE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_COUNTS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
@@ -563,10 +564,11 @@ class Reply(_message.Message):
     loss_scale: float
     outcome: DatagramOutcome
     rounds: _containers.RepeatedCompositeFieldContainer[RelayedRound]
+    schedule_counts: _containers.RepeatedScalarFieldContainer[int]
     blocks: _containers.RepeatedCompositeFieldContainer[Block]
     payload_bytes: int
     payload: bytes
-    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[RelayedRound, _Mapping]]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., generation: _Optional[int] = ..., epoch: _Optional[int] = ..., operation: _Optional[_Union[Operation, str]] = ..., learning_rate: _Optional[float] = ..., samples: _Optional[int] = ..., stop: bool = ..., step: _Optional[int] = ..., stop_reason: _Optional[str] = ..., held_seconds: _Optional[float] = ..., staleness: _Optional[int] = ..., aux_count: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., loss_scale: _Optional[float] = ..., outcome: _Optional[_Union[DatagramOutcome, _Mapping]] = ..., rounds: _Optional[_Iterable[_Union[RelayedRound, _Mapping]]] = ..., schedule_counts: _Optional[_Iterable[int]] = ..., blocks: _Optional[_Iterable[_Union[Block, _Mapping]]] = ..., payload_bytes: _Optional[int] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
 class DatagramOutcome(_message.Message):
     __slots__ = ("announced", "arrived", "late", "came_late", "fresh", "filled", "bitmap")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -175,10 +176,14 @@ def _check_rates(run: Run, method: Method, offer: Offer) -> None:
     """Refuse schedules that have no finite rate somewhere in the run's possible life."""
     if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
         return
-    # An update merges a push of each worker, or, as with --method=asgd, of one.
+    # An update merges a push of each worker, or, as with --method=asgd, of one: at most a batch of
+    # the script for each.
     most_updates = None if run.iter_max is None else run.iter_max * run.nb_workers
-    budget = run.budget(offer.num_examples)
-    method.server.check_rates(most_updates, budget.examples)
+    most_batches = most_updates
+    if run.epochs is not None and offer.num_batches:
+        of_epochs = math.ceil(run.epochs) * offer.num_batches
+        most_batches = of_epochs if most_batches is None else min(most_batches, of_epochs)
+    method.server.check_rates(offer.schedule_starts(), most_updates, most_batches)
 
 
 def _check_finite(values: Float32) -> None:

@@ -101,7 +101,7 @@ class ShardInitials:
         self.loss_scale = model.offer.loss_scale if model.offer else None
         scales_loss = self.loss_scale is not None
         self.bounds = ClaimBounds.of(
-            model.method, model.num_examples, scales_loss, run.guards.measures
+            model.method, model.num_examples, scales_loss, run.guards.measures, run.nb_workers
         )
         # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
         self.kernels = load_kernels(run.kernels)
@@ -136,6 +136,7 @@ class ShardInitials:
             spec=shard_spec(self.model.spec, self._layout),
             guards=run.guards,
             loss_scale=self.loss_scale,
+            first_batches=self.model.offer.schedule_starts() if self.model.offer else (),
         )
 
 

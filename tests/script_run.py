@@ -108,10 +108,10 @@ def train_alone(optimizer, own, rows, batches):
     return flat_of(own)
 
 
-def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples", unused=(UNUSED,)):
+def offer_of(optimizer, own, clock="batches", unused=(UNUSED,)):
     """Return a script's offer as a PS reads it; `optimizer` may be several, each with variables."""
     several = optimizer if isinstance(optimizer, list) else [(optimizer, own)]
-    described = [describe(each, stepped, batch_size, clock) for each, stepped in several]
+    described = [describe(each, stepped, clock) for each, stepped in several]
     optimizers = [each.offer for each in described]
     if len(several) > 1:
         paths = [tuple(variable.path for variable in stepped) for _, stepped in several]
@@ -124,7 +124,6 @@ def offer_of(optimizer, own, batch_size, num_examples=0, clock="examples", unuse
         constraints=describe_constraints(own),
         unused=unused,
         loss_scale=described[0].loss_scale,
-        num_examples=num_examples,
     )
     return read_offer(made.to_json(), 1 << 30)
 
@@ -152,7 +151,8 @@ class ScriptRun:
         self.shards = [self._shard(number, theta, nb_workers) for number in range(nb_ps)]
         for shard, other in zip(self.shards, former.shards if former else (), strict=False):
             shard.load_state_dict(through_disk(other.state_dict()))
-        bounds = ClaimBounds.of(self.method, scales_loss=offer.loss_scale is not None)
+        scaled = offer.loss_scale is not None
+        bounds = ClaimBounds.of(self.method, scales_loss=scaled, nb_workers=nb_workers)
         self.decoders = [
             PushDecoder(
                 layout,
@@ -185,6 +185,7 @@ class ScriptRun:
             nb_workers,
             spec=shard_spec(self.offer.spec, layout),
             loss_scale=self.offer.loss_scale,
+            first_batches=self.offer.schedule_starts(),
         )
         spec, chosen = self.offer.spec, self.method
         own = np.concatenate([theta[at] for at in shard_positions(spec, layout)])
@@ -224,6 +225,7 @@ class ScriptRun:
             action.samples,
             action.stop,
             loss_scale=action.loss_scale,
+            schedule_counts=action.schedule_counts,
             rounds=rounds,
         )
         if len(replies) == len(self.shards):
@@ -231,8 +233,12 @@ class ScriptRun:
             replies.clear()
 
     def push(self, number, gradient, samples, figures=NO_FIGURES):
-        """Let worker `number` (from 1) push a gradient [n] of some samples."""
+        """Let worker `number` (from 1) push a gradient [n] of some samples.
+
+        It is this worker's part of a batch where nothing is said of that.
+        """
         worker = self.workers[number - 1]
+        figures = dataclasses.replace(figures, batch_parts=figures.batch_parts or 1)
         outgoing = worker.begin(gradient, samples, 1.0, figures=figures)
         for shard, encoder in enumerate(self.encoders[number - 1]):
             epoch = self.shards[0].membership.epoch

@@ -115,7 +115,7 @@ def check(make, constraints=None, parts_of=halves, shards=(1, 2), **offered):
     """Compare Keras alone with two workers, on some numbers of shards."""
     own, optimizer = variables(constraints), make()
     theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
-    offer = offer_of(optimizer, own, BATCH, **offered)
+    offer = offer_of(optimizer, own, **offered)
     expected = train_alone(optimizer, own, rows, batches())
     assert np.abs(expected - theta).max() > 1e-3, "nothing was trained"
     for nb_ps in shards:
@@ -157,7 +157,7 @@ def test_a_schedule_may_keep_the_optimizer_s_own_count():
 def test_sgd_equals_keras_bit_for_bit_with_one_worker(name):
     own, optimizer = variables(), OPTIMIZERS[name]()
     theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
-    offer = offer_of(optimizer, own, BATCH)
+    offer = offer_of(optimizer, own)
     run = distributed(offer, theta, rows, lambda batch: [batch], nb_ps=2, nb_workers=1)
     assert run.theta.tobytes() == train_alone(optimizer, own, rows, batches()).tobytes()
 
@@ -170,7 +170,7 @@ STATES = ["momentum", "Adam", "Adafactor", "Nadam", "Muon", "accumulation and em
 def test_a_saved_shard_goes_on_bit_for_bit_with_its_slots(name):
     own, optimizer = variables(), OPTIMIZERS[name]()
     theta, rows = flat_of(own), Rows(flat_of(own).size, 64)
-    offer = offer_of(optimizer, own, BATCH)
+    offer = offer_of(optimizer, own)
     whole = ScriptRun(offer, theta)
     first = ScriptRun(offer, theta)
     for batch in batches()[:3]:
@@ -190,7 +190,7 @@ def test_an_optimizer_that_has_moved_goes_on_with_its_slots(name):
     own, optimizer = variables(), OPTIMIZERS[name]()
     rows, plan = Rows(flat_of(own).size, 64), batches()
     theta = train_alone(optimizer, own, rows, plan[:7])
-    offer = offer_of(optimizer, own, BATCH)
+    offer = offer_of(optimizer, own)
     assert offer.optimizers[0].iterations == 7
     own_slots = OwnSlots(optimizer, offer.optimizers[0], own)
     run = ScriptRun(offer, theta, 2, slots=[own_slots.collect()])
@@ -206,7 +206,7 @@ def test_an_optimizer_that_has_moved_goes_on_with_its_slots(name):
 def started(optimizer, name="bsp", **offered):
     own = variables()
     theta = flat_of(own)
-    run = ScriptRun(offer_of(optimizer, own, BATCH, **offered), theta, name=name)
+    run = ScriptRun(offer_of(optimizer, own, **offered), theta, name=name)
     return run, np.full(theta.size, 0.5, np.float32)
 
 
@@ -225,16 +225,71 @@ def test_the_rate_is_the_optimizer_s_until_a_script_sets_another(make):
     np.testing.assert_allclose((before - run.theta)[:-6], steps, rtol=1e-4)
 
 
-def test_a_schedule_counts_epochs_as_the_script_alone_does():
-    """20 examples in batches of 8 are 3 steps an epoch."""
-    boundaries = schedules.PiecewiseConstantDecay([0, 1, 2, 3, 4], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
-    run, gradient = started(o.SGD(boundaries), num_examples=20)
+def stairs():
+    """Return a schedule that names the count that it is read at, in tenths."""
+    return schedules.PiecewiseConstantDecay([0, 1, 2, 3, 4], [0.0, 0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def count_of(run):
+    """Return the count that the schedule is read at, as the rate and the replies have it."""
+    model = run.shards[0].model
+    count = round(10 * model.learning_rate)
+    assert [each.schedule_counts for each in run.workers if each.versions[0] == model.version] in (
+        [(count,)],
+        [(count,), (count,)],
+    )
+    return count
+
+
+def parts(number):
+    return ScriptFigures(batch_parts=number)
+
+
+def test_a_schedule_counts_the_script_s_batches_whatever_their_rows():
+    """A worker that has no row of a short batch has its part of the batch nevertheless."""
+    run, gradient = started(o.SGD(stairs()))
     seen = []
-    for samples in (4, 4, 2, 4, 4, 2):
-        seen.append(round(run.workers[0].learning_rate, 6))
-        for number in (1, 2):
+    for rows in ((4, 4), (4, 4), (1, 0), (7, 1), (2, 2)):
+        seen.append(count_of(run))
+        for number, samples in enumerate(rows, 1):
             run.push(number, gradient, samples)
-    assert seen == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert [*seen, count_of(run)] == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_rounds_parts_of_batches_add_up():
+    run, gradient = started(o.SGD(stairs()), name="asgd")
+    seen = []
+    for number, own in ((1, 2), (1, 2), (2, 1), (1, 1), (2, 2)):
+        run.push(number, gradient, 4, parts(own))
+        seen.append(count_of(run))
+    assert seen == [1, 2, 2, 3, 4]
+
+
+def test_the_count_of_batches_goes_on_after_a_restart():
+    run, gradient = started(o.SGD(stairs()), name="asgd")
+    for own in (2, 2, 1):
+        run.push(1, gradient, 4, parts(own))
+    other = ScriptRun(run.offer, run.theta, name="asgd", former=run)
+    assert count_of(other) == 2
+    other.push(2, gradient, 4, parts(1))  # the other half of the third batch
+    assert count_of(other) == 3
+
+
+def test_a_phase_begins_with_the_count_of_its_schedule_not_of_its_optimizer():
+    optimizer = o.SGD(stairs())
+    optimizer.iterations.assign(7)
+    own = variables()
+    offer = dataclasses.replace(offer_of(optimizer, own), first_batches=(2,))
+    run = ScriptRun(offer, flat_of(own))
+    assert count_of(run) == 2
+
+
+def test_a_batch_that_overflows_is_not_counted():
+    run, gradient = started(o.LossScaleOptimizer(o.SGD(stairs()), initial_scale=64.0))
+    for figures in (OVERFLOW, ScriptFigures(loss_scale=32.0)):
+        for number in (1, 2):
+            run.push(number, gradient, 4, figures)
+    assert (run.shards[0].version, count_of(run)) == (2, 1)
 
 
 def scaled(growth=2):

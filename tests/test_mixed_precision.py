@@ -52,7 +52,7 @@ def test_rounds_equal_keras_alone_within_what_rounding_costs(policy):
     alone, optimizer = model_of(policy), compiled()
     optimizer.build(alone.trainable_variables)
     theta = flat_of(alone.trainable_variables)
-    run = ScriptRun(offer_of(compiled(), alone.trainable_variables, BATCH, unused=()), theta)
+    run = ScriptRun(offer_of(compiled(), alone.trainable_variables, unused=()), theta)
     copy = model_of(policy)
     scales = []
     for _ in range(STEPS):

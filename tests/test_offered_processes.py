@@ -91,7 +91,7 @@ def train(worker, steps):
 
 
 def offer_with(name, **config):
-    optimizer = OptimizerOffer(Described(name, {"learning_rate": 0.1, **config}), batch_size=10)
+    optimizer = OptimizerOffer(Described(name, {"learning_rate": 0.1, **config}))
     return dataclasses.replace(OFFER, optimizers=(optimizer,))
 
 

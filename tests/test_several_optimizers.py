@@ -61,7 +61,7 @@ def step(run, rows, batch, number, repeats):
 
 def run_of(pair, own, nb_ps=1, **choices):
     several = list(zip(pair, groups_of(own), strict=True))
-    offer = offer_of(several, own, BATCH, num_examples=BATCH * 4)
+    offer = offer_of(several, own)
     return ScriptRun(offer, flat_of(own), nb_ps, **choices)
 
 

@@ -217,7 +217,9 @@ class Session:
         self._saved: State | None = None  # of the incarnation before
         self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
-        self._samples_ahead = 0  # of the run, once what is under way is applied
+        # What schedules are read at when the exchange has ended that is under way in a thread.
+        self._counts_ahead: tuple[int, ...] = ()
+        self._left_out: dict[int, int] = {}  # by optimizer: parts of batches that were not finite
         self._computes_from = time.monotonic()  # the end of the newest step, or of a pause
         self.part: WorkerSession = self._new_part(self.statistics.read())
         self._counted = self._counters()  # by the newest StepInfo
@@ -336,17 +338,29 @@ class Session:
         self.part.core.stopped = True
         self.part.core.stop_reason = before.stop_reason
 
-    @property
-    def samples_of_phase(self) -> int:
-        """Examples that the run has consumed in the present phase of the script."""
-        before = self.part.exchange.shards[0].welcome.samples_before
-        return max(self.part.samples_of_run, self._samples_ahead) - before
+    def schedule_count(self, optimizer: int) -> int | None:
+        """Return the count that the schedule of an optimizer is read at; None: it is not known.
 
-    @property
-    def samples_of_round(self) -> int:
-        """Examples since the last exchange, as if all workers took as many as this one."""
-        run, core = self.settings.run, self.part.core
-        return run.nb_workers * core.round.samples if run.method.takes_local_steps else 0
+        It is shard 0's of the last reply, and what this worker has trained on since.
+        """
+        core = self.part.core
+        if optimizer >= len(core.schedule_counts):
+            return None
+        known = core.schedule_counts[optimizer]  # before what is under way: its reply counts that
+        parts = self.part.parts_under_way(optimizer) + self._left_out.get(optimizer, 0)
+        if self.settings.run.method.takes_local_steps:
+            parts += core.round.batch_parts
+        known += self._batches(parts)
+        return max(known, self._counts_ahead[optimizer]) if self._counts_ahead else known
+
+    def _batches(self, parts: int) -> int:
+        """Return the batches of the script that this worker's parts stand for.
+
+        In rounds every other worker takes as many meanwhile.
+        """
+        run = self.settings.run
+        is_in_rounds = run.method.takes_local_steps or run.method.steps_together
+        return parts if is_in_rounds else parts // run.nb_workers
 
     @property
     def means(self) -> Float32:
@@ -376,7 +390,7 @@ class Session:
                 *(saved["step"], last),
             )
         self._present = True
-        self._samples_ahead = 0
+        self._counts_ahead = ()
         atexit.register(self.close, "error")
         try:
             self.part.begin()
@@ -457,6 +471,8 @@ class Session:
         if self.stopped:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
         part = self.part
+        parts = figures.batch_parts + self._left_out.pop(figures.optimizer, 0)
+        figures = dataclasses.replace(figures, batch_parts=parts)
         if not self.takes_weights:
             decay(values, part.core.weights, self.own.weight_decay)
             clip(values, self.own.clip_norm)
@@ -485,6 +501,7 @@ class Session:
             applied = not done.replies or was_accepted(done.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
+            self._left_out[figures.optimizer] = parts  # the next push counts them
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
@@ -529,14 +546,15 @@ class Session:
         Returns:
             The exchange of the step before.
         """
-        part, (values, samples, loss, statistics, *_) = self.part, arguments
+        part, (values, _, loss, statistics, *_, figures) = self.part, arguments
         part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
         done = self._settle()
         part.stopwatch.lap("wait")
         if not self.stopped:
             own.step(values, loss, statistics)
             self._go_on(statistics)
-            self._samples_ahead = part.samples_of_run + samples
+            ahead = self._batches(figures.batch_parts)
+            self._counts_ahead = tuple(each + ahead for each in part.core.schedule_counts)
             part.exchange_watch.start()
             self._exchanges.start(functools.partial(self._exchange, arguments))
         part.stopwatch.lap("encode")

@@ -205,10 +205,10 @@ class WorkerSession:
         """Why the run ended, as far as this worker knows."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
-    @property
-    def samples_of_run(self) -> int:
-        """Examples that the run has consumed, as far as this worker knows; its own at least."""
-        return self.core.samples_of_run + (self._under_way.samples if self._under_way else 0)
+    def parts_under_way(self, optimizer: int) -> int:
+        """Return parts of the script's batches in a push that is not answered, of an optimizer."""
+        push = self._under_way
+        return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
     # -- joining and leaving ------------------------------------------------------------------
 

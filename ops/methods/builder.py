@@ -87,7 +87,7 @@ class Choices(CodecChoices, DgtChoices):
     local_opt_state: str = "keep"
     local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
     learning_rate: float = 0.02
-    schedule_clock: str = "examples"
+    schedule_clock: str = "batches"
     bn_sync: bool = True
     placement: str = "hash"
     ps_speeds: tuple[float, ...] = ()

@@ -169,7 +169,7 @@ class Method:
     placement: Placement
     local: LocalStep  # between two exchanges, where changes of weights travel
     bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
-    schedule_clock: str = "examples"  # what a schedule of a script's optimizer is read at
+    schedule_clock: str = "batches"  # what a schedule of a script's optimizer is read at
     collective: str = THROUGH_PS  # where gradients are summed; see thinwire.ops.collectives
     overlap: bool = False  # workers compute the next gradient while an exchange is under way
     aggregate: Aggregate = dataclasses.field(default_factory=Mean)  # of one release's updates

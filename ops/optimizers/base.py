@@ -88,12 +88,21 @@ class ServerUpdate(Policy, Protocol):
             slots: Of each, by slice of what the shard holds of its variables.
         """
 
-    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
+    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the learning rate of the next update.
 
         Args:
             scheduled: By the run's own schedule.
-            samples: Examples that this optimizer has consumed before it.
+            batches: Of the script, that this optimizer's schedule has counted before it.
+            state: From `init`.
+            number: Of the optimizer, where a script has several.
+        """
+
+    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
+        """Return the count that a schedule of the script is read at.
+
+        Args:
+            batches: As `rate` takes them.
             state: From `init`.
             number: Of the optimizer, where a script has several.
         """

@@ -45,8 +45,7 @@ class DescribedOptimizer:
 def describe(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[keras.Variable],
-    batch_size: int = 0,
-    clock: str = "examples",
+    clock: str = "batches",
     paths: Sequence[str] = (),
 ) -> DescribedOptimizer:
     """Describe a compiled optimizer with the values that it has now.
@@ -54,8 +53,7 @@ def describe(
     Args:
         optimizer: Any instance of a class of keras.optimizers; built or not.
         variables: The shared variables, in order.
-        batch_size: Of one step of the script alone; 0: not known.
-        clock: "examples" or "steps"; see OptimizerOffer.
+        clock: "batches" or "steps"; see OptimizerOffer.
         paths: Of the variables as they are shared; not given: their own.
 
     Raises:
@@ -87,7 +85,6 @@ def describe(
     offer = OptimizerOffer(
         described,
         _where(names, variables, lambda variable: not _decays(optimizer, variable)),
-        batch_size,
         clock,
         _where(names, variables, lambda variable: _is_by_adamw(optimizer, variable)),
         int(optimizer._iterations),

@@ -132,13 +132,11 @@ class ScriptUpdate(GradientsOnly):
     Attributes:
         offer: The optimizer.
         rules: About some of the variables.
-        num_examples: Of an epoch of the script; 0: not known.
         initial: Slots of an optimizer that has moved before the run, by slice of this shard.
     """
 
     offer: OptimizerOffer
     rules: VariableRules = dataclasses.field(default_factory=VariableRules)
-    num_examples: int = 0
     initial: Sequence[Slot] = dataclasses.field(default=(), compare=False, repr=False)
 
     @property
@@ -207,50 +205,46 @@ class ScriptUpdate(GradientsOnly):
             state["inner"] = {"optimizer": optimizer}
         return state
 
-    def check_rates(self, most_updates: int | None, most_samples: int | None) -> None:
-        """Evaluate the schedule at steps of a run's possible life.
+    def check_rates(
+        self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
+    ) -> None:
+        """Evaluate the schedule at counts of a run's possible life.
 
         Args:
+            firsts: The one count that the schedule begins with.
             most_updates: The most updates of the run; None: no limit.
-            most_samples: The most examples of the run; None: no limit.
+            most_batches: The most batches of the script in the run; None: no limit.
 
         Raises:
-            ConfigurationError: The schedule has no finite rate at one of these steps.
+            ConfigurationError: The schedule has no finite rate at one of these counts.
         """
         rate = self.described.config["learning_rate"]
         if isinstance(rate, int | float):
             return  # the allow-list has checked that it is finite
-        described, most_steps = allow_list.schedule_of(rate), most_updates
-        if most_samples is not None and self.offer.clock != "steps" and self.offer.batch_size:
-            # Each epoch may have a smaller last batch: one step more.
-            epochs = most_samples // self.num_examples + 1 if self.num_examples else 1
-            most_steps = most_samples // self.offer.batch_size + epochs
-        check_rates(build_schedule(described), described, self.offer.iterations, most_steps)
+        described, is_at_steps = allow_list.schedule_of(rate), self.offer.clock == "steps"
+        (first,) = firsts
+        start = self.offer.iterations if is_at_steps else first
+        most = most_updates if is_at_steps else most_batches
+        check_rates(build_schedule(described), described, start, most)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Return this for an optimizer that has moved before: its slots, by slice of the shard."""
         (initial,) = slots
         return dataclasses.replace(self, initial=tuple(initial))
 
-    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
+    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the script's own rate: as it was set last, of its schedule, or as compiled."""
         del scheduled, number
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
-            return float(state["schedule"](self._schedule_step(samples, state["steps"])))
+            return float(state["schedule"](self.schedule_count(batches, state)))
         return float(self.described.config["learning_rate"])
 
-    def _schedule_step(self, samples: int, steps: int) -> int:
-        """Return the step that a schedule is read at: as the script alone would count it.
-
-        An epoch whose last batch is smaller has as many steps as the script's alone.
-        """
-        batch = self.offer.batch_size
-        if self.offer.clock == "steps" or not batch:
-            return steps
-        epochs, rest = divmod(samples, self.num_examples) if self.num_examples else (0, samples)
-        return self.offer.iterations + epochs * -(-self.num_examples // batch) + rest // batch
+    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
+        """Return the batches, or the optimizer's own steps where its schedule is read at these."""
+        del number
+        return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Step with this rate from now on: a script has set it."""
@@ -397,10 +391,12 @@ class ScriptUpdates(GradientsOnly):
         """Whether gradients of which only a part is sent make one of them divide by zero."""
         return any(each.needs_dense for each in self.updates)
 
-    def check_rates(self, most_updates: int | None, most_samples: int | None) -> None:
-        """Check each optimizer; see `ScriptUpdate.check_rates`."""
-        for update in self.updates:
-            update.check_rates(most_updates, most_samples)
+    def check_rates(
+        self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
+    ) -> None:
+        """Check each optimizer by its own first count; see `ScriptUpdate.check_rates`."""
+        for update, first in zip(self.updates, firsts, strict=True):
+            update.check_rates([first], most_updates, most_batches)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Return this for optimizers that have moved before: the slots of each, by slice."""
@@ -417,10 +413,15 @@ class ScriptUpdates(GradientsOnly):
         known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
         return {"parts": [_SteppedEntries(each, theta, known) for each in self.updates]}
 
-    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
+    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the script's own rate of one of them."""
         part = state["parts"][number]
-        return float(part.update.rate(scheduled, samples, part.state))
+        return float(part.update.rate(scheduled, batches, part.state))
+
+    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
+        """Return the count that the schedule of one of them is read at."""
+        part = state["parts"][number]
+        return int(part.update.schedule_count(batches, part.state))
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Let one of them step with this rate from now on: a script has set it."""
@@ -525,4 +526,4 @@ def _update_of(optimizer: OptimizerOffer, offer: Offer) -> ScriptUpdate:
         offer.constraints,
         offer.unused,
     )
-    return ScriptUpdate(optimizer, rules, offer.num_examples)
+    return ScriptUpdate(optimizer, rules)

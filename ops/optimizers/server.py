@@ -42,10 +42,15 @@ class RunsOwnRate:
         """Refuse: no script has this optimizer."""
         raise ValueError(f"slots of {len(slots)} optimizers; expected none")
 
-    def rate(self, scheduled: float, samples: int, state: State, number: int = 0) -> float:
+    def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the rate of the run's own schedule."""
-        del samples, state, number
+        del batches, state, number
         return scheduled
+
+    def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
+        """Return the batches: where a script has a schedule, its workers read it."""
+        del state, number
+        return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Leave the rate to the run's own schedule."""

@@ -32,6 +32,7 @@ class Arrival:
     loss_scale: float = 0.0  # of the loss that it was computed with; 0: none
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
+    batch_parts: int = 0  # of the script's batches; nb_workers parts are one batch
     change: Update | None = None  # of the weights, by the script itself
     blocks: tuple[Block | WireBlock, ...] | None = None  # of it as coded, if it may be relayed
 

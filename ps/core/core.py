@@ -692,7 +692,13 @@ class PsCore:
         self._pacing.released([each.worker for each in arrivals])
         if different := self._other_steps(pushes):
             return different
-        if not pushes or self._lifecycle.is_over or self._lifecycle.is_spent:
+        if self._lifecycle.is_over or self._lifecycle.is_spent:
+            return []
+        empty = [each for each in accepted if not self._brings_examples(each)]
+        empty_parts = sum(push.batch_parts for push in empty)
+        if not pushes:
+            if empty:  # the script's batch is consumed, though nobody here had a row of it
+                self.model.clock.count(empty_parts, empty[0].optimizer)
             return []
         version, live = self.version, self._scheduler.live()
         brought = [
@@ -707,6 +713,7 @@ class PsCore:
                 loss_scale=push.loss_scale,
                 overflow=push.overflow,
                 optimizer=push.optimizer,
+                batch_parts=push.batch_parts,
                 change=push.change,
                 blocks=push.blocks,
             )
@@ -718,6 +725,7 @@ class PsCore:
             brought,
             self._members.oldest_base(live, version),
             self._scheduler.share_of(pushes[0].worker),
+            empty_parts,
         )
         kept_keys = {(arrival.worker, arrival.step) for arrival in kept}
         merged = [push for push in pushes if (push.worker, push.step) in kept_keys]
@@ -773,7 +781,7 @@ class PsCore:
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
         """Count a push that was merged into the update that follows `version`."""
-        self.model.count(push.samples, push.optimizer, push.repeats_batch)
+        self.model.count(push.samples, push.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
         self._members[push.worker].staleness = version - push.computed_at
@@ -866,6 +874,7 @@ class PsCore:
             epoch=self.membership.epoch,
             learning_rate=self.model.learning_rate,
             loss_scale=self.model.loss_scale,
+            schedule_counts=self.model.schedule_counts,
             samples=self.samples,
             stop_reason=self._lifecycle.announced_reason,
             held_seconds=held_seconds,

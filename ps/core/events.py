@@ -62,6 +62,7 @@ class Push:
     overflow: bool = False  # it overflowed at that scale, and is empty
     optimizer: int = 0  # which of a script's optimizers steps with it
     repeats_batch: bool = False  # an earlier push has counted its examples
+    batch_parts: int = 0  # of the script's batches; nb_workers parts are one batch
     change: Update | None = None  # of the weights, by the script itself since the last answer
     blocks: tuple[Block | WireBlock, ...] | None = None  # of it as coded, if it may be relayed
     # The largest magnitude in the update and the change; None: nobody has looked.
@@ -283,6 +284,8 @@ class Reply:
     staleness: int = 0  # of the worker's newest push
     aux: Float32 | None = None  # [m] means over workers; not to be changed
     loss_scale: float = 0.0  # the factor of the loss from now on; 0: none
+    # Of each optimizer of a script: what its schedule is read at.
+    schedule_counts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> bool:

@@ -23,14 +23,12 @@ class LossScaler:
 
     Attributes:
         scale: The factor of the loss from now on; 0: none.
-        skipped_samples: Examples of updates that overflowed, which no optimizer has counted.
     """
 
     def __init__(self, policy: LossScale | None) -> None:
         """Begin with the script's scale; None: losses are not scaled."""
         self._policy = policy
         self.scale = policy.initial if policy else 0.0
-        self.skipped_samples = 0
         self._streak = policy.streak if policy else 0
 
     def skips(self, arrivals: Sequence[Arrival]) -> bool:
@@ -43,7 +41,6 @@ class LossScaler:
             if self._streak >= self._policy.growth_steps:
                 self.scale, self._streak = min(self.scale * 2, _LARGEST), 0
             return False
-        self.skipped_samples += sum(arrival.samples for arrival in arrivals)
         if any(arrival.loss_scale == self.scale for arrival in overflowed):
             self.scale, self._streak = self.scale / 2, 0
         return True
@@ -56,13 +53,8 @@ class LossScaler:
 
     def state_dict(self) -> State:
         """Return the state, all of which outlives a restart."""
-        return {
-            "scale": self.scale,
-            "streak": self._streak,
-            "skipped_samples": self.skipped_samples,
-        }
+        return {"scale": self.scale, "streak": self._streak}
 
     def load_state_dict(self, state: State) -> None:
         """Take back what `state_dict` gave."""
         self.scale, self._streak = state["scale"], state["streak"]
-        self.skipped_samples = state["skipped_samples"]

@@ -36,6 +36,7 @@ from thinwire.ops.optimizers.server import OptimizerUpdate
 from thinwire.ops.optimizers.slots import OptimizerState, Slot
 from thinwire.ops.types import Kind, ModelSpec, State, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
+from thinwire.ps.core.batch_clock import BatchClock
 from thinwire.ps.core.loss_scale import LossScaler
 from thinwire.ps.core.members import CoreConfig
 
@@ -57,7 +58,7 @@ class ShardModel:
         theta: [n] float32 weights of this shard.
         version: T, updates applied so far.
         samples: Examples consumed by them.
-        samples_before: Of these, how many before the present phase of a script.
+        clock: Of the script's own batches.
         freezer: Of the arrays; off until there are threads that read them.
     """
 
@@ -70,6 +71,7 @@ class ShardModel:
         schedule: Schedule,
         spec: ModelSpec | None = None,
         loss_scale: LossScale | None = None,
+        clock: BatchClock | None = None,
     ) -> None:
         """Start at version 0.
 
@@ -81,14 +83,14 @@ class ShardModel:
             schedule: Of the learning rate.
             spec: What it holds, slice by slice; not given: one slice.
             loss_scale: Of a script; not given: losses are not scaled.
+            clock: Of the script's own batches; not given: of a single worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
         self.budget, self.schedule = budget, schedule
         self.version = 0
         self.samples = 0
-        self._stepped_samples = [0] * method.server.num_optimizers  # of each
-        self.samples_before = 0
+        self.clock = clock or BatchClock(1, method.server.num_optimizers)
         self._weighting = method.weighting.init(len(theta))
         self._down = method.down_codec.init(len(theta))
         self._server = method.server.init(theta, spec)
@@ -106,7 +108,7 @@ class ShardModel:
 
     def go_on_from(self, version: int, samples: int) -> None:
         """Begin a phase of a script, after so many updates and examples of those before."""
-        self.version, self.samples, self.samples_before = version, samples, samples
+        self.version, self.samples = version, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
     def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
@@ -129,8 +131,7 @@ class ShardModel:
         if same_optimizer and have_one_form(fresh, saved["optimizer"]):
             before = without_set_rate(saved["optimizer"])
             self._server = self.method.server.restore(before, self.theta, self._server)
-            self.samples_before = saved.get("samples_before", 0)
-            self._stepped_samples = list(saved["stepped_samples"])
+            self.clock.load_state_dict(saved.get("clock", self.clock.state_dict()))
         else:
             self.method.server.set_weights(self.theta, self._server)
             begin_again.append("the optimizer's state")
@@ -181,22 +182,26 @@ class ShardModel:
         return self.budget.fraction(self.version, self.samples)
 
     def _rate_of(self, optimizer: int) -> float:
-        scheduled = self.schedule.rate(self._fraction)
-        counted = self._stepped_samples[optimizer] - self._scaler.skipped_samples
-        return self.method.server.rate(scheduled, counted, self._server, optimizer)
+        scheduled, batches = self.schedule.rate(self._fraction), self.clock.batches(optimizer)
+        return self.method.server.rate(scheduled, batches, self._server, optimizer)
 
     def _step_rate(self, optimizer: int) -> float:
         return self.method.step_rate(self._rate_of(optimizer), self._fraction)
 
-    def count(self, samples: int, optimizer: int = 0, repeats: bool = False) -> None:
+    @property
+    def schedule_counts(self) -> tuple[int, ...]:
+        """The count that the schedule of each optimizer of a script is read at."""
+        server, clock, state = self.method.server, self.clock, self._server
+        numbers = range(clock.num_schedules)
+        return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
+
+    def count(self, samples: int, repeats: bool = False) -> None:
         """Count the examples of an update that was applied.
 
         Args:
             samples: How many.
-            optimizer: Which of a script's optimizers has stepped with it.
             repeats: Whether an earlier update has counted them for the run.
         """
-        self._stepped_samples[optimizer] += samples
         self.samples += 0 if repeats else samples
 
     @property
@@ -205,16 +210,22 @@ class ShardModel:
         return self._scaler.scale
 
     def apply(
-        self, arrivals: Sequence[Arrival], oldest_base: int, share: float = 1.0
+        self,
+        arrivals: Sequence[Arrival],
+        oldest_base: int,
+        share: float = 1.0,
+        empty_parts: int = 0,
     ) -> list[Arrival]:
         """Weigh, merge and apply one release; version + 1 unless nothing was kept.
 
-        With a release with an overflow no optimizer steps; it counts nevertheless.
+        With a release with an overflow no optimizer steps. It is a version nevertheless, but as
+        with Keras alone no schedule counts its batch.
 
         Args:
             arrivals: In order of worker id, all for the same optimizer.
             oldest_base: Smallest base version a live worker may still push from.
             share: These workers' part of all workers: of what their scripts change themselves.
+            empty_parts: Parts of batches that workers of the release had no example of.
 
         Returns:
             The arrivals that the weighting kept.
@@ -257,6 +268,7 @@ class ShardModel:
             number,
         )
         self.version += 1
+        self.clock.count(sum(each.batch_parts for each in kept) + empty_parts, number)
         own = own_entries.find(lone, before, self._seen, self.version)
         if own is not None and lone is not None and len(own.indices) < len(lone.update.values):
             relayed = None  # adding it has other bits here already
@@ -436,8 +448,7 @@ class ShardModel:
         return {
             "version": self.version,
             "samples": self.samples,
-            "stepped_samples": list(self._stepped_samples),
-            "samples_before": self.samples_before,
+            "clock": self.clock.state_dict(),
             "theta": keep(self.theta),
             "optimizer": self.method.server.save(self._server, keep),
             "loss_scale": self._scaler.state_dict(),
@@ -454,9 +465,8 @@ class ShardModel:
             _take_back(self._down, state)
             return
         self.version, self.samples = state["version"], state["samples"]
-        one = [self.samples] * len(self._stepped_samples)  # of an earlier version, which had one
-        self._stepped_samples = list(state.get("stepped_samples", one))
-        self.samples_before = state.get("samples_before", 0)
+        # A run of flags may go on from an earlier version, which had no such count.
+        self.clock.load_state_dict(state.get("clock", self.clock.state_dict()))
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)
@@ -554,10 +564,11 @@ class CollectiveShardModel(ShardModel):
         schedule: Schedule,
         spec: ModelSpec | None = None,
         loss_scale: LossScale | None = None,
+        clock: BatchClock | None = None,
     ) -> None:
         """Start at version 0; see ShardModel."""
         idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
-        super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale)
+        super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
         self._copied_version = 0
 
     def go_on_from(self, version: int, samples: int) -> None:
@@ -585,11 +596,16 @@ class CollectiveShardModel(ShardModel):
         return True
 
     def apply(
-        self, arrivals: Sequence[Arrival], oldest_base: int, share: float = 1.0
+        self,
+        arrivals: Sequence[Arrival],
+        oldest_base: int,
+        share: float = 1.0,
+        empty_parts: int = 0,
     ) -> list[Arrival]:
         """Count one round, and take the weights that came with it."""
         del oldest_base, share
         self.version += 1
+        self.clock.count(sum(each.batch_parts for each in arrivals) + empty_parts)
         for arrival in arrivals:
             self.take(arrival.update)
         return list(arrivals)
@@ -632,4 +648,5 @@ def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConf
         config.schedule,
         config.spec,
         config.loss_scale,
+        BatchClock(config.nb_workers, method.server.num_optimizers, config.first_batches),
     )

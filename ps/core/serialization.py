@@ -72,7 +72,7 @@ _RECORDS = (
         events.Push,
         "worker incarnation step base_version generation epoch update samples local_steps loss aux "
         "base_checksum num_bytes lag learning_rate loss_scale overflow optimizer repeats_batch "
-        "change blocks",
+        "batch_parts change blocks",
     ),
     _Record(
         "Query",
@@ -125,7 +125,7 @@ _RECORDS = (
         "CoreConfig",
         members.CoreConfig,
         "budget schedule nb_workers generation generations_undone max_seconds "
-        "start_timeout_seconds snapshot_interval_seconds spec guards loss_scale",
+        "start_timeout_seconds snapshot_interval_seconds spec guards loss_scale first_batches",
     ),
     _Record(
         "Member",

@@ -37,8 +37,8 @@ _MODELS = 4
 #: ... and at least this large.
 LEAST_BYTES = 64 << 20
 #: 1: by attributes of the core; 2: draws without steps; 3: no joiners; 4: blocks span one slot.
-_MAGIC = b"TWJRNL5\n"
-_READABLE = (b"TWJRNL4\n", _MAGIC)
+_MAGIC = b"TWJRNL6\n"
+_READABLE = (b"TWJRNL4\n", b"TWJRNL5\n", _MAGIC)
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
 _VALUES = struct.Struct("<QQ")  # generation, version

@@ -104,6 +104,7 @@ class EventCoder:
             overflow=push.overflow,
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
+            batch_parts=push.batch_parts,
         )
         blocks = push.blocks or blocks_of(push.update, self._layout)
         coded = [self._chooser.encode(block) for block in blocks]

@@ -35,9 +35,9 @@ from thinwire.ps.programs import Programs
 
 #: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
 #: with the journal's magic. 1: by attributes of the core, before the parts had names of their own;
-#: 2: blocks span one slot.
-FORMAT = 3
-_READABLE = (2, FORMAT)
+#: 2: blocks span one slot; 3: schedules count examples.
+FORMAT = 4
+_READABLE = (2, 3, FORMAT)
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
@@ -486,7 +486,7 @@ class SavedShard:
             flag, place = self._place
             raise ConfigurationError(
                 f"--{flag}={place} holds checkpoints of format {theirs_format}, and this version "
-                f"of Thinwire reads {_READABLE[0]} and {FORMAT}: go on with the version that "
+                f"of Thinwire reads {_READABLE[0]} to {FORMAT}: go on with the version that "
                 f"wrote them, or give this run another --{flag}, or --overwrite the old one."
             )
         return state

@@ -414,7 +414,6 @@ class ShardServer:
             version=self.core.version,
             lease_seconds=self.lease_seconds,
             document=self.document,
-            samples_before=self.core.model.samples_before,
             addresses=self.directory.addresses,
         )
         if connection.takes_bulk and (offered := connection.stream.offer_bulk()) is not None:

@@ -12,7 +12,7 @@ import dataclasses
 
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.methods.method import Method
-from thinwire.ops.offer import LARGEST_SCALE, SMALLEST_SCALE
+from thinwire.ops.offer import LARGEST_SCALE, MOST_BATCHES, SMALLEST_SCALE
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
@@ -27,6 +27,8 @@ _LARGEST_RATE = 1e6
 _LARGEST_BATCH = 1 << 24
 #: Where a round has no limit (--pacer=esync): half an hour of steps of a tenth of a millisecond.
 _MOST_LOCAL_STEPS = 1 << 24
+#: Mini-batches in a row that a worker leaves out, as they are not finite, before it gives up.
+_MOST_LEFT_OUT = 100
 #: Of one push, whatever follows from the others.
 _MOST_SAMPLES = (1 << 31) - 1
 _OF_PACER = " (of a round, by --pacer, --local_steps and --max_local_steps)"
@@ -52,6 +54,9 @@ class ClaimBounds:
                             counts by it; else 2**24. Never above 2**31 - 1. None in a round of one
                             step that a worker without a row left sits out.
     learning_rate           Finite and not negative; at most 1e6 where the optimizer steps with it.
+    batch_parts             Of the script's batches; nb_workers parts are one. At most two batches
+                            for each local step, as at an end of an epoch that leaves a rest; and
+                            for each of a hundred mini-batches before, which were not finite.
     loss_scale              0 without a LossScaleOptimizer; with it finite and above 0.
     overflow                Only with a loss scale, and then without blocks.
     changes                 None where workers sum among themselves, or updates are measured.
@@ -69,6 +74,7 @@ class ClaimBounds:
     lags: bool = True  # updates may be computed at an older version than the worker holds
     scales_loss: bool = True  # a script has a LossScaleOptimizer
     takes_changes: bool = True  # a script may change weights itself
+    nb_workers: int = _MOST_SAMPLES  # parts that make one batch of the script
 
     @staticmethod
     def of(
@@ -76,6 +82,7 @@ class ClaimBounds:
         num_train: int | None = None,
         scales_loss: bool = False,
         measures: bool = False,
+        nb_workers: int = 1,
     ) -> ClaimBounds:
         """Return the bounds of a run.
 
@@ -84,11 +91,14 @@ class ClaimBounds:
             num_train: Size of the training set; None: not known.
             scales_loss: Whether a script has a LossScaleOptimizer.
             measures: Whether the norms of updates are compared.
+            nb_workers: Of the run.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
         batch = num_train or _LARGEST_BATCH
         takes_changes = method.collective == THROUGH_PS and not measures
-        return ClaimBounds(most_local_steps, batch, method.overlap, scales_loss, takes_changes)
+        return ClaimBounds(
+            *(most_local_steps, batch, method.overlap, scales_loss, takes_changes, nb_workers)
+        )
 
     def check_push(self, push: pb.Push) -> None:
         """Check everything that a push counts.
@@ -107,6 +117,7 @@ class ClaimBounds:
         if push.sets_rate:
             _check("learning_rate", push.learning_rate, 0, _LARGEST_RATE)
         self._check_scale(push)
+        self._check_parts(push)
         if push.changes and not self.takes_changes:
             raise Malformed(
                 "changes: the script has set weights itself, and this run measures updates "
@@ -127,6 +138,12 @@ class ClaimBounds:
         of_what = "one at least in several local steps, and at most the training set for each"
         least = 1 if push.local_steps > 1 else 0
         _check("samples", push.samples, least, most, f" ({of_what} that the PS counts)")
+
+    def _check_parts(self, push: pb.Push) -> None:
+        """Check how much of the script's batches a push stands for."""
+        num_batches = max(1, push.local_steps) + _MOST_LEFT_OUT
+        most = min(_MOST_SAMPLES, MOST_BATCHES * self.nb_workers * num_batches)
+        _check("batch_parts", push.batch_parts, 0, most, " (two batches for each mini-batch)")
 
     def _check_scale(self, push: pb.Push) -> None:
         """Check the loss scale of a push, and that an overflow brings nothing."""

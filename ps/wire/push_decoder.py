@@ -222,6 +222,7 @@ class PushDecoder:
             overflow=push.overflow,
             optimizer=push.optimizer,
             repeats_batch=push.repeats_batch,
+            batch_parts=push.batch_parts,
             change=change,
             blocks=blocks,
             coded=coded,

@@ -107,6 +107,7 @@ def reply_frames(
     body.loss_scale = reply.loss_scale
     body.stop, body.stop_reason, body.step = reply.stop, reply.stop_reason or "", reply.step
     body.members.extend(members)
+    body.schedule_counts.extend(reply.schedule_counts)
     body.held_seconds, body.staleness = reply.held_seconds, reply.staleness
     if reception is not None:
         body.outcome.CopyFrom(reception)

@@ -112,7 +112,7 @@ def _check_rates(model: InitialModel) -> None:
     updates = getattr(server, "updates", (server,))
     for update in (each for each in updates if isinstance(each, ScriptUpdate)):
         state = update.init(np.empty(0, np.float32))  # of a shard that holds none of its variables
-        assert all(math.isfinite(update.rate(0.0, samples, state)) for samples in (0, 1))
+        assert all(math.isfinite(update.rate(0.0, batches, state)) for batches in (0, 1))
 
 
 def offer(data: bytes) -> None:
@@ -136,7 +136,7 @@ def _seeds() -> list[bytes]:
     offers = [
         OFFER,
         _WITHOUT_OPTIMIZER,
-        replace(optimizers=(OptimizerOffer(clipped, ("dense/bias",), 32),), num_examples=100),
+        replace(optimizers=(OptimizerOffer(clipped, ("dense/bias",)),), num_examples=100),
         replace(optimizers=(OptimizerOffer(clipped, iterations=7, has_slots=True),)),
         replace(optimizers=(OptimizerOffer(Described("SGD", {"learning_rate": nan})),)),
         replace(

@@ -22,9 +22,7 @@ OFFER = Offer(
     spec=SPEC,
     statistics=2,
     optimizers=(
-        OptimizerOffer(
-            Described("AdamW", {"learning_rate": 0.001}), ("dense/bias",), 32, "examples"
-        ),
+        OptimizerOffer(Described("AdamW", {"learning_rate": 0.001}), ("dense/bias",), "batches"),
     ),
     constraints={"dense/kernel": Described("NonNeg", {})},
     unused=("dense/bias",),

@@ -42,6 +42,8 @@ def _of_scripts() -> dict[str, Message]:
     slots = pb.Slots(document='{"arrays": []}', payload_bytes=8)
     scaled = pb.Push(step=41, loss_scale=32768.0, sets_rate=True, learning_rate=0.01)
     several = pb.Push(step=43, optimizer=2, repeats_batch=True)
+    of_batch = pb.Push(step=44, samples=9, batch_parts=3)
+    counts = pb.Reply(version=44, schedule_counts=[44, 220])
     overflow = pb.Push(step=42, loss_scale=65536.0, overflow=True)
     no_model = pb.Refusal(reason=pb.REASON_NO_MODEL, message="this PS has no model yet")
     opened = pb.Barrier(name="fit-2-end", cause="returned_early")
@@ -95,6 +97,8 @@ def _of_scripts() -> dict[str, Message]:
         "to_server_push_scaled": pb.ToServer(push=scaled),
         "to_server_push_overflow": pb.ToServer(push=overflow),
         "to_server_push_several": pb.ToServer(push=several),
+        "to_server_push_parts": pb.ToServer(push=of_batch),
+        "to_client_reply_counts": pb.ToClient(reply=counts),
         "to_client_refusal_no_model": pb.ToClient(refusal=no_model),
         "to_client_reply_scaled": pb.ToClient(reply=pb.Reply(version=42, loss_scale=32768.0)),
         "to_client_barrier": pb.ToClient(barrier=opened),

@@ -31,7 +31,7 @@ SPEC = ModelSpec(
         TensorSpec("out/kernel", (3, 50)),
     )
 )
-SGD = OptimizerOffer(Described("SGD", {"learning_rate": 0.5, "momentum": 0.0}), batch_size=10)
+SGD = OptimizerOffer(Described("SGD", {"learning_rate": 0.5, "momentum": 0.0}))
 OFFER = Offer(SPEC, optimizers=(SGD,), num_examples=1000)
 FLAGS = (
     *("--model_from=worker", "--method=asgd", "--nb_workers=2", "--kernels=numpy"),

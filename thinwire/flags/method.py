@@ -239,9 +239,9 @@ _ADVANCED = (
     ),
     choice(
         "schedule_clock",
-        "examples",
-        "What a schedule of a script's optimizer is read at: the run's examples in batches of the "
-        "script, or the optimizer's own steps.",
+        "batches",
+        "What a schedule of a script's optimizer is read at: the number of the script's own "
+        "batches that the run has consumed, or the optimizer's own steps.",
         CLOCKS,
     ),
     switch(

@@ -18,7 +18,9 @@ _RATE = "learning_rate"
 _OF_OFFER = ("constraints", "loss_scale", "num_examples", "statistics", "unused")
 
 
-def describe_compiled(model: Any, plan: StepPlan, offer: Offer) -> dict[str, str]:
+def describe_compiled(
+    model: Any, plan: StepPlan, offer: Offer, batch_size: int | None = None
+) -> dict[str, str]:
     """Return what is compiled -> its description.
 
     A learning rate counts until the optimizer has taken its first step: training may change it
@@ -28,6 +30,7 @@ def describe_compiled(model: Any, plan: StepPlan, offer: Offer) -> dict[str, str
         model: The Keras model, or one of those that a loop trains.
         plan: What the script steps.
         offer: What this worker offers to the PS.
+        batch_size: Of the script alone; None: not known.
     """
     found = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
     for name, value in _losses(model):
@@ -37,9 +40,8 @@ def describe_compiled(model: Any, plan: StepPlan, offer: Offer) -> dict[str, str
     found["model"] = (
         f"{len(signature)} variables with {offer.spec.num_parameters:,} values (digest {digest})"
     )
-    batches = {each.batch_size for each in offer.optimizers if each.batch_size}
-    if batches:
-        found["batch size"] = ", ".join(map(str, sorted(batches)))
+    if batch_size:
+        found["batch size"] = str(batch_size)
     document = json.loads(offer.to_json())
     for name in _OF_OFFER:
         if document[name]:

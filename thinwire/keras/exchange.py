@@ -7,6 +7,7 @@ lost: what goes wrong is kept, and raised where Python is in charge again.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +24,12 @@ from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep
 from thinwire.keras.traffic import EpochTraffic
 from thinwire.session import Session, StepInfo
+from thinwire.sharing.place import BatchParts, WorkerPlace
 from thinwire.worker.core.messages import ScriptFigures
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
-    from thinwire.ops.types import Float32
+    from thinwire.ops.types import Float32, Int64
 
 
 class StepExchange:
@@ -58,16 +60,29 @@ class StepExchange:
         self._member, self._optimizers = member, optimizers
         self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
+        self._num_batches = 0  # in the present `fit`
         self._rate_factor = 1.0  # this worker's learning rate over the run's
         self._has_reported_end = False  # of the run, to a loop
 
     def begin_fit(self) -> None:
         """Forget the `fit` before."""
-        self._failure, self.num_calls = None, 0
+        self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:
         """Count what is sent and received anew."""
         self.traffic = EpochTraffic()
+
+    def _parts_of_batch(self, repeats: bool) -> int:
+        """Return how much of the script's batches a mini-batch is: the next, or again the last."""
+        member = self._member
+        if not repeats:
+            self._num_batches += 1
+        parts = self._joining.data.parts if member.in_fit else self._parts_in_loop
+        return parts.of_step(self._num_batches - 1)
+
+    @functools.cached_property
+    def _parts_in_loop(self) -> BatchParts:
+        return BatchParts.alike(WorkerPlace.of(self._member.own_settings.run, 1).in_loop())
 
     @property
     def has_failed(self) -> bool:
@@ -95,7 +110,7 @@ class StepExchange:
         scale: float,
         sparse: Sequence[int],
         *touched: Any,
-    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
+    ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
         """Step; called by TensorFlow.
 
         Args:
@@ -115,8 +130,8 @@ class StepExchange:
             touched: Those rows, of one variable each, in any order and repeated.
 
         Returns:
-            weights [num_parameters], statistics [m], learning rate, loss scale and the schedule's
-            count to go on from.
+            weights [num_parameters], statistics [m], learning rate, loss scale and the counts [k]
+            of all schedules to go on from.
         """
         member, optimizers = self._member, self._optimizers
         session, is_offered = member.joined, member.is_offered
@@ -126,7 +141,7 @@ class StepExchange:
             values = values + change if session.takes_weights else values
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
-                return self._unchanged(step, values, statistics, rate, scale)
+                return self._unchanged(session, values, statistics, rate, scale)
             # A step behind a failure may be the rest of several in one execution, and one of a fit
             # that is passed over has no part in the run. A script may have set stop_training before
             # a batch, which Keras then still trains.
@@ -137,6 +152,7 @@ class StepExchange:
                     overflow=bool(scale) and not np.isfinite(values).all(),
                     optimizer=0 if session.takes_weights else step.number,
                     repeats_batch=repeats,
+                    batch_parts=self._parts_of_batch(repeats),
                     touched={
                         int(number): np.unique(each)
                         for number, each in zip(sparse, touched, strict=True)
@@ -154,7 +170,7 @@ class StepExchange:
                 session.means.copy(),
                 np.float32(rate if is_offered else step.known_rate),
                 np.float32(session.loss_scale or scale),
-                optimizers.advance(step, session),
+                optimizers.advance(session),
             )
 
     def sit_out(self, session: Session) -> None:
@@ -182,13 +198,12 @@ class StepExchange:
                 self._optimizers.start(session)
 
     def _unchanged(
-        self, step: ExchangeStep, values: Float32, statistics: Float32, rate: float, scale: float
-    ) -> tuple[Float32, Float32, np.float32, np.float32, int]:
+        self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
+    ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
         """Return what a local step goes on from that no exchange follows."""
-        clock = self._optimizers.clock_of(step)
-        count = 0 if clock is None else clock.steps
         own = np.array(values), np.array(statistics)
-        return (*own, np.float32(rate), np.float32(scale), count)
+        counts = self._optimizers.advance(session)
+        return (*own, np.float32(rate), np.float32(scale), counts)
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
         """Return a rate that the script has set since the last push; the PS then steps with it."""

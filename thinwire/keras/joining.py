@@ -129,12 +129,12 @@ class Joining:
         method, self._offered = settings.run.method, (plan, shared)
         plan.check(method, member.model.name)
         num_train = self._num_train or data.num_examples
-        offer = make_offer(shared, plan, method, data.batch_size, num_train)
+        firsts = optimizers.begin_clocks(method)
+        offer = make_offer(shared, plan, method, firsts, num_train, data.batch_size)
         if not RECORD.program:  # as the script has compiled it, before anything is trained
-            compiled = describe_compiled(member.model, plan, offer)
+            compiled = describe_compiled(member.model, plan, offer, data.batch_size)
             RECORD.program = program_here(compiled).rows()
         offer = dataclasses.replace(offer, succession=member.num_before)
-        optimizers.begin_clocks(data, method)
         own = [step.inner for step in optimizers.stepping]
         momentum = optimizers.momentum_for(method)
         phase = 0 if before is None or barriers is None else barriers.phase

@@ -20,11 +20,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from thinwire.keras.step import count_rows, flat_gradient
+from thinwire.keras.step import flat_gradient
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.models.measured import MeasuredModel
 from thinwire.ops.sharding.w_global import shared_variables
 from thinwire.ops.types import ConfigurationError
+from thinwire.sharing.rows import count_rows
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32

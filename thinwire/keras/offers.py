@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
@@ -30,8 +31,9 @@ def make_offer(
     shared: SharedModel,
     plan: StepPlan,
     method: Method,
-    batch_size: int | None,
+    first_batches: tuple[int, ...],
     num_examples: int | None,
+    batch_size: int | None,
 ) -> Offer:
     """Return the offer of a model that is about to take its first step.
 
@@ -39,8 +41,9 @@ def make_offer(
         shared: The model.
         plan: What it does.
         method: Of the run.
-        batch_size: Of one step of the script alone; None: not known.
+        first_batches: Of each optimizer: the count that its schedule begins with.
         num_examples: Of the whole training set; None: not known.
+        batch_size: Of one step of the script alone; None: not known.
 
     Raises:
         ConfigurationError: The PS is to step, and cannot build an optimizer or a constraint.
@@ -49,19 +52,20 @@ def make_offer(
     moved = {id(each) for each in plan.variables} - {id(each) for each in plan.without_gradient}
     unused = [path for number, path in paths.items() if number not in moved]
     names = "+".join(type(step.optimizer).__name__ for step in plan.steps)
+    known = Offer(
+        shared.spec,
+        unused=tuple(unused),
+        num_examples=num_examples or 0,
+        num_batches=math.ceil((num_examples or 0) / batch_size) if batch_size else 0,
+        first_batches=first_batches,
+        script_optimizer=names,
+    )
     if method.steps_on_workers:
-        return Offer(
-            shared.spec,
-            unused=tuple(unused),
-            num_examples=num_examples or 0,
-            script_optimizer=names,
-        )
-    # A schedule can only be read by examples where it is known how many make a step.
-    clock = method.schedule_clock if batch_size else "steps"
+        return known
     described = []
     for optimizer, variables in _owners(shared, plan):
         own = tuple(paths[id(each)] for each in variables)
-        found = describe(optimizer, variables, batch_size or 0, clock, own)
+        found = describe(optimizer, variables, method.schedule_clock, own)
         if not found.offer.has_slots and _has_slots(inner(optimizer), found.offer, variables):
             found = dataclasses.replace(
                 found, offer=dataclasses.replace(found.offer, has_slots=True)
@@ -69,14 +73,11 @@ def make_offer(
         if len(plan.steps) > 1:
             found = dataclasses.replace(found, offer=dataclasses.replace(found.offer, paths=own))
         described.append(found)
-    return Offer(
-        shared.spec,
+    return dataclasses.replace(
+        known,
         optimizers=tuple(each.offer for each in described),
         constraints=describe_constraints(shared.variables, list(paths.values())),
-        unused=tuple(unused),
         loss_scale=_loss_scale(described, plan),
-        num_examples=num_examples or 0,
-        script_optimizer=names,
     )
 
 

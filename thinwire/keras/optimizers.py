@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import logging
@@ -28,7 +28,9 @@ from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import Session
 from thinwire.settings import ScriptSettings, read_settings
-from thinwire.sharing.data import Shared
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Int64
 
 
 def settings_with_momentum(
@@ -76,7 +78,7 @@ class ScriptOptimizers:
         self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
         self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
-        self._clocks: dict[ExchangeStep, RunClock] = {}  # of those with a schedule read here
+        self._clocks: dict[ExchangeStep, RunClock] = {}  # of those with a schedule
         self._states = OptimizerStates()
         self._has_warned_of_flags = False
 
@@ -244,6 +246,8 @@ class ScriptOptimizers:
             elif is_training and self._is_run_s(step, variable):
                 refuse_assignment(variable, named(step.optimizer), self._member.in_fit)
             self._states.note_assignment(variable)
+            if variable is step.inner._iterations and step in self._clocks:
+                self._clocks[step].pause()
 
     def _warn_of_flags(self, variable: Any) -> None:
         if self._member.session is not None and not self._has_warned_of_flags:
@@ -256,48 +260,51 @@ class ScriptOptimizers:
 
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
-    def begin_clocks(self, data: Shared, method: Method) -> None:
-        """Let schedules that this worker reads be read at the run's counts, from their own on.
+    def begin_clocks(self, method: Method) -> tuple[int, ...]:
+        """Let schedules be read at the run's counts, from their own on.
 
         Args:
-            data: What the run trains on in this phase.
-            method: Of the run. Where workers step, all optimizers are counted together.
+            method: Of the run.
+
+        Returns:
+            The count that the phase begins with, of each optimizer that steps.
         """
-        if not method.steps_on_workers:
-            steps = [step for step in self.stepping if step.own_schedule is not None]
-        else:
-            steps = self.stepping[:1] if method.schedule_clock == "examples" else []
-        for step in steps:
-            if step in self._clocks:
-                count = step.inner._iterations
-                is_set = self._states.differs(count)
-                self._clocks[step].begin_phase(data, int(count) if is_set else None)
-            else:
-                self._clocks[step] = RunClock(data, step.inner)
+        is_own = method.steps_on_workers and method.schedule_clock == "steps"
+        firsts = []
+        for step in self.stepping:
+            count = int(step.inner._iterations)
+            if step.has_schedule and not is_own:
+                clock = self._clocks.get(step)
+                if clock is None:
+                    clock = self._clocks[step] = RunClock(step.inner)
+                elif not self._states.differs(step.inner._iterations):
+                    count = clock.count
+                clock.go_on(count)
+            firsts.append(count)
+        return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return what an optimizer's schedule is read at here; None: a PS reads it, or nobody."""
-        if not self._clocks:
-            return None
-        return self._clocks.get(self.stepping[0] if self._member.takes_weights else step)
+        """Return what an optimizer's schedule is read at here; None: its own count, or none."""
+        return self._clocks.get(step)
 
-    def advance(self, step: ExchangeStep, session: Session) -> int:
-        """Return the count of an optimizer's clock after an exchange of it; 0: it has none."""
-        clock = self.clock_of(step)
-        per_batch = self._per_batch(step, session)
-        if clock is None:
-            return 0
-        return clock.advance(session.samples_of_phase + session.samples_of_round, per_batch)
+    def advance(self, session: Session) -> Int64:
+        """Return the counts [k] of the schedules of all that step, after an exchange.
 
-    def _per_batch(self, step: ExchangeStep, session: Session) -> int:
-        """Return how many of the exchanges of one mini-batch are of an optimizer."""
-        return 1 if session.takes_weights else max(1, self.sequence.count(step.number))
+        A graph assigns them to the clocks, in this order.
+        """
+        counts = []
+        for number, step in enumerate(self.stepping):
+            clock, count = self.clock_of(step), session.schedule_count(number)
+            if clock is not None and count is not None:
+                clock.count = count
+            counts.append(0 if clock is None else clock.count)
+        return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
         """Begin with the counts and the loss scale of a run that was joined."""
-        for step in self.stepping:
-            if step in self._clocks:
-                self._clocks[step].start(session.samples_of_phase, self._per_batch(step, session))
+        for step, count in zip(self.stepping, self.advance(session), strict=True):
+            if (clock := self.clock_of(step)) is not None:
+                clock.go_on(int(count))
             step.assign_scale(session.loss_scale)
 
     def note_rates(self) -> None:

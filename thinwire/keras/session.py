@@ -24,7 +24,7 @@ from thinwire.keras.own_loop import OwnLoop
 from thinwire.keras.phases import Phases
 from thinwire.keras.plan import Pairs, PlannedStep, StepPlan, named
 from thinwire.keras.run_member import RunMember
-from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, count_rows, watch_steps
+from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
 from thinwire.keras.succession import Succession
 from thinwire.keras.traffic import EpochTraffic
 from thinwire.keras.train_metrics import TrainMetrics
@@ -33,6 +33,7 @@ from thinwire.models.flat_model import FlatVariables
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, StepInfo, part_of
 from thinwire.settings import ScriptSettings
+from thinwire.sharing.rows import count_rows
 from thinwire.worker.script import RECORD
 
 if TYPE_CHECKING:
@@ -289,9 +290,10 @@ class ModelSession(LeavesOnExit):
         """Return the shared weights that the round of local steps began at; a copy."""
         return self._member.joined.part.core.base.copy()
 
-    def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return what a schedule is read at on this worker; see `ScriptOptimizers.clock_of`."""
-        return self._optimizers.clock_of(step)
+    @property
+    def clocks(self) -> Sequence[RunClock | None]:
+        """Of all that step: what the schedule of each is read at; see `ScriptOptimizers`."""
+        return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:

@@ -166,8 +166,9 @@ class StepOwner(Protocol):
     def round_base(self) -> Float32:
         """Return the shared weights that the round of local steps began at; a copy."""
 
-    def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return what its schedule is read at on this worker; None: its own count, or none."""
+    @property
+    def clocks(self) -> Sequence[RunClock | None]:
+        """Of all that step: what the schedule of each is read at; None: its own count, or none."""
 
     @property
     def call(self) -> StepCall:
@@ -401,6 +402,7 @@ class ExchangeStep:
             tf.constant([n for n, each in enumerate(touched) if each is not None], tf.int64),
             *(each for each in touched if each is not None),
         ]
+        clocks = list(session.clocks)
         types = [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64]
         in_turn = session.takes_weights and not session.call.ends_later
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
@@ -409,7 +411,7 @@ class ExchangeStep:
         except tf.errors.OpError:  # of eager steps: the recorded error explains more
             session.raise_failure()
             raise
-        weights, means, new_rate, new_scale, count = answer
+        weights, means, new_rate, new_scale, counts = answer
         flat, statistics = session.flat_variables, session.flat_statistics
         flat.assign(tf.ensure_shape(weights, [flat.size]))
         statistics.assign(tf.ensure_shape(means, [statistics.size]))
@@ -418,9 +420,10 @@ class ExchangeStep:
         if scale is not None:
             with steps_allowed():
                 scale.assign(tf.reshape(new_scale, []))
-        if (clock := session.clock_of(self)) is not None:
-            counted = clock.variable
-            counted.assign(tf.cast(tf.reshape(count, []), counted.dtype))
+        counts = tf.ensure_shape(counts, [len(clocks)])
+        for number, clock in enumerate(clocks):
+            if clock is not None:
+                clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
 
     @property
     def _scale(self) -> Any:
@@ -447,34 +450,16 @@ class ExchangeStep:
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Let the optimizer's step be traced without the momentum that the method has taken over.
-
-        Its schedule is read at the run's count.
-        """
-        session, optimizer = self._session, inner(self.optimizer)
-        with contextlib.ExitStack() as stack:
-            if (clock := session.clock_of(self)) is not None:
-                stack.enter_context(clock.reading(optimizer))
-            if session.takes_momentum:
-                momentum = optimizer.momentum
-                optimizer.momentum = 0.0
-                stack.callback(setattr, optimizer, "momentum", momentum)
+        """Let a step be traced without the momentum that the method has taken over."""
+        optimizer = inner(self.optimizer)
+        if not self._session.takes_momentum:
             yield
-
-
-def count_rows(data: Any) -> Any:
-    """Return the number of examples in a mini-batch, a scalar tensor.
-
-    It is the first dimension of the first leaf that has one; ragged and sparse ones count too.
-    """
-    for leaf in tf.nest.flatten(data):
-        if isinstance(leaf, tf.RaggedTensor):
-            return leaf.nrows()
-        if isinstance(leaf, tf.SparseTensor):
-            return leaf.dense_shape[0]
-        if leaf is not None and len(getattr(leaf, "shape", ())):
-            return tf.shape(leaf)[0]
-    return tf.constant(1)
+            return
+        momentum, optimizer.momentum = optimizer.momentum, 0.0
+        try:
+            yield
+        finally:
+            optimizer.momentum = momentum
 
 
 def inner(optimizer: Any) -> Any:

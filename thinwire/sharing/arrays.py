@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import mixed_seed
-from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32
@@ -83,22 +83,26 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if not batch_size:
         batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
     own = place.part_of_batch(batch_size)
-    short_by = 0
+    short_by, of_batches = 0, BatchParts.alike(place)
     if place.is_shared:
         parts = _parts(data, total, batch_size, bool(_reorders(given.get("shuffle", True))), place)
         mine = take_rows(data, parts[place.worker - 1])
         given["x"], given["y"], given["sample_weight"] = mine
+        rows = [len(part) for part in parts]
         if steps:
             given["steps_per_epoch"] = place.steps(steps)
+            of_batches = BatchParts.of_steps(place, steps)
         else:
-            short_by = _short_by([len(part) for part in parts], batch_size, place)
+            short_by = _short_by(rows, batch_size, place)
+            of_batches = BatchParts.of_rows(place, batch_size, rows)
     if own != batch_size or steps or place.is_shared:
         if given.get("validation_data") is not None and not given.get("validation_batch_size"):
             given["validation_batch_size"] = batch_size
         given["batch_size"] = own
     if place.is_shared and _reorders(given.get("shuffle", True)):
         given |= _shuffled(given, place)
-    return Shared(given, batch_size, total if place.shard == "auto" else None, short_by)
+    num_examples = total if place.shard == "auto" else None
+    return Shared(given, batch_size, num_examples, short_by, of_batches)
 
 
 def _reorders(shuffle: Any) -> bool:

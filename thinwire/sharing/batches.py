@@ -14,7 +14,8 @@ import numpy as np
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
-from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.rows import arrays_of_rows, map_rows, num_rows
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1
@@ -37,7 +38,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
-        return Shared(given)
+        return Shared(given, parts=BatchParts.alike(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
@@ -54,10 +55,12 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     mine = SharedBatches(whole, place, sizes, bool(given.get("shuffle", True)))
     given["x"], given["shuffle"] = mine, False
     steps = given.get("steps_per_epoch")
+    of_batches = mine.parts
     if steps:
         given["steps_per_epoch"] = place.steps(steps)
+        of_batches = BatchParts.of_steps(place, steps)
     short_by = 0 if steps or not place.one_group else mine.short_by
-    return Shared(given, sizes.first, sizes.num_examples, short_by)
+    return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches)
 
 
 def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras.utils.PyDataset:
@@ -75,11 +78,16 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Rows of a PyDataset's first and last batch, and how many batches there are."""
+    """Rows of a PyDataset's first and last batch, and how many batches there are.
+
+    Attributes:
+        of_rows: Of each array of a batch, whether it has a row of each example.
+    """
 
     num_batches: int | None  # None: no end
     first: int
     last: int
+    of_rows: tuple[bool, ...]
 
     @classmethod
     def of(cls, dataset: Any) -> _Sizes:
@@ -88,8 +96,10 @@ class _Sizes:
             raise ConfigurationError(
                 "the PyDataset given to fit has no batches; expected at least one."
             )
-        first = _num_rows(dataset[0])
-        return cls(number, first, first if number is None else _num_rows(dataset[number - 1]))
+        batch = dataset[0]
+        first, of_rows = num_rows(batch), arrays_of_rows(batch)
+        last = first if number is None else num_rows(dataset[number - 1])
+        return cls(number, first, last, of_rows)
 
     @property
     def num_examples(self) -> int | None:
@@ -97,11 +107,6 @@ class _Sizes:
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
-
-
-def _num_rows(batch: Any) -> int:
-    leaves = [leaf for leaf in keras.tree.flatten(batch) if leaf is not None]
-    return int(leaves[0].shape[0] if hasattr(leaves[0], "shape") else len(leaves[0]))
 
 
 class SharedBatches(keras.utils.PyDataset):
@@ -127,6 +132,7 @@ class SharedBatches(keras.utils.PyDataset):
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)
         self._whole, self._place, self._shuffled = whole, place, shuffled
+        self._of_rows = sizes.of_rows
         # A last batch with fewer rows than workers is one worker's.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
         self._epoch = 0
@@ -158,6 +164,14 @@ class SharedBatches(keras.utils.PyDataset):
         short: int = longest - len(self._plan)
         return short
 
+    @property
+    def parts(self) -> BatchParts:
+        """How much of the script's batches each step is: a short last one is one worker's."""
+        place = self._place
+        if not (self._last_is_short and place.worker == 1):
+            return BatchParts.alike(place)
+        return BatchParts(place.parts_of_batch, self.num_batches, place.num_workers)
+
     def __getitem__(self, step: int) -> Any:
         """Return what this worker trains on in a step of the epoch."""
         index, part = self._endless(step) if self._plan is None else self._plan[step]
@@ -170,14 +184,15 @@ class SharedBatches(keras.utils.PyDataset):
             if made.num_parts == (workers if self._shuffled else 1):
                 del self._made[index]
         batch = made.get(self._whole, index)
-        rows = _num_rows(batch)
+        rows = num_rows(batch)
         if part >= rows:
             raise ConfigurationError(
                 f"batch {index} of the PyDataset has {rows} rows, which {workers} workers cannot "
                 "share; expected at least one each. Give --batch=worker, with which each worker "
                 "takes whole batches."
             )
-        return take_rows(batch, np.arange(part, rows, workers))
+        positions = np.arange(part, rows, workers)
+        return map_rows(lambda array: take_rows(array, positions), batch, self._of_rows)
 
     def on_epoch_begin(self) -> None:
         """Let the script's begin an epoch, with the same random numbers on all workers."""

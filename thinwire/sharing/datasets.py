@@ -20,7 +20,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.sharing import pipeline
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal, dealt_rows
+from thinwire.sharing.rows import count_rows, map_rows
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
@@ -59,7 +60,8 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     num_examples, short_by = _epoch_of_all(plan, place)
     if place.shard == "off":
         num_examples = None
-    return Shared(given, batch_size, num_examples, 0 if steps else short_by)
+    of_batches = BatchParts.of_steps(place, steps) if steps else _parts_of_pass(plan, place)
+    return Shared(given, batch_size, num_examples, 0 if steps else short_by, of_batches)
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
@@ -335,7 +337,7 @@ class _WorkerPart:
             place.part_of_batch(size)
 
         def cut(*element: Any) -> Any:
-            mine = tf.nest.map_structure(lambda rows: _every(rows, start, step), element)
+            mine = map_rows(lambda rows: _every(rows, start, step), element)
             return mine if isinstance(whole.element_spec, tuple) else mine[0]
 
         part = whole.map(cut)
@@ -377,12 +379,30 @@ def _every(rows: Any, start: int, step: int) -> Any:
 
 
 def _has_rows(*element: Any) -> Any:
-    first = tf.nest.flatten(element)[0]
-    if isinstance(first, tf.SparseTensor):
-        return first.dense_shape[0] > 0
-    if isinstance(first, tf.RaggedTensor):
-        return first.nrows() > 0
-    return tf.shape(first)[0] > 0
+    return count_rows(element) > 0
+
+
+def _parts_of_pass(plan: _Plan, place: WorkerPlace) -> BatchParts:
+    """Return the parts of batches of one pass over what makes the batches.
+
+    All mini-batches are alike where that has no end, or its rows are not known.
+    """
+    size, batching = plan.batch_size, plan.batching
+    if not place.is_shared or size is None or batching is None:
+        return BatchParts.alike(place)
+    whole, (source,) = plan.nodes[batching], pipeline.inputs_of(plan.nodes[batching])
+    point = source if plan.cuts_rows(place) else plan.nodes[_WorkerPart(plan, place)._point()]
+    at_point, num_rows, in_pass, in_all = (
+        int(node.cardinality()) for node in (point, source, whole, plan.nodes[0])
+    )
+    repeats_passes = in_all == tf.data.INFINITE_CARDINALITY or (in_all > 0 and in_pass > 0)
+    if min(at_point, num_rows) <= 0 or num_rows % at_point:
+        return BatchParts.alike(place)
+    if not repeats_passes or in_all % max(1, in_pass):  # what stands behind leaves some batches out
+        return BatchParts.alike(place)
+    dealt = dealt_rows(at_point, place.run_batch(size), place.num_workers)
+    rows = [num_rows // at_point * number for number in dealt]
+    return BatchParts.of_rows(place, size, rows, pipeline.drops_remainder(whole))
 
 
 def _epoch_of_all(plan: _Plan, place: WorkerPlace) -> tuple[int | None, int]:

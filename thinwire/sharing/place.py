@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from thinwire.data.loading import split_rule
 from thinwire.data.partition import PartitionRule
+from thinwire.ops.offer import MOST_BATCHES
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import FitNumber
@@ -73,6 +75,18 @@ class WorkerPlace:
         usual = "global" if self.one_group and self.shard == "auto" else "worker"
         return (self.batch or usual) == "global"
 
+    def in_loop(self) -> WorkerPlace:
+        """Return the place of a loop of the script's own, whose data the script shares itself.
+
+        Where one group steps together, a step of all workers is one step of the script.
+        """
+        return dataclasses.replace(self, shard="auto")
+
+    @property
+    def parts_of_batch(self) -> int:
+        """How much of a batch of the script's a mini-batch of a worker is; see `BatchParts`."""
+        return 1 if self.divides_batch else self.num_workers
+
     def part_of_batch(self, batch_size: int, worker: int = 0) -> int:
         """Return the rows that a worker (0: this one) takes of each batch of the script's.
 
@@ -112,6 +126,90 @@ class WorkerPlace:
 
 
 @dataclasses.dataclass(frozen=True)
+class BatchParts:
+    """How much of the script's batches each mini-batch of a worker is, for schedules.
+
+    As many parts as there are workers are one batch, so that sums of them are whole numbers. A
+    worker that takes its part of each batch has one part in a step; a worker with batches of the
+    script's size has all. At the end of an epoch the workers' rests may be more mini-batches
+    together than the script alone has there. So the last ones count what the script has left.
+
+    Attributes:
+        each: Parts of a mini-batch.
+        num_steps: This worker's mini-batches of one pass over the data; None: all are alike.
+        last: Parts of the last one of a pass.
+    """
+
+    each: int = 1
+    num_steps: int | None = None
+    last: int = 1
+
+    def of_step(self, step: int) -> int:
+        """Return the parts of a mini-batch, by its number in a `fit`, from 0."""
+        ends_pass = self.num_steps is not None and (step + 1) % self.num_steps == 0
+        return self.last if ends_pass else self.each
+
+    @classmethod
+    def alike(cls, place: WorkerPlace) -> BatchParts:
+        """Return the parts where nothing is known of an end, or there is none."""
+        return cls(place.parts_of_batch)
+
+    @classmethod
+    def of_rows(
+        cls, place: WorkerPlace, batch_size: int, rows: Sequence[int], drops_rest: bool = False
+    ) -> BatchParts:
+        """Return the parts of a pass over rows.
+
+        Args:
+            place: This worker's.
+            batch_size: Of the script.
+            rows: Of each worker.
+            drops_rest: Whether a last batch with fewer rows is left out.
+
+        >>> places = [WorkerPlace(i, 2, False, PartitionRule("iid", 2, seed=1)) for i in (1, 2)]
+        >>> [BatchParts.of_rows(place, 10, [13, 12]).last for place in places]
+        [1, 1]
+        """
+        sizes = [place.part_of_batch(batch_size, n + 1) for n in range(place.num_workers)]
+        full = [number // size for number, size in zip(rows, sizes, strict=True)]
+        steps = full if drops_rest else [-(-n // size) for n, size in zip(rows, sizes, strict=True)]
+        num_batches = sum(rows) // batch_size if drops_rest else -(-sum(rows) // batch_size)
+        return cls._of_pass(place, num_batches, steps, full)
+
+    @classmethod
+    def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
+        """Return the parts of an epoch for which the script gives a number of steps."""
+        workers = range(1, place.num_workers + 1)
+        steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
+        return cls._of_pass(place, num_steps, steps, steps)
+
+    @classmethod
+    def _of_pass(
+        cls, place: WorkerPlace, num_batches: int, steps: Sequence[int], full: Sequence[int]
+    ) -> BatchParts:
+        """Let the last mini-batches of a pass count what its full ones leave of its batches.
+
+        Args:
+            place: This worker's.
+            num_batches: Of the script alone.
+            steps: Mini-batches of each worker.
+            full: Of these, those with all their rows.
+        """
+        own, workers = place.worker - 1, range(place.num_workers)
+        each, left = place.parts_of_batch, place.num_workers * num_batches
+        left -= each * sum(full)
+        short = [n for n in workers if steps[n] > full[n]]
+        takers = short or [n for n in workers if steps[n]]
+        last = each
+        if own in takers:
+            share, rest = divmod(left, len(takers))
+            last = share + (takers.index(own) < rest) + (0 if short else each)
+        # Where parts differ much in size, as by --partition=dirichlet, all count alike.
+        is_plain = 0 <= last <= MOST_BATCHES * place.num_workers
+        return cls(each, steps[own] or None, last if is_plain else each)
+
+
+@dataclasses.dataclass(frozen=True)
 class Shared:
     """What a worker trains on.
 
@@ -121,12 +219,28 @@ class Shared:
         num_examples: Rows of the whole training set; None if they cannot be known.
         short_by: Steps by which this worker's epoch is shorter than the longest of the others,
             which one group has to do without it.
+        parts: How much of the script's batches each mini-batch is.
     """
 
     arguments: dict[str, Any]
     batch_size: int | None = None
     num_examples: int | None = None
     short_by: int = 0
+    parts: BatchParts = dataclasses.field(default_factory=BatchParts)
+
+
+def dealt_rows(total: int, run_batch: int, num_workers: int) -> list[int]:
+    """Return how many rows each worker has where every batch of the run is dealt out.
+
+    >>> dealt_rows(7, 5, 2)
+    [4, 3]
+    """
+    whole, rest = divmod(total, run_batch)
+    workers = range(num_workers)
+    return [
+        whole * len(range(n, run_batch, num_workers)) + len(range(n, rest, num_workers))
+        for n in workers
+    ]
 
 
 def deal(total: int, run_batch: int, worker: int, num_workers: int) -> NDArray[np.int64]:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE
-from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, dealt_rows
 
 _MODULE = "ray.data"
 
@@ -64,12 +64,15 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         (first, workers),
     )
     given |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
-    steps, short_by = given.get("steps_per_epoch"), 0
+    steps, short_by, of_batches = given.get("steps_per_epoch"), 0, BatchParts.alike(place)
     if steps:
         given["steps_per_epoch"] = place.steps(steps)
-    elif place.is_shared and place.one_group:
-        short_by = int(0 < total % run_batch <= first)
-    return Shared(given, size, total if place.shard == "auto" else None, short_by)
+        of_batches = BatchParts.of_steps(place, steps)
+    elif place.is_shared:
+        short_by = int(0 < total % run_batch <= first) if place.one_group else 0
+        of_batches = BatchParts.of_rows(place, size, dealt_rows(total, run_batch, workers))
+    num_examples = total if place.shard == "auto" else None
+    return Shared(given, size, num_examples, short_by, of_batches)
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:

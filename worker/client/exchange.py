@@ -276,6 +276,7 @@ class Exchange:
             staleness=reply.staleness,
             lost=self._lost(number, reply),
             loss_scale=reply.loss_scale,
+            schedule_counts=tuple(reply.schedule_counts),
             step=reply.step,
         )
 

@@ -140,6 +140,7 @@ def _header(outgoing: PushRequest, shard: int, incarnation: int, epoch: int) -> 
     push.loss_scale, push.overflow = outgoing.loss_scale, outgoing.overflow
     push.sets_rate = outgoing.sets_rate
     push.optimizer, push.repeats_batch = outgoing.optimizer, outgoing.repeats_batch
+    push.batch_parts = outgoing.batch_parts
     if outgoing.base_checksums is not None:
         push.base_checksum = outgoing.base_checksums[shard]
     return message

@@ -306,6 +306,7 @@ class WorkerCore:
         self.step = 0  # exchanges begun
         self.learning_rate = 0.0
         self.samples_of_run = 0
+        self.schedule_counts: tuple[int, ...] = ()  # what each optimizer's schedule is read at
         self.stopped = False
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
@@ -376,7 +377,7 @@ class WorkerCore:
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
         if self.method.takes_local_steps and not samples:
-            self.round.record(0, None)
+            self.round.record(0, None, figures.batch_parts)
             return self.end_round() if self.method.pacer.push_now(self.round.num_steps) else None
         if self.own is not None:
             if not self.own.is_ahead:
@@ -392,7 +393,7 @@ class WorkerCore:
         packet = self._encode(*self._to_send(values, rate), figures) if self.ends_round else None
         if statistics is not None:
             self.statistics[:] = statistics
-        self.round.record(samples, loss)
+        self.round.record(samples, loss, figures.batch_parts)
         request = self._request(packet, computed_at, figures) if packet is not None else None
         if self._runs_ahead:
             self._run_ahead()
@@ -434,7 +435,8 @@ class WorkerCore:
             raise ValueError("an overflow of changes of weights; the script's optimizer skips it")
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics
-        self.round.record(samples, loss if loss is not None and np.isfinite(loss) else None)
+        finite_loss = loss if loss is not None and np.isfinite(loss) else None
+        self.round.record(samples, finite_loss, figures.batch_parts)
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
@@ -492,6 +494,7 @@ class WorkerCore:
             sets_rate=own_rate is not None,
             optimizer=figures.optimizer,
             repeats_batch=figures.repeats_batch,
+            batch_parts=self.round.batch_parts,
             changes=self._packer.divide_change(figures.change),
         )
 
@@ -550,6 +553,7 @@ class WorkerCore:
         self.versions[shard], self.generations[shard] = reply.version, reply.generation
         if shard == 0:
             self.learning_rate, self.samples_of_run = reply.learning_rate, reply.samples
+            self.schedule_counts = reply.schedule_counts
             self.loss_scale = reply.loss_scale
             self.stopped = self.stopped or reply.stop
             self.stop_reason = self.stop_reason or reply.stop_reason

@@ -22,6 +22,7 @@ class LocalRound:
     Attributes:
         num_steps: Mini-batches of this round.
         samples: Examples in them.
+        batch_parts: Parts of the script's batches that they are.
         slots: The optimizer's state; empty without local steps.
 
     Args:
@@ -47,7 +48,7 @@ class LocalRound:
         self._optimizer, self._base, self._start, self._weights = optimizer, base, start, weights
         self._moves = weights is not base
         self.slots: State = optimizer.init(len(base), spec) if self._moves else {}
-        self.num_steps = self.samples = 0
+        self.num_steps = self.samples = self.batch_parts = 0
         self._losses: list[float] = []
         self._saved_round: State | None = None
         self._saved_slots: State | None = None
@@ -82,10 +83,11 @@ class LocalRound:
             self._weights, values, learning_rate, self.slots, self._base
         )
 
-    def record(self, samples: int, loss: float | None) -> None:
+    def record(self, samples: int, loss: float | None, batch_parts: int = 0) -> None:
         """Count a mini-batch; the loss of no example is no loss."""
         self.num_steps += 1
         self.samples += samples
+        self.batch_parts += batch_parts
         if samples and loss is not None:
             self._losses.append(loss)
 
@@ -94,7 +96,8 @@ class LocalRound:
         if self._moves:
             self._weights[:] = self._start
             self.slots = self._optimizer.restart(self._weights, self.slots)
-        self.num_steps, self.samples, self._losses = 0, 0, []
+        self.num_steps = self.samples = self.batch_parts = 0
+        self._losses = []
 
     def pack(self) -> Float32:
         """Return the part of the optimizer's state that is averaged over the workers."""
@@ -124,6 +127,7 @@ class LocalRound:
             "versions": list(versions),
             "local_steps": self.num_steps,
             "samples": self.samples,
+            "batch_parts": self.batch_parts,
             "losses": list(self._losses),
         }
         return {"round": steps, "slots": slots}
@@ -146,6 +150,7 @@ class LocalRound:
         if saved is not None and fits:
             self._weights[:] = saved["weights"]
             self.num_steps, self.samples = saved["local_steps"], saved["samples"]
+            self.batch_parts = saved.get("batch_parts", 0)  # an earlier version has none
             self._losses = list(saved["losses"])
         if slots and (fits or self._optimizer.outlives_rounds):
             self.slots = self._optimizer.restore(slots, self._weights, self.slots)

@@ -25,6 +25,7 @@ class ScriptFigures:
             has no blocks.
         optimizer: Which of the script's optimizers the PS is to step.
         repeats_batch: Whether an earlier push has counted the examples of this mini-batch.
+        batch_parts: How much of the script's batches it is; nb_workers parts are one batch.
         touched: Tensor's number -> ascending numbers of its rows that the gradient is not 0 in;
             tensors left out are touched everywhere. A row is an index of the first axis.
         change: By how much the script itself has changed weights since the last answer; the PS
@@ -36,6 +37,7 @@ class ScriptFigures:
     overflow: bool = False
     optimizer: int = 0
     repeats_batch: bool = False
+    batch_parts: int = 0
     touched: Mapping[int, Int64] = dataclasses.field(default_factory=dict)
     change: Float32 | None = None  # [num_parameters]
 
@@ -64,6 +66,7 @@ class ShardReply:
     loss_scale: float = 0.0  # the factor of the loss from now on; 0: none. Shard 0's counts
     step: int = 0  # of the answered push; 0: of a pull, perhaps in the place of a push
     rounds: Sequence[RepeatedRound] = ()  # with RELAY, in order; there are no blocks
+    schedule_counts: tuple[int, ...] = ()  # what the schedule of each optimizer is read at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,7 @@ class PushRequest:
     sets_rate: bool = False  # `learning_rate` is the script's
     optimizer: int = 0  # which of the script's optimizers the PS steps
     repeats_batch: bool = False  # an earlier push has counted the examples
+    batch_parts: int = 0  # of the script's batches; nb_workers parts are one batch
     changes: Sequence[tuple[Block, ...]] = ()  # per shard: of weights, by the script itself
 
 

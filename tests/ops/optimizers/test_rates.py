@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from tests.command_line import run_of
 from tests.harness import SPEC
-from thinwire.ops.offer import Described, Offer, OptimizerOffer, read_offer
+from thinwire.ops.offer import CLOCKS, Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.rates import check_rates, rate_at, sample_steps
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.persistence.documents import LARGEST_NUMBER
 from thinwire.ops.types import ConfigurationError
+from thinwire.ps.core.batch_clock import BatchClock
 from thinwire.ps.initial_model import model_of_offer
 from thinwire.ps.role import ShardInitials, build_core
 
@@ -47,8 +48,10 @@ def schedule_of(name, arguments):
     return {"name": name, "config": first | arguments}
 
 
-def offer_of(optimizer, **options):
-    return Offer(SPEC, optimizers=(OptimizerOffer(optimizer, **options),), num_examples=100)
+def offer_of(optimizer, num_batches=0, first_batches=(), **options):
+    offered = (OptimizerOffer(optimizer, **options),)
+    counts = {"num_batches": num_batches, "first_batches": first_batches}
+    return Offer(SPEC, optimizers=offered, num_examples=100, **counts)
 
 
 def core_of(offer, *flags):
@@ -110,8 +113,9 @@ GROWING = Described(
     ("flags", "options"),
     [
         (("--iter_max=100",), {}),
-        (("--epochs=2",), {"batch_size": 5}),
-        (("--epochs=2", "--iter_max=100"), {"clock": "steps", "batch_size": 5}),
+        (("--epochs=2",), {"num_batches": 20}),
+        (("--epochs=2", "--iter_max=100"), {"clock": "steps", "num_batches": 10**6}),
+        (("--epochs=2", "--iter_max=1000000"), {"num_batches": 20}),
     ],
 )
 def test_only_steps_that_the_run_can_reach_count(flags, options):
@@ -119,6 +123,12 @@ def test_only_steps_that_the_run_can_reach_count(flags, options):
     core_of(offer_of(GROWING, **options))  # a search for a rate ends before it overflows
     with pytest.raises(ConfigurationError, match="ExponentialDecay.*inf at step"):
         core_of(offer_of(GROWING, iterations=10_000, **options), *flags)
+
+
+def test_a_schedule_is_looked_at_from_the_count_that_it_begins_with():
+    core_of(offer_of(GROWING, iterations=10_000, first_batches=(0,)), "--iter_max=100")
+    with pytest.raises(ConfigurationError, match="ExponentialDecay.*inf at step 10,000"):
+        core_of(offer_of(GROWING, first_batches=(10_000,)), "--iter_max=100")
 
 
 def test_samples_are_within_the_run_and_not_many():
@@ -193,7 +203,8 @@ def schedules(draw):
 def check_status(core, versions):
     """Make what documents hold of an optimizer, at any version."""
     for version in versions:
-        core.model._stepped_samples[0] = core.model.samples = version
+        core.model.samples = version
+        core.model.clock = BatchClock(1, first=(version,))
         core.model._server["steps"] = version
         rate = core.model.learning_rate
         assert abs(rate) <= LARGEST_NUMBER
@@ -205,10 +216,10 @@ VERSIONS = st.lists(st.integers(0, 2**53), min_size=1, max_size=5)
 
 
 @settings(max_examples=80, deadline=None)
-@given(schedule=schedules(), versions=VERSIONS, batch=st.sampled_from([0, 1, 32]))
-@example({"name": "CosineDecayRestarts", "config": HOSTILE["restarts"][1]}, [7], 0)
-def test_any_schedule_is_refused_or_has_a_status_at_any_version(schedule, versions, batch):
-    offer = offer_of(Described("SGD", {"learning_rate": schedule}), batch_size=batch)
+@given(schedule=schedules(), versions=VERSIONS, clock=st.sampled_from(CLOCKS))
+@example({"name": "CosineDecayRestarts", "config": HOSTILE["restarts"][1]}, [7], "batches")
+def test_any_schedule_is_refused_or_has_a_status_at_any_version(schedule, versions, clock):
+    offer = offer_of(Described("SGD", {"learning_rate": schedule}), clock=clock)
     try:
         core = core_of(offer)
     except ConfigurationError as error:

@@ -20,7 +20,7 @@ NOTHING = np.zeros_like(THETA)
 
 
 def run_of(name="bsp", nb_ps=1, nb_workers=2, optimizer=None, **choices):
-    offer = offer_of(optimizer or keras.optimizers.SGD(0.1), OWN, 8)
+    offer = offer_of(optimizer or keras.optimizers.SGD(0.1), OWN)
     return ScriptRun(offer, THETA, nb_ps, nb_workers, name, **choices)
 
 
@@ -85,7 +85,7 @@ def test_the_optimizer_steps_from_what_was_set_and_keeps_its_slots():
 
 
 def test_an_overflow_skips_the_step_and_not_what_was_set():
-    offer = offer_of(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0), OWN, 8)
+    offer = offer_of(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), 8.0), OWN)
     run = ScriptRun(offer, THETA)
     for worker in (1, 2):
         push(run, worker, np.ones_like(THETA), loss_scale=8.0, overflow=worker == 1)

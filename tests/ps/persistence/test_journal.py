@@ -100,7 +100,7 @@ def scripted(name, **config):
     schedule = {"initial_learning_rate": 0.1, "decay_steps": 30, "decay_rate": 0.5}
     rate = {"name": "ExponentialDecay", "config": schedule}
     compiled = Described(name, {"learning_rate": rate} | config)
-    return adopt(chosen, Offer(SPEC, optimizers=(OptimizerOffer(compiled, batch_size=8),)))
+    return adopt(chosen, Offer(SPEC, optimizers=(OptimizerOffer(compiled),)))
 
 
 SCRIPTED = {

@@ -92,7 +92,7 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
             assert script.worker.core.versions == [2] * nb_ps
             assert script.worker.core.samples_of_run == 20
             assert script.worker.core.learning_rate == 0.25
-            assert script.worker.exchange.shards[0].welcome.samples_before == 20
+            assert script.worker.core.schedule_counts == (0,)
         weights = scripts[1].step(2.0)
         np.testing.assert_allclose(weights, weights_of(1, LAST) - 0.5, rtol=1e-6)
         for shard in run.shards.values():
@@ -209,7 +209,7 @@ def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, t
             *run.settings("--type_node=PS", f"--run_dir={tmp_path / 'copy'}")[:2]
         )
         assert (shard.phase, shard.spec, shard.run_id) == (4, LAST, script.worker.run_id)
-        assert shard.core.model.samples_before == 10
+        assert shard.core.model.schedule_counts == (0,)
         if journal == "on":
             assert shard.core.version == 2
             np.testing.assert_array_equal(shard.core.model.theta, weights)

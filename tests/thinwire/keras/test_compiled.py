@@ -21,8 +21,9 @@ def described(optimizer, loss="mse", width=3, batch_size=16, **compiled):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(width, name="d")], name="m")
     model.compile(optimizer, loss, **compiled)
     plan = StepPlan((PlannedStep(optimizer, tuple(model.trainable_variables)),))
-    offer = make_offer(SharedModel.of(model, True, plan.variables), plan, METHOD, batch_size, 160)
-    return describe_compiled(model, plan, offer)
+    shared = SharedModel.of(model, True, plan.variables)
+    offer = make_offer(shared, plan, METHOD, (0,), 160, batch_size)
+    return describe_compiled(model, plan, offer, batch_size)
 
 
 @pytest.mark.parametrize(

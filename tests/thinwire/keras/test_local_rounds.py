@@ -4,7 +4,6 @@ import itertools
 import types
 
 import keras
-import numpy as np
 import pytest
 
 from tests.thinwire.keras.runs import (
@@ -19,10 +18,8 @@ from tests.thinwire.keras.runs import (
 )
 from thinwire import distribute
 from thinwire.keras import kept_state
-from thinwire.keras.clock import RunClock
 from thinwire.keras.kept_state import KeptState
 from thinwire.settings import read_settings
-from thinwire.sharing.place import Shared
 
 ROUNDS = {"pacer": "fixed", "local_steps": 3}
 LONG = pytest.mark.product
@@ -37,11 +34,18 @@ def adamw():
     return model
 
 
+class Count(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that is the count that it is read at."""
+
+    def __call__(self, step):
+        return keras.ops.cast(step, "float32")
+
+
 def clock(name, **settings):
     return settings | ({"schedule_clock": name} if name == "steps" else {})
 
 
-@pytest.mark.parametrize("clock_of", ["examples", pytest.param("steps", marks=LONG)])
+@pytest.mark.parametrize("clock_of", ["batches", pytest.param("steps", marks=LONG)])
 def test_the_state_of_local_steps_survives_the_process(clock_of, tmp_path):
     """Rounds of three steps go on over ends of epochs, which have four, and end with `fit`."""
     expected, _ = alone(adamw, epochs=3)
@@ -115,21 +119,17 @@ def test_two_workers_read_the_schedule_at_the_run_s_count(tmp_path):
 
     class Counts(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            session = self.model.thinwire
-            counts.append(session._optimizers.clock_of(session._optimizers.compiled).steps)
+            counts.append(round(float(self.model.optimizer.learning_rate)))
+
+    def counting():
+        model = plain_model()
+        model.compile(keras.optimizers.SGD(Count()), loss=LOSS)
+        return model
 
     settings = {"batch": "worker", **ROUNDS}
     with scripts(tmp_path, "bsp", 2, **settings) as run:
-        run.fit(adamw, epochs=3, callbacks=lambda: [Counts()])
+        run.fit(counting, epochs=3, callbacks=lambda: [Counts()])
     assert sorted(counts) == sorted([2, 4, 6, 8, 10, 12] * 2)
-
-
-def test_a_clock_counts_what_others_have_done_meanwhile():
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build([keras.Variable(np.zeros(3))])
-    own = RunClock(Shared({}, batch_size=10, num_examples=100), optimizer)
-    assert [own.advance(samples) for samples in (20, 40, 60)] == [2, 4, 6]
-    assert own.advance(50) == 5  # fewer took part than were thought
 
 
 def test_only_local_steps_of_scripts_with_a_folder_are_kept(tmp_path):
