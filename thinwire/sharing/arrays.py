@@ -23,6 +23,8 @@ from thinwire.sharing.windows import count_epochs
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32
+#: Separates the orders of epochs from what else is drawn with the same seed.
+_ORDERS = 1
 #: The one --partition that looks at nothing but the number of rows.
 _EQUAL = "iid"
 #: Those that look at labels.
@@ -137,7 +139,7 @@ def steps_of_worker(
 
 
 def _reorders(shuffle: Any) -> bool:
-    """Return whether Keras shuffles across batches."""
+    """Return whether Keras shuffles across batches; "batch" shuffles the rows within each one."""
     return bool(shuffle) and shuffle != "batch"
 
 
@@ -186,6 +188,29 @@ class _Shares:
         short_by = max(numbers) - own if place.one_group else 0
         return cls(rows, window, rule.partition == _EQUAL, own, short_by)
 
+    def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
+        """Return the rows of this worker's batches of an epoch, one batch behind the other.
+
+        Args:
+            epoch: Its number within the fit, from 0.
+            shuffle: As `fit` has it: True, False or "batch".
+            place: This worker's.
+        """
+        rows = self.rows
+        if _reorders(shuffle):
+            whose = 0 if self.is_dealt else place.worker
+            seed = [place.rule.seed, place.fits_before, epoch, whose, _ORDERS]
+            rows = np.random.default_rng(seed).permutation(rows)
+        if self.is_dealt:
+            total, window = len(rows), self.window
+            rows = np.concatenate(
+                [
+                    rows[start + place.positions(min(window, total - start), epoch, number)]
+                    for number, start in enumerate(range(0, total, window))
+                ]
+            )
+        return rows
+
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
     """Return the arguments of `fit` that replace the arrays by this worker's batches of them.
@@ -205,31 +230,16 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     arrays = tree.lists_to_tuples(
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
-    shuffle, total, window = given.get("shuffle", True), len(shares.rows), shares.window
+    size, shuffle = given["batch_size"], given.get("shuffle", True)
 
-    def order_of(epoch: Any) -> Any:
-        if not _reorders(shuffle):
-            return shares.rows
-        numbers = [place.rule.seed, place.fits_before, int(epoch)]
-        own = [] if shares.is_dealt else [place.worker]
-        return np.random.default_rng([*numbers, *own]).permutation(shares.rows)
-
-    def within(epoch: Any, number: Any) -> Any:
-        num_here = min(window, total - int(number) * window)
-        here = np.arange(num_here, dtype=np.int64)
-        if shares.is_dealt:
-            here = place.positions(num_here, int(epoch), int(number))
-        if shuffle == "batch":
-            np.random.default_rng([place.rule.seed, int(epoch), int(number)]).shuffle(here)
-        return here + int(number) * window
+    def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
+        return shares.rows_of_epoch(int(epoch), shuffle, place)
 
     def batches_of_epoch(epoch: Any) -> Any:
-        order = tf.numpy_function(order_of, [epoch], tf.int64)
+        rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
         numbers = tf.data.Dataset.range(shares.num_batches)
         return numbers.map(
-            lambda number: tf.ensure_shape(
-                tf.gather(order, tf.numpy_function(within, [epoch, number], tf.int64)), [None]
-            )
+            lambda number: tf.ensure_shape(rows[number * size : (number + 1) * size], [None])
         )
 
     rows = count_epochs().flat_map(batches_of_epoch)

@@ -53,37 +53,47 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
                 return False
         except tf.errors.OpError:
             return False
-        return _mixes(call, batch, whole, place) or _reacts(call, batch, whole)
+        attempt = _Attempt(wrapper, call, batch, whole)
+        return attempt.mixes(place) or attempt.reacts()
 
 
-def _mixes(call: Callable[..., Any], batch: Any, whole: Any, place: WorkerPlace) -> bool:
-    """Return whether the workers' parts of the batch give other rows than the whole batch."""
-    owners = deal(int(num_rows(batch)), place.num_workers, (place.rule.seed, 0, 0, 0))
-    for worker in np.unique(owners):
-        rows = np.flatnonzero(owners == worker)
-        try:
-            if not _are_alike(take_rows_of(whole, rows), call(take_rows_of(batch, rows))):
+class _Attempt:
+    """A map's function, a batch, and its result for the batch."""
+
+    def __init__(self, wrapper: Any, call: Callable[..., Any], batch: Any, whole: Any) -> None:
+        self._taken, self._given = wrapper._input_structure, wrapper.output_structure
+        self._call, self._batch, self._whole = call, batch, whole
+        self._num_rows = int(num_rows(batch, self._taken))
+
+    def mixes(self, place: WorkerPlace) -> bool:
+        """Return whether the workers' parts of the batch give other rows than the whole batch."""
+        owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
+        for worker in np.unique(owners):
+            rows = np.flatnonzero(owners == worker)
+            try:
+                part = self._call(take_rows_of(self._batch, rows, self._taken))
+                if not _are_alike(take_rows_of(self._whole, rows, self._given), part):
+                    return True
+            except (tf.errors.OpError, ValueError):
                 return True
-        except (tf.errors.OpError, ValueError, IndexError):
-            return True
-    return False
+        return False
 
+    def reacts(self) -> bool:
+        """Return whether the other rows' results change with the first row.
 
-def _reacts(call: Callable[..., Any], batch: Any, whole: Any) -> bool:
-    """Return whether the other rows' results change with the first row.
-
-    A batch whose parts have the same maximum or the same number of positives does not show it.
-    """
-    others = np.arange(1, int(num_rows(batch)))
-    try:
-        changed = call(tf.nest.map_structure(_with_other_first_row, batch))
-    except tf.errors.OpError:
-        return False  # what was made up for the row is not for this function
-    return not _are_alike(take_rows_of(whole, others), take_rows_of(changed, others))
+        A batch whose parts have the same maximum, or the same number of positives, shows it here.
+        """
+        others = np.arange(1, self._num_rows)
+        try:
+            changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
+        except tf.errors.OpError:
+            return False  # what was made up for the row is not for this function
+        results = [take_rows_of(each, others, self._given) for each in (self._whole, changed)]
+        return not _are_alike(*results)
 
 
 def _with_other_first_row(rows: Any) -> Any:
-    """Return a component of a batch with a first row that stands out; others as they are."""
+    """Return a dense component of a batch with a first row that stands out."""
     if not tf.is_tensor(rows) or isinstance(rows, tf.SparseTensor | tf.RaggedTensor):
         return rows
     if not rows.shape.rank or rows.shape[0] < 2:

@@ -101,8 +101,7 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
             f"--partition={place.rule.partition} deals out arrays, and fit was given a "
             "tf.data.Dataset. Use --partition=iid, or give fit arrays."
         )
-    ranks = [spec.shape.rank for spec in tf.nest.flatten(dataset.element_spec)]
-    if 0 in ranks:
+    if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
         raise ConfigurationError(
             f"the elements of the tf.data.Dataset given to fit are no batches: "
             f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
@@ -143,8 +142,7 @@ class _Plan:
         while pipeline.name_of(node) not in pipeline.BATCHES:
             sources = pipeline.inputs_of(node)
             if len(sources) != 1 or pipeline.changes_elements(node):
-                specs = tf.nest.flatten(self.nodes[0].element_spec)
-                sizes = {spec.shape[0] for spec in specs if spec.shape.rank}
+                sizes = {shape[0] for shape in pipeline.shapes_of(self.nodes[0]) if shape.rank}
                 return sizes.pop() if len(sizes) == 1 else None
             node = sources[0]
         return pipeline.size_of_batch(node)

@@ -33,6 +33,12 @@ def inputs_of(dataset: Pipeline) -> list[Pipeline]:
     return list(dataset._inputs())
 
 
+def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
+    """Return the shapes of an element's components; None among these has no shape."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
+
+
 def _again(wrapper: Any) -> Callable[..., Any]:
     """Return a traced function as one that another dataset of the same elements can take.
 

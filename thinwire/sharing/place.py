@@ -133,11 +133,11 @@ class WorkerPlace:
         """
         return ConfigurationError(
             f"{where} has {num_rows} rows, which cannot be divided among {self.num_workers} "
-            "workers, and further batches follow it in the same epoch; expected at least one row for each "
-            "worker, but in the last batch of an epoch. Change the batch size or the number of "
-            "workers, leave out the short batch (drop_remainder=True), repeat() before batch(), "
-            "leave out steps_per_epoch, or give --batch=worker, with which every worker takes "
-            "batches of the script's size."
+            "workers, and further batches follow it in the same epoch; expected at least one row "
+            "for each worker, but in the last batch of an epoch. Change the batch size or the "
+            "number of workers, leave out the short batch (drop_remainder=True), repeat() before "
+            "batch(), leave out steps_per_epoch, or give --batch=worker, with which every worker "
+            "takes batches of the script's size."
         )
 
     def steps(self, num_steps: int) -> int:

@@ -169,25 +169,34 @@ def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
 # -- rows of a batch -------------------------------------------------------------------------------
 
 
-def num_rows(batch: Any) -> Any:
-    """Return the number of rows of a batch, a scalar tensor int64."""
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    return _length(leaves[_rows_of(leaves).index(True)])
+def num_rows(batch: Any, spec: Any = None) -> Any:
+    """Return the number of rows of a batch, a scalar tensor int64; `spec` as `take_rows_of`."""
+    leaves, are_rows = _flat_rows(batch, spec)
+    return _length(leaves[are_rows.index(True)])
 
 
-def take_rows_of(batch: Any, positions: Any) -> Any:
-    """Return the rows of a batch at ascending positions [n] int64.
+def take_rows_of(batch: Any, positions: Any, spec: Any = None) -> Any:
+    """Return the rows of a batch at ascending positions.
 
     A component without rows, such as a fixed table beside the images, stays whole.
+
+    Args:
+        batch: Tensors, ragged and sparse ones, in any nesting.
+        positions: [n] int64.
+        spec: The batch's in its data set; None: the batch is traced, and has its shapes.
     """
-    leaves = tf.nest.flatten(batch)
-    there = [leaf for leaf in leaves if leaf is not None]
-    taken = iter(
+    leaves, are_rows = _flat_rows(batch, spec)
+    taken = [
         _take(leaf, positions) if has_rows else leaf
-        for leaf, has_rows in zip(there, _rows_of(there), strict=True)
-    )
-    every = [None if leaf is None else next(taken) for leaf in leaves]
-    return tf.nest.pack_sequence_as(batch, every)
+        for leaf, has_rows in zip(leaves, are_rows, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(batch, taken)
+
+
+def _flat_rows(batch: Any, spec: Any) -> tuple[list[Any], list[bool]]:
+    """Return the components of a batch, and which of them have its rows."""
+    leaves = tf.nest.flatten(batch)
+    return leaves, _rows_of(leaves if spec is None else tf.nest.flatten(spec))
 
 
 def _rows_of(leaves: Sequence[Any]) -> list[bool]:
@@ -197,11 +206,15 @@ def _rows_of(leaves: Sequence[Any]) -> list[bool]:
     all the same has others. Where all lengths are known, it is the one that most components have,
     and the last of these on a tie: labels stand there.
     """
-    lengths = [_known_length(leaf.shape) for leaf in leaves]
+    lengths = [_known_length(getattr(leaf, "shape", _NO_AXIS)) for leaf in leaves]
     if None in lengths:
         return [length is None for length in lengths]
     usual = max(reversed(lengths), key=lengths.count)
     return [length == usual for length in lengths]
+
+
+#: The shape of what has no rows, as None.
+_NO_AXIS = tf.TensorShape([])
 
 
 def _known_length(shape: tf.TensorShape) -> int | None:
