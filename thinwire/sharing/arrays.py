@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.fit_counts import mixed_seed
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.windows import count_epochs
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32
+#: Separates the orders of epochs from what else is drawn with the same seed.
+_ORDERS = 1
 #: The one --partition that looks at nothing but the number of rows.
 _EQUAL = "iid"
 #: Those that look at labels.
@@ -73,7 +75,8 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         place: This worker's.
 
     Raises:
-        ConfigurationError: A part would be empty, or the labels do not fit the partition.
+        ConfigurationError: A part would be empty, a batch in the middle of an epoch would have
+            fewer rows than workers, or the labels do not fit the partition.
     """
     given = dict(arguments)
     cut_off_validation(given)
@@ -83,38 +86,146 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if not batch_size:
         batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
     own = place.part_of_batch(batch_size)
-    short_by, of_batches = 0, BatchParts.alike(place)
-    if place.is_shared:
-        parts = _parts(data, total, batch_size, bool(_reorders(given.get("shuffle", True))), place)
-        mine = take_rows(data, parts[place.worker - 1])
-        given["x"], given["y"], given["sample_weight"] = mine
-        rows = [len(part) for part in parts]
-        if steps:
-            given["steps_per_epoch"] = place.steps(steps)
-            of_batches = BatchParts.of_steps(place, steps)
-        else:
-            short_by = _short_by(rows, batch_size, place)
-            of_batches = BatchParts.of_rows(place, batch_size, rows)
     if own != batch_size or steps or place.is_shared:
         if given.get("validation_data") is not None and not given.get("validation_batch_size"):
             given["validation_batch_size"] = batch_size
         given["batch_size"] = own
-    if place.is_shared and _reorders(given.get("shuffle", True)):
-        given |= _shuffled(given, place)
+    short_by, of_batches = 0, BatchParts.alike(place)
+    if place.is_shared:
+        shares = _Shares.of(data[1], total, batch_size, place)
+        given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
+        if steps and given["steps_per_epoch"]:
+            of_batches = BatchParts.of_steps(place, steps)
+        else:
+            short_by = shares.short_by
+            of_batches = BatchParts.of_rows(place, batch_size, shares.sizes)
+        given |= _batches(given, shares, place)
     num_examples = total if place.shard == "auto" else None
     return Shared(given, batch_size, num_examples, short_by, of_batches)
 
 
+def steps_of_worker(
+    given: dict[str, Any],
+    total: int,
+    batch_size: int,
+    place: WorkerPlace,
+    is_repeated: bool = False,
+) -> int | None:
+    """Return this worker's steps_per_epoch, for data of which one pass has `total` rows.
+
+    Where the last batch of a pass has fewer rows than workers, a worker without rows has a step
+    less. Keras would then begin the next pass in the place of the missing step.
+
+    Args:
+        given: Arguments of Keras' fit.
+        total: Rows of one pass.
+        batch_size: The script's.
+        place: This worker's.
+        is_repeated: Whether the data repeats its batches itself.
+
+    Raises:
+        ConfigurationError: Such a batch stands in the middle of an epoch of `fit`.
+    """
+    steps, rest, num_batches = (
+        given.get("steps_per_epoch"),
+        total % batch_size,
+        -(-total // batch_size),
+    )
+    if place.lacks_rows(rest) and (steps or is_repeated):
+        if steps == num_batches and not is_repeated:
+            return None  # every epoch of `fit` is one pass
+        num_epochs = (given.get("epochs") or 1) - (given.get("initial_epoch") or 0)
+        if steps is None or steps * num_epochs >= num_batches:
+            with_steps = f"(steps_per_epoch={steps})" if steps else ""
+            raise place.short_batch(
+                rest, f"batch {num_batches} of the data given to fit{with_steps}"
+            )
+    return place.steps(steps) if steps else None
+
+
 def _reorders(shuffle: Any) -> bool:
-    """Return whether Keras shuffles across batches."""
+    """Return whether Keras shuffles across batches; "batch" shuffles the rows within each one."""
     return bool(shuffle) and shuffle != "batch"
 
 
-def _shuffled(given: dict[str, Any], place: WorkerPlace) -> dict[str, Any]:
-    """Return the arguments of `fit` that replace a worker's arrays by shuffled batches of them.
+@dataclasses.dataclass(frozen=True)
+class _Shares:
+    """How the rows of arrays become this worker's batches.
 
-    Keras itself shuffles them in the same order in each epoch where TensorFlow's seed is set, as
-    the launcher sets it; and each worker then in the same order as the others.
+    Attributes:
+        rows: [n] int64 the rows of an epoch, in the script's order: of all workers where each
+            window is dealt out in each epoch, else only this worker's own.
+        window: Rows of a full window of these; each window gives this worker one batch.
+        is_dealt: Whether the rows of a window are dealt out among the workers.
+        sizes: Rows of each worker in an epoch.
+        num_batches: This worker's batches of an epoch.
+        short_by: As that of `Shared`.
+    """
+
+    rows: NDArray[np.int64]
+    window: int
+    is_dealt: bool
+    sizes: tuple[int, ...]
+    num_batches: int
+    short_by: int
+
+    @classmethod
+    def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
+        """Share `total` rows by the partition of the run. Raises ConfigurationError."""
+        workers = range(1, place.num_workers + 1)
+        rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
+        if rule.partition == _EQUAL:
+            if total < place.num_workers:
+                raise ConfigurationError(
+                    f"{total} rows cannot be shared by {place.num_workers} workers; expected at "
+                    f"least one each. Use --nb_workers={total} at most, or give fit more rows."
+                )
+            window = place.run_batch(batch_size)
+            sizes = place.dealt_rows(total, window)
+            rows = np.arange(total, dtype=np.int64)
+        else:
+            parts = split(labels_of(targets, total, rule.partition), rule)
+            sizes = tuple(len(part) for part in parts)
+            rows, window = parts[place.worker - 1], place.part_of_batch(batch_size)
+        numbers = [
+            math.ceil(size / place.part_of_batch(batch_size, worker))
+            for worker, size in zip(workers, sizes, strict=True)
+        ]
+        own = numbers[place.worker - 1]
+        short_by = max(numbers) - own if place.one_group else 0
+        return cls(rows, window, rule.partition == _EQUAL, sizes, own, short_by)
+
+    def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
+        """Return the rows of this worker's batches of an epoch, one batch behind the other.
+
+        Args:
+            epoch: Its number within the fit, from 0.
+            shuffle: As `fit` has it: True, False or "batch".
+            place: This worker's.
+        """
+        rows = self.rows
+        if _reorders(shuffle):
+            whose = 0 if self.is_dealt else place.worker
+            seed = [place.rule.seed, place.fits_before, epoch, whose, _ORDERS]
+            rows = np.random.default_rng(seed).permutation(rows)
+        if self.is_dealt:
+            total, window = len(rows), self.window
+            rows = np.concatenate(
+                [
+                    rows[start + place.positions(min(window, total - start), epoch, number)]
+                    for number, start in enumerate(range(0, total, window))
+                ]
+            )
+        return rows
+
+
+def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
+    """Return the arguments of `fit` that replace the arrays by this worker's batches of them.
+
+    Each epoch deals the rows in another way, so that no worker's part can be cut off beforehand.
+    The arrays stay whole, and are not copied: a batch gathers its rows. The epoch is counted here,
+    because Keras repeats its own shuffle in each epoch where TensorFlow's seed is set, as the
+    launcher sets it.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),
@@ -123,24 +234,26 @@ def _shuffled(given: dict[str, Any], place: WorkerPlace) -> dict[str, Any]:
         class_weight=given.get("class_weight"),
         batch_size=given["batch_size"],
     )
-    total, size = adapter._num_samples, given["batch_size"]
     arrays = tree.lists_to_tuples(
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
+    size, shuffle = given["batch_size"], given.get("shuffle", True)
 
-    def batches_of_epoch(drawn: Any) -> Any:
-        seed = tf.stack([drawn, tf.cast(place.worker, drawn.dtype)])
-        order = tf.random.experimental.stateless_shuffle(tf.range(total, dtype=tf.int64), seed)
-        numbers = tf.data.Dataset.range(adapter.num_batches)
-        return numbers.map(lambda number: order[number * size : (number + 1) * size])
+    def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
+        return shares.rows_of_epoch(int(epoch), shuffle, place)
 
-    seed_of_fit = mixed_seed(place.rule.seed, place.fits_before)
-    epochs = tf.data.Dataset.random(seed_of_fit, rerandomize_each_iteration=True).take(1)
-    rows = epochs.flat_map(batches_of_epoch)
+    def batches_of_epoch(epoch: Any) -> Any:
+        rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
+        numbers = tf.data.Dataset.range(shares.num_batches)
+        return numbers.map(
+            lambda number: tf.ensure_shape(rows[number * size : (number + 1) * size], [None])
+        )
+
+    rows = count_epochs().flat_map(batches_of_epoch)
     batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
-        _gather, num_parallel_calls=tf.data.AUTOTUNE
+        _gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
-    known = tf.data.experimental.assert_cardinality(adapter.num_batches)
+    known = tf.data.experimental.assert_cardinality(shares.num_batches)
     return {
         "x": batches.apply(known).prefetch(tf.data.AUTOTUNE),
         "y": None,
@@ -175,27 +288,6 @@ def cut_off_validation(given: dict[str, Any]) -> None:
     given["validation_data"], given["validation_split"] = validation, 0.0
 
 
-def _parts(
-    data: tuple[Any, Any, Any], total: int, batch_size: int, shuffled: bool, place: WorkerPlace
-) -> list[NDArray[np.int64]]:
-    """Return the positions of every worker's rows."""
-    rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
-    if not (place.one_group and rule.partition == _EQUAL):
-        return split(labels_of(data[1], total, rule.partition), rule)
-    if total < place.num_workers:
-        raise ConfigurationError(
-            f"{total} rows cannot be shared by {place.num_workers} workers; expected at least one "
-            f"each. Use --nb_workers={total} at most, or give fit more rows."
-        )
-    order = np.arange(total, dtype=np.int64)
-    if shuffled:
-        order = np.random.default_rng([rule.seed, total]).permutation(total)
-    run_batch = place.run_batch(batch_size)
-    workers = range(1, place.num_workers + 1)
-    dealt = [order[deal(total, run_batch, worker, place.num_workers)] for worker in workers]
-    return [np.sort(part) for part in dealt] if shuffled else dealt
-
-
 def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
     """Return one label per row, for partitions that look at them; else zeros.
 
@@ -225,15 +317,3 @@ def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
             "row. Use --partition=iid."
         )
     return labels.astype(np.int64) if labels.dtype.kind == "f" else labels
-
-
-def _short_by(sizes: list[int], batch_size: int, place: WorkerPlace) -> int:
-    """Return by how many steps this worker's epoch is shorter than the longest."""
-    if not place.one_group:
-        return 0
-    numbers = range(1, place.num_workers + 1)
-    steps = [
-        math.ceil(size / place.part_of_batch(batch_size, number))
-        for size, number in zip(sizes, numbers, strict=True)
-    ]
-    return max(steps) - steps[place.worker - 1]

@@ -11,10 +11,11 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.arrays import take_rows
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.arrays import steps_of_worker, take_rows
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal
 from thinwire.sharing.rows import arrays_of_rows, map_rows, num_rows
 
 #: A whole batch, instead of the number of a part of its rows.
@@ -55,11 +56,14 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     mine = SharedBatches(whole, place, sizes, bool(given.get("shuffle", True)))
     given["x"], given["shuffle"] = mine, False
     steps = given.get("steps_per_epoch")
-    of_batches = mine.parts
-    if steps:
-        given["steps_per_epoch"] = place.steps(steps)
-        of_batches = BatchParts.of_steps(place, steps)
-    short_by = 0 if steps or not place.one_group else mine.short_by
+    if sizes.num_examples is None:
+        given["steps_per_epoch"] = place.steps(steps) if steps else None
+    else:
+        given["steps_per_epoch"] = steps_of_worker(given, sizes.num_examples, sizes.first, place)
+    if steps and given["steps_per_epoch"]:
+        short_by, of_batches = 0, BatchParts.of_steps(place, steps)
+    else:
+        short_by, of_batches = mine.short_by if place.one_group else 0, mine.parts
     return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches)
 
 
@@ -112,11 +116,11 @@ class _Sizes:
 class SharedBatches(keras.utils.PyDataset):
     """A worker's part of a PyDataset.
 
-    Where each worker trains on whole batches, these are every n-th of an epoch's order. Where it
-    takes a part of each batch, there are two ways. With the script's own order every worker makes
-    each batch and keeps its part of the rows, so that a step is the script's. Else a worker makes
-    every n-th batch only and trains on that in n steps; the few that are left over are shared by
-    rows. Both have as many steps as the script.
+    Where each worker trains on whole batches, it has one of each window of as many batches as there
+    are workers. Where it takes a part of each batch, there are two ways. With the script's own
+    order every worker makes each batch and keeps its part of the rows, so that a step is the
+    script's. Else a worker makes one batch of each window only and trains on that in n steps; the
+    few batches of the last window are shared by rows. Both have as many steps as the script.
     """
 
     def __init__(
@@ -185,13 +189,9 @@ class SharedBatches(keras.utils.PyDataset):
                 del self._made[index]
         batch = made.get(self._whole, index)
         rows = num_rows(batch)
-        if part >= rows:
-            raise ConfigurationError(
-                f"batch {index} of the PyDataset has {rows} rows, which {workers} workers cannot "
-                "share; expected at least one each. Give --batch=worker, with which each worker "
-                "takes whole batches."
-            )
-        positions = np.arange(part, rows, workers)
+        if rows < workers:
+            raise self._place.short_batch(rows, f"batch {index} of the PyDataset given to fit")
+        positions = self._positions(rows, index, part)
         return map_rows(lambda array: take_rows(array, positions), batch, self._of_rows)
 
     def on_epoch_begin(self) -> None:
@@ -207,38 +207,50 @@ class SharedBatches(keras.utils.PyDataset):
         self._plan = self._new_plan()
         self._made = {}
 
+    def _positions(self, num_rows: int, index: int, part: int) -> NDArray[np.int64]:
+        """Return the positions of one part of a batch's rows, which are dealt to all parts."""
+        seed = (self._place.rule.seed, self._place.fits_before, self._epoch, index)
+        return np.flatnonzero(deal(num_rows, self._place.num_workers, seed) == part + 1)
+
+    def _dealt(self, window: int, num_batches: int) -> list[int]:
+        """Return the positions of this worker's batches in a window of whole batches."""
+        positions: list[int] = self._place.positions(num_batches, self._epoch, window).tolist()
+        return positions
+
     def _new_plan(self) -> list[tuple[int, int]] | None:
         """Return an epoch's (batch, part of it) by step; None if there is no end."""
         number = self._whole.num_batches
         if number is None:
             return None
         place, last = self._place, number - 1
-        worker, workers = place.worker - 1, place.num_workers
+        part, workers = place.worker - 1, place.num_workers
         order = list(range(last if self._last_is_short else number))
         if self._shuffled:
             seed = [place.rule.seed, self._epoch, place.fits_before]
             order = np.random.default_rng(seed).permutation(order).tolist()
-        if not place.divides_batch:
-            return [(index, _WHOLE) for index in order[worker::workers]]
-        if not self._shuffled:
-            plan = [(index, worker) for index in order]
+        windows = [order[start : start + workers] for start in range(0, len(order), workers)]
+        if place.divides_batch and not self._shuffled:
+            plan = [(index, part) for index in order]
         else:
-            blocks = len(order) // workers * workers
-            mine = order[worker:blocks:workers]
-            plan = [(index, part) for index in mine for part in range(workers)]
-            plan += [(index, worker) for index in order[blocks:]]
-        if self._last_is_short and worker == 0:
+            plan = []
+            for window, indices in enumerate(windows):
+                if place.divides_batch and len(indices) < workers:
+                    plan += [(index, part) for index in indices]
+                    continue
+                for position in self._dealt(window, len(indices)):
+                    parts = range(workers) if place.divides_batch else [_WHOLE]
+                    plan += [(indices[position], each) for each in parts]
+        if self._last_is_short and part == 0:
             plan.append((last, _WHOLE))
         return plan
 
     def _endless(self, step: int) -> tuple[int, int]:
         place = self._place
-        worker, workers = place.worker - 1, place.num_workers
-        if not place.divides_batch:
-            return step * workers + worker, _WHOLE
-        if not self._shuffled:
-            return step, worker
-        return step // workers * workers + worker, step % workers
+        workers = place.num_workers
+        if place.divides_batch and not self._shuffled:
+            return step, place.worker - 1
+        window, part = divmod(step, workers) if place.divides_batch else (step, _WHOLE)
+        return window * workers + self._dealt(window, workers)[0], part
 
 
 class _MadeBatch:

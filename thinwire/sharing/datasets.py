@@ -10,6 +10,7 @@ workers is refused.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,10 +19,12 @@ import tensorflow as tf
 from thinwire.models.seeds import own_seed
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing import pipeline
+from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
+from thinwire.sharing.by_rows import mixes_rows
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal, dealt_rows
-from thinwire.sharing.rows import count_rows, map_rows
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.windows import cut_batches, deal_elements
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
@@ -43,25 +46,36 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
     Raises:
         ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
-            would be empty, or the elements are no batches.
+            would be empty, a batch in the middle of an epoch would have fewer rows than workers, or
+            the elements are no batches.
     """
     given, whole = dict(arguments), arguments["x"]
-    plan = _Plan.of(whole)
-    batch_size = plan.batch_size
+    plan, steps = _Plan.of(whole), given.get("steps_per_epoch")
+    batch_size, short_by = plan.batch_size, 0
+    of_batches = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
     if place.is_shared:
         _check_shareable(whole, place)
-        given["x"] = _WorkerPart(plan, place).dataset()
+        given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
+        part = _WorkerPart(plan, place)
+        given["x"] = part.dataset()
+        if not given["steps_per_epoch"]:
+            short_by, of_batches = part.short_by(), part.parts()
     elif place.divides_batch:
         size = place.part_of_batch(_known(batch_size))
         given["x"] = whole.rebatch(size)
-    steps = given.get("steps_per_epoch")
-    if steps and place.is_shared:
-        given["steps_per_epoch"] = place.steps(steps)
-    num_examples, short_by = _epoch_of_all(plan, place)
-    if place.shard == "off":
-        num_examples = None
-    of_batches = BatchParts.of_steps(place, steps) if steps else _parts_of_pass(plan, place)
-    return Shared(given, batch_size, num_examples, 0 if steps else short_by, of_batches)
+    num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
+    return Shared(given, batch_size, num_examples, short_by, of_batches)
+
+
+def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
+    """Return this worker's steps_per_epoch; refuse a batch with fewer rows than workers.
+
+    Where the number of rows is known only while they are read, such a batch is refused then.
+    """
+    steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
+    if size is None or total is None or plan.drops_rest or not plan.keeps_batches:
+        return place.steps(steps) if steps else None
+    return steps_of_worker(given, total, size, place, is_repeated=plan.num_passes != 1)
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
@@ -90,8 +104,7 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
             f"--partition={place.rule.partition} deals out arrays, and fit was given a "
             "tf.data.Dataset. Use --partition=iid, or give fit arrays."
         )
-    ranks = [spec.shape.rank for spec in tf.nest.flatten(dataset.element_spec)]
-    if 0 in ranks:
+    if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
         raise ConfigurationError(
             f"the elements of the tf.data.Dataset given to fit are no batches: "
             f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
@@ -132,8 +145,7 @@ class _Plan:
         while pipeline.name_of(node) not in pipeline.BATCHES:
             sources = pipeline.inputs_of(node)
             if len(sources) != 1 or pipeline.changes_elements(node):
-                specs = tf.nest.flatten(self.nodes[0].element_spec)
-                sizes = {spec.shape[0] for spec in specs if spec.shape.rank}
+                sizes = {shape[0] for shape in pipeline.shapes_of(self.nodes[0]) if shape.rank}
                 return sizes.pop() if len(sizes) == 1 else None
             node = sources[0]
         return pipeline.size_of_batch(node)
@@ -149,13 +161,53 @@ class _Plan:
                 return total if total >= 0 else None
         return None
 
-    def cuts_rows(self, place: WorkerPlace) -> bool:
-        """Return whether each finished batch is to be cut, as its batching cannot be changed."""
-        if not place.divides_batch:
-            return False
+    @property
+    def rows_of_pass(self) -> int | None:
+        """Rows that the batching takes until it makes its last batch; None if not known."""
+        if self.batching is None or self.batching + 1 == len(self.nodes):
+            return None
+        total = int(self.nodes[self.batching + 1].cardinality())
+        return total if total >= 0 else None
+
+    @property
+    def num_passes(self) -> int:
+        """How often the batches are repeated; -1: without an end."""
+        number = 1
+        for node in self.nodes[: self.batching or 0]:
+            if pipeline.name_of(node) == pipeline.REPEAT:
+                number = -1 if -1 in (number, count := pipeline.repeats(node)) else number * count
+        return number
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether the batching leaves out a last, short batch."""
+        return self.batching is not None and pipeline.drops_remainder(self.nodes[self.batching])
+
+    @property
+    def keeps_batches(self) -> bool:
+        """Whether all of the batching's batches are in the dataset, as many as there are."""
+        return self.batching is not None and not any(
+            pipeline.looks_at_batches(node) for node in self.nodes[: self.batching]
+        )
+
+    def examples_of_epoch(self, place: WorkerPlace) -> int | None:
+        """Return the rows that all workers train on, once through; None if not known."""
+        total, size = self.num_examples, self.batch_size
+        if total is None or size is None or not self.drops_rest:
+            return total
+        if not place.is_shared or place.divides_batch or not self.keeps_batches:
+            return total - total % size
+        return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
+
+    @property
+    def fixes_rows(self) -> bool:
+        """Whether finished batches cannot be made of fewer rows.
+
+        No batching of the pipeline has made them, or functions were traced for their size.
+        """
         if self.batching is None:
             return True
-        return pipeline.drops_remainder(self.nodes[self.batching]) and any(
+        return self.drops_rest and any(
             pipeline.has_functions(node) for node in self.nodes[: self.batching]
         )
 
@@ -193,16 +245,100 @@ class _WorkerPart:
 
     def dataset(self) -> Pipeline:
         """Return it. Raises ConfigurationError."""
-        if self._plan.cuts_rows(self._place):
-            return self._rows()
-        point = self._point()
-        part = self._push_up(self._node(point))
+        place, plan, point = self._place, self._plan, self._dealt_at
+        if self._cuts_batches:
+            part = self._cut_batches(point)
+        else:
+            deal_out = functools.partial(
+                deal_elements,
+                window=self._window(in_batches=self._behind is not None),
+                drops_rest=self._drops_rest(point),
+                is_repeated=plan.num_passes != 1,
+            )
+            part = self._push_up(self._node(point), deal_out, self._dealing(point))
         for number in range(point - 1, -1, -1):
-            node = self._nodes[number]
-            size = self._own_batch_size if number == self._plan.batching else None
+            is_batching = number == plan.batching
+            size = place.part_of_batch(_known(plan.batch_size)) if is_batching else None
             seed = self._own_seed(number)
-            part = pipeline.rebuild(node, part, self._place.worker, size, seed)
+            part = pipeline.rebuild(self._nodes[number], part, place.worker, size, seed)
         return part
+
+    def parts(self) -> BatchParts:
+        """Return how much of the script's batches each mini-batch of a pass is."""
+        rows, size = self._rows_of_workers(), self._plan.batch_size
+        if rows is None or size is None:
+            return BatchParts.alike(self._place)
+        return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
+
+    def short_by(self) -> int:
+        """Return `Shared.short_by` of this worker."""
+        rows, size, place = self._rows_of_workers(), self._plan.batch_size, self._place
+        if rows is None or size is None or not place.one_group or self._plan.num_passes < 0:
+            return 0
+        sizes = [place.part_of_batch(size, worker + 1) for worker in range(place.num_workers)]
+        steps = [
+            number // full if self._plan.drops_rest else -(-number // full)
+            for number, full in zip(rows, sizes, strict=True)
+        ]
+        return (max(steps) - steps[place.worker - 1]) * self._plan.num_passes
+
+    def _rows_of_workers(self) -> tuple[int, ...] | None:
+        """Return the rows that each worker batches in one pass; None if they are not known."""
+        plan, place = self._plan, self._place
+        total, size = plan.rows_of_pass, plan.batch_size
+        if not total or size is None or not plan.keeps_batches:
+            return None
+        window = place.run_batch(size)
+        if self._cuts_batches or self._behind is not None:
+            return place.dealt_rows(total, window)
+        # Rows may be repeated, or made of other elements, between there and the batching.
+        dealt = int(self._nodes[self._dealt_at].cardinality())
+        if dealt <= 0 or total % dealt:
+            return None
+        return tuple(total // dealt * rows for rows in place.dealt_rows(dealt, window))
+
+    @functools.cached_property
+    def _behind(self) -> int | None:
+        return self._last_behind_batches()
+
+    @property
+    def _cuts_batches(self) -> bool:
+        """Whether every worker makes the whole batches and keeps its part of their rows."""
+        return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
+
+    @functools.cached_property
+    def _dealt_at(self) -> int:
+        """The transformation whose output is dealt out or cut."""
+        if self._cuts_batches:
+            return self._behind or 0
+        return self._point() if self._behind is None else self._point_behind(self._behind)
+
+    def _last_behind_batches(self) -> int | None:
+        """Return the last transformation behind the batching that needs whole batches, if any.
+
+        Before it every worker has the script's whole batches. A `filter` chooses among these. A
+        `map` may compute a row's values from all rows of a batch; that matters where a worker
+        takes a part of each batch.
+        """
+        plan, divides = self._plan, self._place.divides_batch
+        if plan.batching is None or (divides and plan.fixes_rows):
+            return None
+        for number in range(plan.batching):
+            node = self._nodes[number]
+            if pipeline.looks_at_batches(node):
+                return number
+            if divides and pipeline.is_map(node) and self._mixes_rows(number):
+                return number
+        return None
+
+    def _mixes_rows(self, number: int) -> bool:
+        """Return whether a map gives other rows for parts of a batch than for the whole."""
+        node = self._nodes[number]
+        try:
+            batch = pipeline.first_element(self._nodes[number + 1])
+        except tf.errors.OpError:
+            return False  # as it fails for the script alone
+        return mixes_rows(node._map_func, batch, self._place)
 
     def _source(self, node: Pipeline) -> Pipeline:
         """Return what the last known transformation gives, with this fit's seeds before it.
@@ -249,10 +385,6 @@ class _WorkerPart:
             return None
         return own_seed(seed, place.worker)
 
-    @property
-    def _own_batch_size(self) -> int:
-        return self._place.part_of_batch(_known(self._plan.batch_size))
-
     def _point(self) -> int:
         """Return the transformation whose output is shared.
 
@@ -263,25 +395,51 @@ class _WorkerPart:
         last, reason = len(self._nodes) - 1, ""
         expanding = [n for n in range(last) if pipeline.changes_elements(self._nodes[n])]
         for end in (*expanding[:1], last):
-            point, reason_here = self._point_within(end)
+            point, reason_here = self._point_within(end, self._plan.batching)
             reason = reason or reason_here
             if point is not None and self._suffices(self._nodes[point]):
                 return point
         if reason:
             raise _unsure(reason)
-        total = int(self._nodes[last].cardinality())
-        raise ConfigurationError(
+        raise self._too_few(self._nodes[last])
+
+    def _too_few(self, source: Pipeline) -> ConfigurationError:
+        total = int(source.cardinality())
+        return ConfigurationError(
             f"{total} elements of the tf.data.Dataset given to fit cannot be shared by "
             f"{self._place.num_workers} workers; expected at least one each. Use "
             f"--nb_workers={max(total, 1)} at most, or more data."
         )
 
-    def _point_within(self, end: int) -> tuple[int | None, str]:
-        """Return the point among the transformations up to `end`, or why there is none."""
-        batching = -1 if self._plan.batching is None else self._plan.batching
+    def _point_behind(self, behind: int) -> int:
+        """Return the transformation whose output, whole batches, is dealt out."""
+        point, reason = self._point_within(behind, None)
+        if point is None:
+            raise _unsure(reason, *self._named(behind))
+        if not self._suffices(self._nodes[point]):
+            raise self._too_few(self._nodes[point])
+        return point
+
+    def _named(self, number: int) -> tuple[str, str]:
+        """Return how an error calls a transformation behind the batching, and what helps."""
+        name = pipeline.plain_name(self._nodes[number])
+        why = (
+            f"{name} stands behind batch() and needs the script's whole batches, so that every "
+            "worker has to prepare the same ones: "
+        )
+        return why, f"Put {name} before batch(), or give "
+
+    def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
+        """Return the point among the transformations up to `end`, or why there is none.
+
+        Args:
+            end: The first that may be it.
+            batching: It has to be before this one; None: it may be any.
+        """
+        last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
         point, reason = None, ""
-        for number in range(end, max(shuffle, batching), -1):
+        for number in range(end, max(shuffle, last), -1):
             reason = pipeline.why_unsure(self._node(number), self._nodes[0])
             if reason:
                 break
@@ -294,134 +452,103 @@ class _WorkerPart:
         total = int(source.cardinality())
         return total < 0 or total >= self._place.num_workers
 
-    def _push_up(self, node: Pipeline) -> Pipeline:
+    def _window(self, in_batches: bool) -> int:
+        """Return the elements of a window that is dealt out."""
+        place, plan = self._place, self._plan
+        if not in_batches and plan.batching is not None:
+            return place.run_batch(_known(plan.batch_size))
+        if in_batches or pipeline.has_batches(self._nodes[0]):
+            return place.num_workers
+        return place.num_workers * DEFAULT_BATCH_SIZE
+
+    def _push_up(
+        self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
+    ) -> Pipeline:
         """Return a worker's part of what a transformation gives, taken as early as possible."""
         name = pipeline.name_of(node)
-        if name == pipeline.ZIP:
-            return tf.data.Dataset.zip(
-                tf.nest.map_structure(self._push_up, node._datasets),
+        if name == pipeline.ZIP and pipeline.are_equally_long(node):
+            parts = (
+                self._push_up(each, deal_out, place) for each in tf.nest.flatten(node._datasets)
             )
+            return tf.data.Dataset.zip(tf.nest.pack_sequence_as(node._datasets, list(parts)))
         if pipeline.is_one_to_one(node):
             (source,) = pipeline.inputs_of(node)
-            return pipeline.rebuild(node, self._push_up(source), self._place.worker)
-        return self._cut(node)
+            is_cache = name == pipeline.CACHE
+            before = dataclasses.replace(place, deals_alike=True) if is_cache else place
+            part = self._push_up(source, deal_out, before)
+            return pipeline.rebuild(node, part, place.worker)
+        return deal_out(node, place=place)
 
-    def _cut(self, whole: Pipeline) -> Pipeline:
-        """Return the elements of whole batches' rows that are this worker's."""
-        place, size = self._place, self._plan.batch_size
-        run_batch = place.num_workers if size is None else place.run_batch(size)
-        worker, workers = place.worker - 1, place.num_workers
-        if self._plan.batching is None or run_batch % workers == 0:
-            return whole.shard(workers, worker)
-        mine = (
-            whole.enumerate()
-            .filter(lambda position, element: position % run_batch % workers == worker)
-            .map(lambda position, element: element)
+    def _dealing(self, point: int) -> WorkerPlace:
+        """Return the place that decides how the output of a transformation is dealt out.
+
+        Where the script's own order stays the same, or begins alike with each new dataset, so do
+        the workers' parts: a cache, even one in a file, keeps the first part, and a shuffle that
+        repeats its order would otherwise order other rows each time.
+        """
+        place, behind = self._place, self._nodes[:point]
+        shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
+        is_cached = any(pipeline.name_of(node) == pipeline.CACHE for node in behind)
+        if is_cached or not all(pipeline.reshuffles(node) for node in shuffles):
+            return dataclasses.replace(place, deals_alike=True)
+        is_seeded = any(pipeline.seed_of(node) is not None for node in shuffles)
+        if place.fit is None or not is_seeded:
+            return place
+        fit = dataclasses.replace(place.fit, before=place.fit.uses)
+        return dataclasses.replace(place, fit=fit)
+
+    def _drops_rest(self, point: int) -> bool:
+        """Return whether a last, short window is the script's last batch, which it drops."""
+        plan, batching = self._plan, self._plan.batching
+        if not (plan.drops_rest and self._place.divides_batch) or batching is None:
+            return False
+        return all(
+            pipeline.is_one_to_one(node) or pipeline.name_of(node) == pipeline.SHUFFLE
+            for node in self._nodes[batching + 1 : point]
         )
-        total = int(whole.cardinality())
-        if total >= 0:
-            total = len(deal(total, run_batch, place.worker, workers))
-        if total == tf.data.UNKNOWN_CARDINALITY:
-            return mine
-        return mine.apply(tf.data.experimental.assert_cardinality(total))
 
-    def _rows(self) -> Pipeline:
-        """Return each finished batch's rows that are this worker's."""
-        whole, place = self._node(0), self._place
-        reason = pipeline.why_unsure(whole, whole)
+    def _cut_batches(self, point: int) -> Pipeline:
+        """Return each batch of a transformation's with the rows that are this worker's."""
+        whole, place, plan = self._node(point), self._place, self._plan
+        reason = pipeline.why_unsure(whole, self._nodes[0])
+        if reason and plan.fixes_rows:
+            raise _unsure(reason, "", "--batch=worker needs no cut batches; or give ")
         if reason:
-            raise _unsure(reason, "--batch=worker needs no cut batches; or give ")
-        start, step = place.worker - 1, place.num_workers
-        size = self._plan.batch_size
+            raise _unsure(reason, *self._named(point))
+        size = plan.batch_size
         if size is not None:
             place.part_of_batch(size)
-
-        def cut(*element: Any) -> Any:
-            mine = map_rows(lambda rows: _every(rows, start, step), element)
-            return mine if isinstance(whole.element_spec, tuple) else mine[0]
-
-        part = whole.map(cut)
-        return part if self._fills_all() else part.filter(_has_rows)
+        return cut_batches(
+            whole,
+            self._dealing(point),
+            may_be_short=not self._fills_all(),
+            is_repeated=any(
+                pipeline.name_of(node) == pipeline.REPEAT and pipeline.repeats(node) != 1
+                for node in self._nodes[:point]
+            ),
+        )
 
     def _fills_all(self) -> bool:
         """Return whether every batch is known to have a row for each worker."""
-        batching, total = self._plan.batching, self._plan.num_examples
-        if batching is None:
-            return self._plan.batch_size is not None
-        if pipeline.drops_remainder(self._nodes[batching]):
+        size, total = self._plan.batch_size, self._plan.rows_of_pass
+        if self._plan.batching is None:
+            return size is not None
+        if self._plan.drops_rest:
             return True
-        last = 0 if total is None else total % _known(self._plan.batch_size)
-        return total is not None and (last == 0 or last >= self._place.num_workers)
+        return total is not None and not self._place.lacks_rows(total % _known(size))
 
 
-def _unsure(reason: str, help_first: str = "") -> ConfigurationError:
-    first = help_first or "Give "
+def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:
+    """Return the refusal of a dataset that workers may see differently.
+
+    Args:
+        reason: What they may see differently.
+        why: Why they have to see the same there.
+        help_first: What helps beside seeds and orders, up to "give".
+    """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "
-        f"and complete: {reason}. {first}each shuffle a seed and each interleave a cycle_length, "
-        f"and leave deterministic=False and Python generators out. Or: {_INSTEAD}."
+        f"and complete: {why}{reason}. {help_first}each shuffle a seed and each interleave a "
+        "cycle_length, and leave deterministic=False and Python generators out. Or: "
+        f"{_INSTEAD}."
     )
-
-
-def _every(rows: Any, start: int, step: int) -> Any:
-    """Return rows start, start + step, ... of a batch: a tensor, ragged or sparse."""
-    if not isinstance(rows, tf.SparseTensor):
-        return rows[start::step]
-    number = rows.indices[:, 0]
-    mine = tf.equal(number % step, start)
-    indices = tf.boolean_mask(rows.indices, mine)
-    indices = tf.concat([(indices[:, :1] - start) // step, indices[:, 1:]], axis=1)
-    length = (rows.dense_shape[:1] - start + step - 1) // step
-    shape = tf.concat([length, rows.dense_shape[1:]], axis=0)
-    part = tf.SparseTensor(indices, tf.boolean_mask(rows.values, mine), shape)
-    part.set_shape([None, *rows.shape[1:]])
-    return part
-
-
-def _has_rows(*element: Any) -> Any:
-    return count_rows(element) > 0
-
-
-def _parts_of_pass(plan: _Plan, place: WorkerPlace) -> BatchParts:
-    """Return the parts of batches of one pass over what makes the batches.
-
-    All mini-batches are alike where that has no end, or its rows are not known.
-    """
-    size, batching = plan.batch_size, plan.batching
-    if not place.is_shared or size is None or batching is None:
-        return BatchParts.alike(place)
-    whole, (source,) = plan.nodes[batching], pipeline.inputs_of(plan.nodes[batching])
-    point = source if plan.cuts_rows(place) else plan.nodes[_WorkerPart(plan, place)._point()]
-    at_point, num_rows, in_pass, in_all = (
-        int(node.cardinality()) for node in (point, source, whole, plan.nodes[0])
-    )
-    repeats_passes = in_all == tf.data.INFINITE_CARDINALITY or (in_all > 0 and in_pass > 0)
-    if min(at_point, num_rows) <= 0 or num_rows % at_point:
-        return BatchParts.alike(place)
-    if not repeats_passes or in_all % max(1, in_pass):  # what stands behind leaves some batches out
-        return BatchParts.alike(place)
-    dealt = dealt_rows(at_point, place.run_batch(size), place.num_workers)
-    rows = [num_rows // at_point * number for number in dealt]
-    return BatchParts.of_rows(place, size, rows, pipeline.drops_remainder(whole))
-
-
-def _epoch_of_all(plan: _Plan, place: WorkerPlace) -> tuple[int | None, int]:
-    """Return the rows that all workers train on in an epoch, and `Shared.short_by`.
-
-    The rows are None where they cannot be known; a last, short batch may be left out.
-    """
-    total, size, batching = plan.num_examples, plan.batch_size, plan.batching
-    if total is None or size is None or batching is None:
-        return total, 0
-    drops = pipeline.drops_remainder(plan.nodes[batching])
-    if not place.is_shared or plan.cuts_rows(place):
-        return total - total % size if drops else total, 0
-    rows, steps = 0, []
-    for worker in range(1, place.num_workers + 1):
-        part = len(deal(total, place.run_batch(size), worker, place.num_workers))
-        own = place.part_of_batch(size, worker)
-        steps.append(part // own if drops else -(-part // own))
-        rows += steps[-1] * own if drops else part
-    repeats = int(plan.nodes[0].cardinality()) < 0
-    short_by = max(steps) - steps[place.worker - 1] if place.one_group and not repeats else 0
-    return rows, short_by

@@ -33,6 +33,12 @@ def inputs_of(dataset: Pipeline) -> list[Pipeline]:
     return list(dataset._inputs())
 
 
+def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
+    """Return the shapes of an element's components; None among these has no shape."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    return [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
+
+
 def _again(wrapper: Any) -> Callable[..., Any]:
     """Return a traced function as one that another dataset of the same elements can take.
 
@@ -132,6 +138,7 @@ _ONE_TO_ONE = (
 )
 #: They take other batch sizes, seeds or files on each worker.
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
+_CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
 REPEAT = "_RepeatDataset"
 #: After these an element is no longer a batch of the batching before.
@@ -159,6 +166,65 @@ def changes_elements(node: Pipeline) -> bool:
 def has_functions(node: Pipeline) -> bool:
     """Return whether there is a function that was traced for the shape of the elements."""
     return name_of(node) in _WITH_FUNCTIONS
+
+
+def looks_at_batches(node: Pipeline) -> bool:
+    """Return whether a transformation may keep or drop a whole element, by what is in it."""
+    return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
+
+
+def is_map(node: Pipeline) -> bool:
+    """Return whether each element is a function of one of the input's."""
+    return name_of(node) in ("_MapDataset", "_ParallelMapDataset")
+
+
+def repeats(node: Pipeline) -> int:
+    """Return how often a repetition gives its input; -1: without an end."""
+    count = int(node._count)
+    return count if count >= 0 else -1
+
+
+def has_batches(node: Pipeline) -> bool:
+    """Return whether elements seem to be batches: some transformation before has made batches."""
+    return name_of(node) in BATCHES or any(has_batches(each) for each in inputs_of(node))
+
+
+def are_equally_long(node: Pipeline) -> bool:
+    """Return whether all inputs of a transformation have the same number of elements."""
+    lengths = {int(each.cardinality()) for each in inputs_of(node)}
+    return len(lengths) == 1 and tf.data.UNKNOWN_CARDINALITY not in lengths
+
+
+def first_element(node: Pipeline) -> Any:
+    """Return an element as a transformation gives it; None if there is none to be had.
+
+    Shuffles and caches are passed by: a shuffle fills its buffer and has another order in the next
+    pass, and a cache would keep what was read. So nothing changes for the script's own passes.
+
+    Raises:
+        tf.errors.OpError: The pipeline fails.
+    """
+    passed_by = _passed_by(node)
+    return None if passed_by is None else next(iter(passed_by.take(1)), None)
+
+
+def _passed_by(node: Pipeline) -> Pipeline | None:
+    """Return a transformation without the shuffles and caches before it; None: not known how."""
+    sources = inputs_of(node)
+    if name_of(node) in (SHUFFLE, CACHE):
+        return _passed_by(sources[0])
+    parts = [_passed_by(each) for each in sources]
+    if all(part is source for part, source in zip(parts, sources, strict=True)):
+        return node
+    if any(part is None for part in parts):
+        return None
+    if name_of(node) == ZIP:
+        return tf.data.Dataset.zip(tf.nest.pack_sequence_as(node._datasets, parts))
+    if name_of(node) == _CHOICE:
+        return tf.data.Dataset.choose_from_datasets(parts[1:], parts[0])
+    if len(sources) == 1 and is_rebuilt_whole(node):
+        return rebuild_in_order(node, parts[0], 1, None)
+    return None
 
 
 def commutes(node: Pipeline) -> bool:
@@ -378,11 +444,11 @@ def _reason(node: Pipeline, unordered: bool) -> str:
         for attribute in _FUNCTIONS_OF[name]:
             reason = _impure(getattr(node, attribute).function.graph.as_graph_def())
             if reason:
-                return f"{_plain(name)} calls a function with {reason}"
+                return f"{plain_name(node)} calls a function with {reason}"
     check = _CHECKS.get(name)
     if check is not None:
         return check(node, unordered)
-    return "" if name in _FUNCTIONS_OF else f"{_plain(name)} may give any order"
+    return "" if name in _FUNCTIONS_OF else f"{plain_name(node)} may give any order"
 
 
 def _impure(graph: Any) -> str:
@@ -405,20 +471,21 @@ def _impure(graph: Any) -> str:
     return ""
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix("_").removesuffix("V2").removesuffix("Dataset")
+def plain_name(node: Pipeline) -> str:
+    """Return the name of a transformation for messages."""
+    return name_of(node).removeprefix("_").removesuffix("V2").removesuffix("Dataset")
 
 
 def _seeds(node: Pipeline, unordered: bool) -> str:
     del unordered
-    what = "a shuffle" if name_of(node) == SHUFFLE else _plain(name_of(node))
+    what = "a shuffle" if name_of(node) == SHUFFLE else plain_name(node)
     return "" if _is_seeded(node) else f"{what} has no seed"
 
 
 def _parallel(node: Pipeline, unordered: bool) -> str:
     chosen = _order(node, in_order=False)
     if chosen is False or (chosen is None and unordered):
-        return f"{_plain(name_of(node))} is not deterministic"
+        return f"{plain_name(node)} is not deterministic"
     return ""
 
 

@@ -31,6 +31,7 @@ class WorkerPlace:
         shard: "auto": the workers share what the script gives; "off": each script gives its own.
         fit: The number of the `fit` that the data is for, by which it is shuffled; None: it is for
             none that is known.
+        deals_alike: Whether rows are dealt in the same way in each `fit` and each epoch.
     """
 
     worker: int
@@ -40,6 +41,7 @@ class WorkerPlace:
     batch: str | None = None
     shard: str = "auto"
     fit: FitNumber | None = None
+    deals_alike: bool = False
 
     @classmethod
     def of(cls, run: Run, worker: int) -> WorkerPlace:
@@ -106,11 +108,63 @@ class WorkerPlace:
                 f"script's batch size to {self.num_workers} or more, or give --batch=worker, with "
                 "which every worker takes batches of the script's size."
             )
-        return len(range((worker or self.worker) - 1, batch_size, self.num_workers))
+        return self.num_dealt(batch_size, worker)
 
     def run_batch(self, batch_size: int) -> int:
-        """Return the rows of all workers' batches together."""
+        """Return the rows of all workers' batches together: the window that rows are dealt in."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
+
+    def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
+        """Return the positions of this worker's rows in a window; see `deal`.
+
+        Args:
+            num_rows: Rows of the window.
+            epoch: Number of the pass over the data within the fit, from 0.
+            window: Number of the window within the epoch, from 0.
+
+        Returns:
+            [n] int64, ascending; the positions of all workers are disjoint and complete.
+        """
+        fit, epoch = (0, 0) if self.deals_alike else (self.fits_before, epoch)
+        seed = (self.rule.seed, fit, epoch, window)
+        return np.flatnonzero(deal(num_rows, self.num_workers, seed) == self.worker)
+
+    def num_dealt(self, num_rows: int, worker: int = 0) -> int:
+        """Return how many rows of a window a worker (0: this one) has."""
+        return len(range((worker or self.worker) - 1, num_rows, self.num_workers))
+
+    def dealt_rows(self, total: int, window: int) -> tuple[int, ...]:
+        """Return how many rows each worker has of `total`, dealt out window by window.
+
+        >>> WorkerPlace(1, 2, True, PartitionRule("iid", 2, seed=1)).dealt_rows(7, window=5)
+        (4, 3)
+        """
+        full, rest = divmod(total, window)
+        workers = range(1, self.num_workers + 1)
+        return tuple(
+            full * self.num_dealt(window, worker) + self.num_dealt(rest, worker)
+            for worker in workers
+        )
+
+    def lacks_rows(self, num_rows: int) -> bool:
+        """Return whether a batch of the run has rows, but fewer than workers to divide it among."""
+        return self.divides_batch and 0 < num_rows < self.num_workers
+
+    def short_batch(self, num_rows: int, where: str) -> ConfigurationError:
+        """Return the refusal of a batch with fewer rows than workers that is not an epoch's last.
+
+        Args:
+            num_rows: Rows of the batch.
+            where: The batch and its data, as the subject of a sentence: "batch 3 of the PyDataset".
+        """
+        return ConfigurationError(
+            f"{where} has {num_rows} rows, which cannot be divided among {self.num_workers} "
+            "workers, and further batches follow it in the same epoch; expected at least one row "
+            "for each worker, but in the last batch of an epoch. Change the batch size or the "
+            "number of workers, leave out the short batch (drop_remainder=True), repeat() before "
+            "batch(), leave out steps_per_epoch, or give --batch=worker, with which every worker "
+            "takes batches of the script's size."
+        )
 
     def steps(self, num_steps: int) -> int:
         """Return this worker's steps where the script gives a number of them.
@@ -229,37 +283,25 @@ class Shared:
     parts: BatchParts = dataclasses.field(default_factory=BatchParts)
 
 
-def dealt_rows(total: int, run_batch: int, num_workers: int) -> list[int]:
-    """Return how many rows each worker has where every batch of the run is dealt out.
+def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:
+    """Return which worker has each row of one window of the run's rows.
 
-    >>> dealt_rows(7, 5, 2)
-    [4, 3]
-    """
-    whole, rest = divmod(total, run_batch)
-    workers = range(num_workers)
-    return [
-        whole * len(range(n, run_batch, num_workers)) + len(range(n, rest, num_workers))
-        for n in workers
-    ]
-
-
-def deal(total: int, run_batch: int, worker: int, num_workers: int) -> NDArray[np.int64]:
-    """Return the positions of a worker's rows where every batch of the run is dealt out.
-
-    The rows of each run of `run_batch` go to workers 1, 2, ... in turn: so the workers' k-th
-    batches are together the k-th batch of the run, and the last, short one is shared too.
+    A window is a batch of the run, or as many batches as there are workers. Its rows are dealt in a
+    random order: rows that follow a pattern, such as classes that alternate, would give each
+    worker only some of the classes if every n-th row were dealt to the same worker.
 
     Args:
-        total: Rows.
-        run_batch: Rows of a batch of the run.
-        worker: 1..num_workers.
+        num_rows: Rows of the window; the last window of an epoch may have fewer than the others.
         num_workers: Workers.
+        seed: The seed of the run, and the numbers of the fit, the epoch and the window.
 
     Returns:
-        [n] int64, ascending; of all workers disjoint and complete.
+        [num_rows] int64, each 1..num_workers. Worker i has len(range(i - 1, num_rows, num_workers))
+        of the rows, so that the first workers have one more where the rows do not divide evenly.
 
-    >>> [deal(7, 5, worker, 2).tolist() for worker in (1, 2)]
-    [[0, 2, 4, 5], [1, 3, 6]]
+    >>> owners = deal(7, 2, seed=(0, 0, 0, 0))
+    >>> np.bincount(owners).tolist()
+    [0, 4, 3]
     """
-    positions = np.arange(total, dtype=np.int64)
-    return np.flatnonzero(positions % run_batch % num_workers == worker - 1)
+    order = np.random.default_rng(seed).permutation(num_rows)
+    return np.asarray(order % num_workers + 1, dtype=np.int64)

@@ -5,6 +5,7 @@ Ray is not imported here: who has none of its data sets has no need of it.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -13,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, dealt_rows
+from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
+from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
 
 _MODULE = "ray.data"
 
@@ -29,8 +30,8 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a ray.data.Dataset that `fit` was given as x.
 
     `y` and `sample_weight` name columns, `y` several in a list; all other columns are x: one as it
-    is, several as a dict. Every worker reads all rows, in order, and takes every n-th of each batch
-    of the run.
+    is, several as a dict. Every worker reads all rows, in order, and keeps those of each batch of
+    the run that are dealt to it.
 
     Args:
         arguments: Of Keras' fit, by name.
@@ -55,22 +56,19 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             f"{total} rows of a ray.data.Dataset cannot be shared by {workers} workers; expected "
             f"at least one each. Use --nb_workers={max(total, 1)} at most, or more data."
         )
-    first = place.worker - 1 if place.is_shared else 0
-    given["x"] = _batches(
-        dataset,
-        _Columns.of(dataset, given),
-        total,
-        run_batch if place.is_shared else own,
-        (first, workers),
-    )
+    columns = _Columns.of(dataset, given)
+    given["x"] = _batches(dataset, columns, total, run_batch if place.is_shared else own, place)
     given |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
-    steps, short_by, of_batches = given.get("steps_per_epoch"), 0, BatchParts.alike(place)
-    if steps:
-        given["steps_per_epoch"] = place.steps(steps)
-        of_batches = BatchParts.of_steps(place, steps)
-    elif place.is_shared:
-        short_by = int(0 < total % run_batch <= first) if place.one_group else 0
-        of_batches = BatchParts.of_rows(place, size, dealt_rows(total, run_batch, workers))
+    short_by, of_batches = 0, BatchParts.alike(place)
+    if place.is_shared:
+        steps = given.get("steps_per_epoch")
+        given["steps_per_epoch"] = steps_of_worker(given, total, size, place)
+        if steps and given["steps_per_epoch"]:
+            of_batches = BatchParts.of_steps(place, steps)
+        else:
+            rest = total % run_batch
+            short_by = int(place.one_group and rest > 0 and place.num_dealt(rest) == 0)
+            of_batches = BatchParts.of_rows(place, size, place.dealt_rows(total, run_batch))
     num_examples = total if place.shard == "auto" else None
     return Shared(given, size, num_examples, short_by, of_batches)
 
@@ -129,31 +127,37 @@ class _Columns:
         return found if self._weight is None else (*found, batch[self._weight])
 
 
-def _batches(dataset: Any, columns: _Columns, total: int, size: int, part: tuple[int, int]) -> Any:
-    """Return a tf.data.Dataset of some rows of each batch.
+def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
+    """Return a tf.data.Dataset of this worker's rows of each batch.
 
     Args:
         dataset: The script's.
         columns: Of it.
         total: Its rows.
-        size: Rows of a batch.
-        part: Which of these: the first, and every which one from there on.
+        size: Rows of a batch of all workers.
+        place: This worker's.
     """
-    first, workers = part
     _keep_order(dataset)
+    epochs = itertools.count()
 
     def rows() -> Iterator[tuple[Any, ...]]:
-        for batch in dataset.iter_batches(batch_size=size, batch_format="numpy"):
-            mine = {name: _checked(name, column)[first::workers] for name, column in batch.items()}
-            if all(len(column) for column in mine.values()):
-                yield columns.element(mine)
+        epoch = next(epochs)
+        batches = dataset.iter_batches(batch_size=size, batch_format="numpy")
+        for number, batch in enumerate(batches):
+            whole = {name: _checked(name, column) for name, column in batch.items()}
+            if place.is_shared:
+                num_rows = len(next(iter(whole.values())))
+                own = place.positions(num_rows, epoch, number)
+                whole = {name: column[own] for name, column in whole.items()}
+            if all(len(column) for column in whole.values()):
+                yield columns.element(whole)
 
     sample = columns.element({name: _checked(name, c) for name, c in _sample(dataset).items()})
     signature = tf.nest.map_structure(
         lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
     )
-    whole, rest = divmod(total, size)
-    number = whole + (rest > first)
+    full, rest = divmod(total, size)
+    number = full + (rest > 0 if not place.is_shared else place.num_dealt(rest) > 0)
     batches = tf.data.Dataset.from_generator(rows, output_signature=signature)
     return batches.apply(tf.data.experimental.assert_cardinality(number)).prefetch(1)
 

@@ -58,8 +58,14 @@ def test_parts_are_disjoint_complete_and_together_the_scripts_batches(dataset, b
     run_batch = size if batch == "global" else 3 * size
     longest = max(map(len, steps))
     for number in range(longest):
-        rows = sorted(row for mine in steps if number < len(mine) for row in mine[number][0]["a"])
+        parts = [mine[number][0]["a"].numpy() for mine in steps if number < len(mine)]
+        assert number % 2 or any(len(set(part % 3)) > 1 for part in parts), "dealt by a stride"
+        rows = sorted(np.concatenate(parts))
         assert rows == list(range(number * run_batch, min(ROWS, (number + 1) * run_batch)))
+    again = list(shared_by_all(given, 3, batch=batch)[1].arguments["x"])
+    assert [step[0]["a"].numpy().tolist() for step in again] == [
+        step[0]["a"].numpy().tolist() for step in steps[1]
+    ]
     for shared, mine in zip(everyone, steps, strict=True):
         assert len(shared.arguments["x"]) == len(mine) == longest - shared.short_by
         assert (shared.batch_size, shared.num_examples) == (size, ROWS)

@@ -1,0 +1,251 @@
+"""Dealing out the elements of a tf.data.Dataset, or the rows of its batches, window by window.
+
+How the rows of a window are dealt depends on the number of the epoch and on that of the window, so
+both are counted while a dataset is iterated over. An epoch is one pass over what is dealt out: each
+repetition of a `repeat()` behind it is an epoch. All workers count alike as long as all iterate
+equally often.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from thinwire.sharing.place import WorkerPlace
+
+_Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
+
+
+def count_epochs() -> _Dataset:
+    """Return a dataset of one element, which is the number of passes over it before, from 0."""
+    numbers = itertools.count()
+
+    def count() -> Any:
+        return np.int64(next(numbers))
+
+    def begin(_: Any) -> Any:
+        # An iterator that is made and never asked for an element, as Keras makes some, is no pass.
+        return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
+
+    return tf.data.Dataset.from_tensors(0).map(begin)
+
+
+def deal_elements(
+    whole: _Dataset, window: int, place: WorkerPlace, *, drops_rest: bool, is_repeated: bool
+) -> _Dataset:
+    """Return the elements of a dataset that are this worker's.
+
+    A window is collected before it is dealt out: only then the size of the last one is known.
+
+    Args:
+        whole: Gives the same elements in the same order to every worker.
+        window: Elements of a full window.
+        place: This worker's.
+        drops_rest: Whether a last window with fewer elements is left out.
+        is_repeated: Whether several passes are one epoch of `fit`.
+    """
+
+    def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
+        if is_repeated and place.lacks_rows(int(num_elements)):
+            raise _short(place, number, num_elements)
+        is_own = np.zeros(int(num_elements), np.bool_)
+        is_own[place.positions(int(num_elements), int(epoch), int(number))] = True
+        return is_own
+
+    def open_window(epoch: Any, numbered: Any) -> _Dataset:
+        number, columns = numbered
+        size = tf.nest.flatten(columns)[0].cardinality()
+        flags = tf.ensure_shape(tf.numpy_function(owned, [epoch, number, size], tf.bool), [None])
+        flagged = tf.data.Dataset.zip((tf.data.Dataset.zip(columns), _slices(flags)))
+        return flagged.filter(_as_traced(_second)).map(_as_traced(_first))
+
+    windows = _without_none(whole).window(window, drop_remainder=drops_rest).enumerate()
+    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(open_window)
+    part, total = _with_none(dealt, whole.element_spec), int(whole.cardinality())
+    if total >= 0:
+        full, rest = divmod(total, window)
+        total = full * place.num_dealt(window) + (0 if drops_rest else place.num_dealt(rest))
+    if total == tf.data.UNKNOWN_CARDINALITY:
+        return part
+    return part.apply(tf.data.experimental.assert_cardinality(total))
+
+
+def cut_batches(
+    whole: _Dataset, place: WorkerPlace, *, may_be_short: bool, is_repeated: bool
+) -> _Dataset:
+    """Return each batch of a dataset with this worker's rows only.
+
+    Args:
+        whole: Gives the same batches in the same order to every worker.
+        place: This worker's.
+        may_be_short: Whether a batch may have fewer rows than there are workers. Only an epoch's
+            last batch may; the workers without rows then have a step less.
+        is_repeated: Whether several passes are one epoch of `fit`.
+    """
+    short: dict[int, int] = {}  # epoch -> rows of a batch that has to be its last
+
+    def positions(epoch: Any, number: Any, num_rows: Any) -> Any:
+        if int(epoch) in short:
+            raise _short(place, number - 1, short[int(epoch)])
+        if num_rows < place.num_workers:
+            if is_repeated:
+                raise _short(place, number, num_rows)
+            short[int(epoch)] = int(num_rows)
+        return place.positions(int(num_rows), int(epoch), int(number))
+
+    def cut(epoch: Any, numbered: Any) -> Any:
+        number, batch = numbered
+        own = tf.numpy_function(positions, [epoch, number, num_rows(batch)], tf.int64)
+        return take_rows_of(batch, tf.ensure_shape(own, [None]))
+
+    def has_rows(*batch: Any) -> Any:
+        return num_rows(batch) > 0
+
+    part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(_as_traced(cut))
+    return part.filter(_as_traced(has_rows)) if may_be_short else part
+
+
+def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
+    where = f"batch {int(number) + 1} of the tf.data.Dataset given to fit"
+    return place.short_batch(int(num_rows), where)
+
+
+def _epoch_of_each() -> _Dataset:
+    """Return a dataset that gives the number of the present pass again and again."""
+    return count_epochs().flat_map(lambda epoch: tf.data.Dataset.from_tensors(epoch).repeat())
+
+
+def _as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
+    return converted
+
+
+def _first(first: Any, second: Any) -> Any:
+    del second
+    return first
+
+
+def _second(first: Any, second: Any) -> Any:
+    del first
+    return second
+
+
+def _slices(values: Any) -> _Dataset:
+    return tf.data.Dataset.from_tensor_slices(values)
+
+
+# -- components of None, which a window cannot hold ------------------------------------------------
+
+
+def _without_none(dataset: _Dataset) -> _Dataset:
+    specs = tf.nest.flatten(dataset.element_spec)
+    if not any(isinstance(spec, tf.NoneTensorSpec) for spec in specs):
+        return dataset
+
+    def pack(*element: Any) -> Any:
+        return tuple(leaf for leaf in tf.nest.flatten(element) if leaf is not None)
+
+    return dataset.map(_as_traced(pack))
+
+
+def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
+    """Return the elements of `_without_none` in the structure of `spec` again."""
+    leaves = tf.nest.flatten(spec)
+    if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
+        return dataset
+
+    def unpack(*element: Any) -> Any:
+        values = iter(element)
+        every = [None if isinstance(leaf, tf.NoneTensorSpec) else next(values) for leaf in leaves]
+        return tf.nest.pack_sequence_as(spec, every)
+
+    return dataset.map(_as_traced(unpack))
+
+
+# -- rows of a batch -------------------------------------------------------------------------------
+
+
+def num_rows(batch: Any, spec: Any = None) -> Any:
+    """Return the number of rows of a batch, a scalar tensor int64; `spec` as `take_rows_of`."""
+    leaves, are_rows = _flat_rows(batch, spec)
+    return _length(leaves[are_rows.index(True)])
+
+
+def take_rows_of(batch: Any, positions: Any, spec: Any = None) -> Any:
+    """Return the rows of a batch at ascending positions.
+
+    A component without rows, such as a fixed table beside the images, stays whole.
+
+    Args:
+        batch: Tensors, ragged and sparse ones, in any nesting.
+        positions: [n] int64.
+        spec: The batch's in its data set; None: the batch is traced, and has its shapes.
+    """
+    leaves, are_rows = _flat_rows(batch, spec)
+    taken = [
+        _take(leaf, positions) if has_rows else leaf
+        for leaf, has_rows in zip(leaves, are_rows, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(batch, taken)
+
+
+def _flat_rows(batch: Any, spec: Any) -> tuple[list[Any], list[bool]]:
+    """Return the components of a batch, and which of them have its rows."""
+    leaves = tf.nest.flatten(batch)
+    return leaves, _rows_of(leaves if spec is None else tf.nest.flatten(spec))
+
+
+def _rows_of(leaves: Sequence[Any]) -> list[bool]:
+    """Return which components of a batch have its rows along their first axis.
+
+    The number of rows is open where a last batch may be shorter; a component whose length is known
+    all the same has others. Where all lengths are known, it is the one that most components have,
+    and the last of these on a tie: labels stand there.
+    """
+    lengths = [_known_length(getattr(leaf, "shape", _NO_AXIS)) for leaf in leaves]
+    if None in lengths:
+        return [length is None for length in lengths]
+    usual = max(reversed(lengths), key=lengths.count)
+    return [length == usual for length in lengths]
+
+
+#: The shape of what has no rows, as None.
+_NO_AXIS = tf.TensorShape([])
+
+
+def _known_length(shape: tf.TensorShape) -> int | None:
+    """Return the length along the first axis; None: it is open; -1: there is no axis."""
+    if shape.rank == 0:
+        return -1
+    return None if shape.rank is None else shape[0]
+
+
+def _length(rows: Any) -> Any:
+    if isinstance(rows, tf.SparseTensor):
+        return rows.dense_shape[0]
+    if isinstance(rows, tf.RaggedTensor):
+        return tf.cast(rows.nrows(), tf.int64)
+    return tf.shape(rows, tf.int64)[0]
+
+
+def _take(rows: Any, positions: Any) -> Any:
+    """Return rows of a tensor, ragged or sparse."""
+    if not isinstance(rows, tf.SparseTensor):
+        return tf.gather(rows, positions)
+    num_taken = tf.size(positions, tf.int64)
+    place_of = tf.scatter_nd(
+        positions[:, None], tf.range(1, num_taken + 1), rows.dense_shape[:1]
+    )  # [rows] int64, 0 for those that are not taken
+    new_row = tf.gather(place_of, rows.indices[:, 0]) - 1
+    is_taken = new_row >= 0
+    indices = tf.concat([new_row[:, None], rows.indices[:, 1:]], axis=1)
+    shape = tf.concat([num_taken[None], rows.dense_shape[1:]], axis=0)
+    part = tf.SparseTensor(
+        tf.boolean_mask(indices, is_taken), tf.boolean_mask(rows.values, is_taken), shape
+    )
+    part.set_shape([None, *rows.shape[1:]])
+    return part
