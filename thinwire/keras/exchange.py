@@ -102,6 +102,7 @@ class StepExchange:
         in_turn: bool,
         values: Float32,
         rows: int,
+        has_stepped: bool,
         loss: Float32,
         held: Float32,
         has_assigned: bool,
@@ -119,6 +120,7 @@ class StepExchange:
             in_turn: Whether other optimizers of a loop may step before weights are exchanged.
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
+            has_stepped: Whether the optimizer counts it, where it steps on this worker.
             loss: [1] float32 its mean loss; [0] where it is unknown.
             held: [num_parameters] float32 weights of the model where `values` are a gradient; else
                 empty.
@@ -152,7 +154,7 @@ class StepExchange:
                     overflow=bool(scale) and not np.isfinite(values).all(),
                     optimizer=0 if session.takes_weights else step.number,
                     repeats_batch=repeats,
-                    batch_parts=self._parts_of_batch(repeats),
+                    batch_parts=self._parts_of_batch(repeats) if has_stepped else 0,
                     touched={
                         int(number): np.unique(each)
                         for number, each in zip(sparse, touched, strict=True)
