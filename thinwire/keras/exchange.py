@@ -148,13 +148,14 @@ class StepExchange:
             # that is passed over has no part in the run. A script may have set stop_training before
             # a batch, which Keras then still trains.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
+                parts = self._parts_of_batch(repeats)
                 figures = ScriptFigures(
                     learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),
                     overflow=bool(scale) and not np.isfinite(values).all(),
                     optimizer=0 if session.takes_weights else step.number,
                     repeats_batch=repeats,
-                    batch_parts=self._parts_of_batch(repeats) if has_stepped else 0,
+                    batch_parts=parts if has_stepped else 0,
                     touched={
                         int(number): np.unique(each)
                         for number, each in zip(sparse, touched, strict=True)
