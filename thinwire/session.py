@@ -347,7 +347,8 @@ class Session:
         if optimizer >= len(core.schedule_counts):
             return None
         known = core.schedule_counts[optimizer]  # before what is under way: its reply counts that
-        parts = self.part.parts_under_way(optimizer) + self._left_out.get(optimizer, 0)
+        sent_for = 0 if self.takes_weights else optimizer  # weights are those of all optimizers
+        parts = self.part.parts_under_way(sent_for) + self._left_out.get(sent_for, 0)
         if self.settings.run.method.takes_local_steps:
             parts += core.round.batch_parts
         known += self._batches(parts)

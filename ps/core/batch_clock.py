@@ -51,7 +51,8 @@ class BatchClock:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take back what `state_dict` gave, perhaps in a run with another number of workers."""
+        """Take back what `state_dict` gave, perhaps in a run with other workers or optimizers."""
         before = state["per_batch"]
-        self._first = list(state["first"])
+        if len(state["first"]) == len(self._first):
+            self._first = list(state["first"])
         self._parts = [parts * self._per_batch // before for parts in state["parts"]]

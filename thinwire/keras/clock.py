@@ -26,6 +26,7 @@ class RunClock:
 
     Attributes:
         variable: The count, which the graph of a step reads; of the kind that optimizers have.
+        own: The optimizer's own count at the last exchange, where it steps on this worker.
         count: Its value, which may be ahead of the variable: a graph assigns to that when it can.
 
     Args:
@@ -35,7 +36,7 @@ class RunClock:
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self.count = int(optimizer._iterations)
-        self.variable = self._new_variable()
+        self.variable, self.own = self._new_variable(), self._new_variable()
         self._read_at = self._new_variable()  # which no graph assigns to
 
     def _new_variable(self) -> keras.Variable:
@@ -58,6 +59,7 @@ class RunClock:
         """Let the schedule be read at a count of the run from now on, outside of any step."""
         self.count = count
         self.variable.assign(count)
+        self.own.assign(int(self._optimizer._iterations))
         setattr(self._optimizer._iterations, _CLOCK, self)
         kind: Any = type(self._optimizer._learning_rate)
         _read_at_clocks(kind)

@@ -102,6 +102,7 @@ class StepExchange:
         in_turn: bool,
         values: Float32,
         rows: int,
+        has_stepped: bool,
         loss: Float32,
         held: Float32,
         has_assigned: bool,
@@ -119,6 +120,7 @@ class StepExchange:
             in_turn: Whether other optimizers of a loop may step before weights are exchanged.
             values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
             rows: Examples in the mini-batch.
+            has_stepped: Whether the optimizer counts it, where it steps on this worker.
             loss: [1] float32 its mean loss; [0] where it is unknown.
             held: [num_parameters] float32 weights of the model where `values` are a gradient; else
                 empty.
@@ -146,13 +148,14 @@ class StepExchange:
             # that is passed over has no part in the run. A script may have set stop_training before
             # a batch, which Keras then still trains.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
+                parts = self._parts_of_batch(repeats)
                 figures = ScriptFigures(
                     learning_rate=self._set_rate(step, float(rate)),
                     loss_scale=float(scale),
                     overflow=bool(scale) and not np.isfinite(values).all(),
                     optimizer=0 if session.takes_weights else step.number,
                     repeats_batch=repeats,
-                    batch_parts=self._parts_of_batch(repeats),
+                    batch_parts=parts if has_stepped else 0,
                     touched={
                         int(number): np.unique(each)
                         for number, each in zip(sparse, touched, strict=True)

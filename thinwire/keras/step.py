@@ -390,9 +390,11 @@ class ExchangeStep:
             used = tf.cast(scale.value, tf.float32)
             values = values / used
         touched = [_touched(gradient) for gradient in gradients]
+        clocks = list(session.clocks)
         values = [
             values,
             tf.cast(rows, tf.int64),
+            self._has_stepped(clocks),
             tf.zeros([0]) if loss is None else tf.reshape(tf.cast(loss, tf.float32), [1]),
             tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
             session.assignments.has_any if session.takes_weights else tf.constant(False),
@@ -402,7 +404,6 @@ class ExchangeStep:
             tf.constant([n for n, each in enumerate(touched) if each is not None], tf.int64),
             *(each for each in touched if each is not None),
         ]
-        clocks = list(session.clocks)
         types = [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64]
         in_turn = session.takes_weights and not session.call.ends_later
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
@@ -424,6 +425,17 @@ class ExchangeStep:
         for number, clock in enumerate(clocks):
             if clock is not None:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
+
+    def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
+        """Return whether the optimizer counts the mini-batch: not if it overflows at its scale."""
+        is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
+        clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
+        if clock is None:
+            return tf.constant(True)
+        count = tf.identity(inner(self.optimizer)._iterations.value)
+        has_stepped = tf.not_equal(count, clock.own.value)
+        clock.own.assign(count)
+        return has_stepped
 
     @property
     def _scale(self) -> Any:

@@ -1,7 +1,7 @@
 """The rows of a mini-batch: how many there are, and which of its arrays have one of each.
 
 A batch may hold what is no row of it, such as the sizes of anchors beside images and boxes. So no
-single array says how many rows there are: weights of rows and labels do, and else most arrays.
+single array shows how many rows there are: weights of rows and labels do, and else most arrays.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class _Leaf:
 def num_rows(batch: Any) -> Any:
     """Return the number of rows of a mini-batch, as Keras takes it: x, (x, y) or (x, y, weights).
 
-    The weights of rows say it, else the labels, else x: by the length that most arrays of the batch
-    have, and of several such lengths by that which differs from step to step, or has most axes.
+    It is that of the weights of rows, else of the labels, else of x. Where their arrays differ in
+    length, the length counts that most arrays of the batch have; of two such lengths the one that
+    differs from step to step, or of the array with more axes.
 
     Returns:
         A number; where only the step knows it a scalar int64 tensor.

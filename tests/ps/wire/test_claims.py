@@ -31,7 +31,10 @@ METHODS = {
     "dgs": {"compression_rate": 0.25},
     "asgd": {"overlap": True},
 }
-WHOLE_OF_PUSH = ("step", "base_version", "generation", "epoch", "samples", "local_steps", "lag")
+WHOLE_OF_PUSH = (
+    *("step", "base_version", "generation", "epoch", "samples", "local_steps", "lag"),
+    "batch_parts",
+)
 WHOLE_OF_QUERY = ("step", "local_steps")
 REAL_OF_QUERY = ("step_seconds", "age_seconds", "query_seconds")
 LIFE = {HONEST: 11, ROGUE: 12}
@@ -291,6 +294,16 @@ def test_samples_are_bounded_by_what_the_steps_can_have_seen(
         bounds.check_push(pb.Push(step=1, local_steps=steps, samples=samples))
     with pytest.raises(Malformed, match="expected"):
         bounds.check_push(pb.Push(step=1, local_steps=too_many[0], samples=too_many[1]))
+
+
+def test_no_push_stands_for_many_batches_of_the_script():
+    """One that did would bring a schedule of all workers to its end."""
+    for steps, most in ((0, 808), (1, 808), (20, 960)):
+        bounds = ClaimBounds(20, takes_changes=False, nb_workers=4)
+        bounds.check_push(pb.Push(step=1, samples=steps, local_steps=steps or 1, batch_parts=most))
+        with pytest.raises(Malformed, match=f"batch_parts {most + 1}: expected 0 to {most}"):
+            bounds.check_push(pb.Push(step=1, local_steps=steps, batch_parts=most + 1))
+    assert ClaimBounds.of(method("bsp"), nb_workers=4).nb_workers == 4
 
 
 def test_a_round_without_an_example_brings_nothing():

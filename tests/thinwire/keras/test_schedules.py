@@ -383,6 +383,25 @@ def test_a_count_that_the_script_sets_is_the_schedule_s_next_one(tmp_path):
         assert run.each(script) == [expected] * 2
 
 
+@pytest.mark.parametrize("method", ["dgs", pytest.param("asgd", marks=LONG)])
+def test_a_batch_that_overflows_is_counted_as_alone(method, tmp_path):
+    def train(settings=None):
+        scaled = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(counting()), initial_scale=2.0**127
+        )
+        model, rates = compiled(scaled), Rates()
+        model = model if settings is None else distribute(model, settings)
+        options = {"batch_size": 10, "shuffle": False, "verbose": 0, "callbacks": [rates]}
+        weights = np.repeat(np.float32([1, 1000, 1]), [10, 10, 30])
+        model.fit(FEW_X, FEW_Y, sample_weight=weights, **options)
+        return rates.seen
+
+    expected = train()
+    assert expected == [0.001, 0.001, 0.002, 0.003, 0.004]
+    with scripts(tmp_path, method, 1) as run:
+        assert run.each(train) == [expected]
+
+
 def test_a_batch_that_is_left_out_is_counted_with_the_next(tmp_path):
     holed = FEW_X.copy()
     holed[14] = np.nan  # of the second batch of five
