@@ -23,7 +23,7 @@ from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.sharing.by_rows import mixes_rows
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.place import Shared, UnfilledRounds, WorkerPlace
 from thinwire.sharing.windows import cut_batches, deal_elements
 
 _INSTEAD = (
@@ -51,17 +51,20 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     plan = _Plan.of(whole)
-    batch_size, short_by = plan.batch_size, 0
+    batch_size, short_by, unfilled = plan.batch_size, 0, None
     if place.is_shared:
         _check_shareable(whole, place)
         given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
-        given["x"] = _WorkerPart(plan, place).dataset()
-        short_by = 0 if given["steps_per_epoch"] else plan.short_by(place)
+        if not given["steps_per_epoch"]:
+            short_by = plan.short_by(place)
+            unfilled = UnfilledRounds() if place.one_group and not plan.knows_steps else None
+        is_repeated = plan.num_passes != 1 or bool(given["steps_per_epoch"])
+        given["x"] = _WorkerPart(plan, place, is_repeated, unfilled).dataset()
     elif place.divides_batch:
         size = place.part_of_batch(_known(batch_size))
         given["x"] = whole.rebatch(size)
     num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
-    return Shared(given, batch_size, num_examples, short_by)
+    return Shared(given, batch_size, num_examples, short_by, unfilled)
 
 
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
@@ -70,7 +73,7 @@ def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> 
     Where the number of rows is known only while they are read, such a batch is refused then.
     """
     steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
-    if size is None or total is None or plan.drops_rest or not plan.keeps_batches:
+    if size is None or total is None or plan.drops_rest or not plan.knows_steps:
         return place.steps(steps) if steps else None
     return steps_of_worker(given, total, size, place, is_repeated=plan.num_passes != 1)
 
@@ -82,7 +85,7 @@ def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
         ConfigurationError: As `share_dataset`.
     """
     place = dataclasses.replace(place, batch="worker")
-    return _WorkerPart(_Plan.of(dataset), place).dataset() if place.is_shared else dataset
+    return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
 
 
 def _known(batch_size: int | None) -> int:
@@ -187,6 +190,11 @@ class _Plan:
             pipeline.looks_at_batches(node) for node in self.nodes[: self.batching]
         )
 
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the number of batches of a pass is known before it is read."""
+        return self.rows_of_pass is not None and self.keeps_batches
+
     def examples_of_epoch(self, place: WorkerPlace) -> int | None:
         """Return the rows that all workers train on, once through; None if not known."""
         total, size = self.num_examples, self.batch_size
@@ -202,7 +210,7 @@ class _Plan:
     def short_by(self, place: WorkerPlace) -> int:
         """Return `Shared.short_by` of this worker."""
         total, size = self.rows_of_pass, self.batch_size
-        if total is None or size is None or not (self.keeps_batches and place.one_group):
+        if total is None or size is None or not (self.knows_steps and place.one_group):
             return 0
         if self.num_passes < 0:
             return 0
@@ -240,8 +248,23 @@ class _Plan:
 class _WorkerPart:
     """A worker's part of a pipeline."""
 
-    def __init__(self, plan: _Plan, place: WorkerPlace) -> None:
+    def __init__(
+        self,
+        plan: _Plan,
+        place: WorkerPlace,
+        is_repeated: bool,
+        unfilled: UnfilledRounds | None = None,
+    ) -> None:
+        """Begin at the source.
+
+        Args:
+            plan: The pipeline.
+            place: This worker's.
+            is_repeated: Whether an epoch of `fit` may go on with the next pass.
+            unfilled: Counts the rounds that this worker turns out to have no rows for.
+        """
         self._plan, self._place = plan, place
+        self._is_repeated, self._unfilled = is_repeated, unfilled
         self._nodes = plan.nodes
         # From the source on, as far as `_node` has been.
         self._in_order = [self._source(plan.nodes[-1])]
@@ -271,7 +294,8 @@ class _WorkerPart:
                 deal_elements,
                 window=self._window(in_batches=behind is not None),
                 drops_rest=self._drops_rest(point),
-                is_repeated=plan.num_passes != 1,
+                is_repeated=self._is_repeated,
+                unfilled=self._unfilled,
             )
             part = self._push_up(self._node(point), deal_out, self._dealing(point))
         for number in range(point - 1, -1, -1):
@@ -490,10 +514,8 @@ class _WorkerPart:
             whole,
             self._dealing(point),
             may_be_short=not self._fills_all(),
-            is_repeated=any(
-                pipeline.name_of(node) == pipeline.REPEAT and pipeline.repeats(node) != 1
-                for node in self._nodes[:point]
-            ),
+            is_repeated=self._is_repeated,
+            unfilled=self._unfilled,
         )
 
     def _fills_all(self) -> bool:

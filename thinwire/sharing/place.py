@@ -153,6 +153,26 @@ class WorkerPlace:
         return max(1, len(range(self.worker - 1, num_steps, self.num_workers)))
 
 
+class UnfilledRounds:
+    """Counts the rounds for which this worker has no rows, where only reading the data shows it.
+
+    A data set whose rows are filtered or come from files does not know how many it has. A last
+    batch with fewer rows than workers then leaves some workers a step less.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def note(self) -> None:
+        """Count one more."""
+        self._number += 1
+
+    def take(self) -> int:
+        """Return how many there were since the last call."""
+        number, self._number = self._number, 0
+        return number
+
+
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """What a worker trains on.
@@ -163,12 +183,14 @@ class Shared:
         num_examples: Rows of the whole training set; None if they cannot be known.
         short_by: Steps by which this worker's epoch is shorter than the longest of the others,
             which one group has to do without it.
+        unfilled: Further such steps, counted while the data is read; None: all are known before.
     """
 
     arguments: dict[str, Any]
     batch_size: int | None = None
     num_examples: int | None = None
     short_by: int = 0
+    unfilled: UnfilledRounds | None = None
 
 
 def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:

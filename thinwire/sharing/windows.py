@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from thinwire.sharing.place import WorkerPlace
+from thinwire.sharing.place import UnfilledRounds, WorkerPlace
 
 _Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
 
@@ -35,7 +35,13 @@ def count_epochs() -> _Dataset:
 
 
 def deal_elements(
-    whole: _Dataset, window: int, place: WorkerPlace, *, drops_rest: bool, is_repeated: bool
+    whole: _Dataset,
+    window: int,
+    place: WorkerPlace,
+    *,
+    drops_rest: bool,
+    is_repeated: bool,
+    unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
     """Return the elements of a dataset that are this worker's.
 
@@ -46,7 +52,8 @@ def deal_elements(
         window: Elements of a full window.
         place: This worker's.
         drops_rest: Whether a last window with fewer elements is left out.
-        is_repeated: Whether several passes are one epoch of `fit`.
+        is_repeated: Whether an epoch of `fit` may go on with the next pass.
+        unfilled: Counts the windows that this worker has no elements of.
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
@@ -54,6 +61,8 @@ def deal_elements(
             raise _short(place, number, num_elements)
         is_own = np.zeros(int(num_elements), np.bool_)
         is_own[place.positions(int(num_elements), int(epoch), int(number))] = True
+        if unfilled is not None and not is_own.any():
+            unfilled.note()
         return is_own
 
     def open_window(epoch: Any, numbered: Any) -> _Dataset:
@@ -75,7 +84,12 @@ def deal_elements(
 
 
 def cut_batches(
-    whole: _Dataset, place: WorkerPlace, *, may_be_short: bool, is_repeated: bool
+    whole: _Dataset,
+    place: WorkerPlace,
+    *,
+    may_be_short: bool,
+    is_repeated: bool,
+    unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
     """Return each batch of a dataset with this worker's rows only.
 
@@ -84,7 +98,8 @@ def cut_batches(
         place: This worker's.
         may_be_short: Whether a batch may have fewer rows than there are workers. Only an epoch's
             last batch may; the workers without rows then have a step less.
-        is_repeated: Whether several passes are one epoch of `fit`.
+        is_repeated: Whether an epoch of `fit` may go on with the next pass.
+        unfilled: Counts the batches that this worker has no rows of.
     """
     short: dict[int, int] = {}  # epoch -> rows of a batch that has to be its last
 
@@ -95,6 +110,8 @@ def cut_batches(
             if is_repeated:
                 raise _short(place, number, num_rows)
             short[int(epoch)] = int(num_rows)
+            if unfilled is not None and not place.num_dealt(int(num_rows)):
+                unfilled.note()
         return place.positions(int(num_rows), int(epoch), int(number))
 
     def cut(epoch: Any, numbered: Any) -> Any:
