@@ -513,19 +513,19 @@ class _WorkerPart:
         return cut_batches(
             whole,
             self._dealing(point),
-            may_be_short=not self._fills_all(),
+            rest=self._rest(),
             is_repeated=self._is_repeated,
             unfilled=self._unfilled,
         )
 
-    def _fills_all(self) -> bool:
-        """Return whether every batch is known to have a row for each worker."""
-        size, total = self._plan.batch_size, self._plan.rows_of_pass
-        if self._plan.batching is None:
-            return size is not None
-        if self._plan.drops_rest:
-            return True
-        return total is not None and not self._place.lacks_rows(total % _known(size))
+    def _rest(self) -> int | None:
+        """Return the rows of a last, short batch, 0 if there is none; None: not known."""
+        plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
+        if plan.drops_rest or (plan.batching is None and size is not None):
+            return 0
+        if total is None or size is None or not plan.keeps_batches:
+            return None
+        return total % size
 
 
 def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:

@@ -87,7 +87,7 @@ def cut_batches(
     whole: _Dataset,
     place: WorkerPlace,
     *,
-    may_be_short: bool,
+    rest: int | None,
     is_repeated: bool,
     unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
@@ -96,8 +96,8 @@ def cut_batches(
     Args:
         whole: Gives the same batches in the same order to every worker.
         place: This worker's.
-        may_be_short: Whether a batch may have fewer rows than there are workers. Only an epoch's
-            last batch may; the workers without rows then have a step less.
+        rest: Rows of a last, short batch, 0 if there is none; None: not known. Only an epoch's last
+            batch may have fewer rows than there are workers; those without rows have a step less.
         is_repeated: Whether an epoch of `fit` may go on with the next pass.
         unfilled: Counts the batches that this worker has no rows of.
     """
@@ -123,7 +123,12 @@ def cut_batches(
         return num_rows(batch) > 0
 
     part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(_as_traced(cut))
-    return part.filter(_as_traced(has_rows)) if may_be_short else part
+    total, lacks = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
+    part = part.filter(_as_traced(has_rows)) if lacks else part
+    if rest is None or total == tf.data.UNKNOWN_CARDINALITY:
+        return part
+    total -= int(total > 0 and lacks and not place.num_dealt(rest))
+    return part.apply(tf.data.experimental.assert_cardinality(total))
 
 
 def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
