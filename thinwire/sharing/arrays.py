@@ -238,7 +238,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
-    # Keras, too, tells a model the size of a batch where all batches have the same one.
+    # A model may need the size of a batch; as in Keras it is fixed where all batches have it.
     shape = [size if shares.num_own(place) % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +31,9 @@ _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
+#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and a
+#: script may call `fit` once for each epoch.
+_MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def is_dataset(data: Any) -> bool:
@@ -325,12 +329,15 @@ class _WorkerPart:
 
     def _mixes_rows(self, number: int) -> bool:
         """Return whether a map gives other rows for parts of a batch than for the whole."""
-        node = self._nodes[number]
-        try:
-            batch = pipeline.first_element(self._nodes[number + 1])
-        except tf.errors.OpError:
-            return False  # as it fails for the script alone
-        return mixes_rows(node._map_func, batch, self._place)
+        function = self._nodes[number]._map_func
+        known = _MIXES_ROWS.setdefault(function, {})
+        if self._place.num_workers not in known:
+            try:
+                batch = pipeline.first_element(self._nodes[number + 1])
+                known[self._place.num_workers] = mixes_rows(function, batch, self._place)
+            except tf.errors.OpError:
+                return False  # as it fails for the script alone
+        return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
         """Return what the last known transformation gives, with this fit's seeds before it.

@@ -28,7 +28,7 @@ def count_epochs() -> _Dataset:
         return np.int64(next(numbers))
 
     def begin(_: Any) -> Any:
-        # An iterator that is made and never asked for an element, as Keras makes some, is no pass.
+        # Counted at the first element: Keras makes iterators that it never reads from.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
     return tf.data.Dataset.from_tensors(0).map(begin)
