@@ -19,6 +19,8 @@ from thinwire.sharing.place import WorkerPlace
 
 #: What an error has in its text that a fixed number of rows may have brought about.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
+#: An error of this library's, raised while TensorFlow was reading the data.
+_REFUSED = re.compile(rf"{ConfigurationError.__name__}: ([^\n]*)")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 #: An input of another width or rank, or none; one of another number of rows is `explain_batch`'s.
 _INPUTS = re.compile(
@@ -45,7 +47,7 @@ def refusing_unfit(model: Any) -> Iterator[None]:
     """
     try:
         yield
-    except (ValueError, tf.errors.InvalidArgumentError) as error:
+    except (ValueError, tf.errors.InvalidArgumentError, tf.errors.UnknownError) as error:
         mismatch = _mismatch(str(error), model)
         if mismatch is None:
             raise
@@ -54,6 +56,8 @@ def refusing_unfit(model: Any) -> Iterator[None]:
 
 def _mismatch(text: str, model: Any) -> str | None:
     """Return what does not fit, by the text of an error; None: it is of something else."""
+    if found := _REFUSED.search(text):
+        return found[1]
     if found := _LABEL.search(text):
         label, classes = found.groups()
         return (

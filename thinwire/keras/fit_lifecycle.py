@@ -156,7 +156,10 @@ class FitLifecycle:
         Args:
             epoch: As Keras counts them.
         """
-        self._to_sit_out, self._part = self._joining.data.short_by, _EpochPart.BEFORE_STEPS
+        data = self._joining.data
+        self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
+        if data.unfilled is not None:
+            data.unfilled.take()  # of a pass that Keras began only to build the model
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
         self._stop.begin_epoch(epoch)
@@ -174,6 +177,8 @@ class FitLifecycle:
         session = self._member.session
         self._exchange.raise_failure()
         number, self._to_sit_out = self._to_sit_out, 0
+        if (unfilled := self._joining.data.unfilled) is not None:
+            number += unfilled.take()
         if session is None:
             return
         if self._member.model.stop_training:

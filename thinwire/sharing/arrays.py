@@ -195,6 +195,13 @@ class _Shares:
         short_by = max(numbers) - own if place.one_group else 0
         return cls(rows, window, rule.partition == _EQUAL, sizes, own, short_by)
 
+    def num_own(self, place: WorkerPlace) -> int:
+        """Return how many of the rows are this worker's in an epoch."""
+        if not self.is_dealt:
+            return len(self.rows)
+        whole, rest = divmod(len(self.rows), self.window)
+        return whole * place.num_dealt(self.window) + place.num_dealt(rest)
+
     def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
         """Return the rows of this worker's batches of an epoch, one batch behind the other.
 
@@ -238,6 +245,8 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
+    # A model may need the size of a batch; as in Keras it is fixed where all batches have it.
+    shape = [size if shares.num_own(place) % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
         return shares.rows_of_epoch(int(epoch), shuffle, place)
@@ -246,7 +255,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
         numbers = tf.data.Dataset.range(shares.num_batches)
         return numbers.map(
-            lambda number: tf.ensure_shape(rows[number * size : (number + 1) * size], [None])
+            lambda number: tf.ensure_shape(rows[number * size : (number + 1) * size], shape)
         )
 
     rows = count_epochs().flat_map(batches_of_epoch)

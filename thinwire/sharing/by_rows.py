@@ -34,7 +34,7 @@ def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
     Args:
         wrapper: The function, as tf.data wraps it.
         batch: An element of the map's input, of two rows at least; None: there is none to be had.
-        place: Any worker's; it says how batches are cut.
+        place: Any worker's; batches are cut by it.
 
     Returns:
         True also where there is no batch to try. False where the function fails on a whole batch,

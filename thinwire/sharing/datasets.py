@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import tensorflow as tf
@@ -23,13 +24,16 @@ from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.sharing.by_rows import mixes_rows
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.place import BatchParts, Shared, UnfilledRounds, WorkerPlace
 from thinwire.sharing.windows import cut_batches, deal_elements
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
+#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and
+#: a script may call `fit` once for each epoch.
+_MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def is_dataset(data: Any) -> bool:
@@ -51,12 +55,15 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     plan, steps = _Plan.of(whole), given.get("steps_per_epoch")
-    batch_size, short_by = plan.batch_size, 0
+    batch_size, short_by, unfilled = plan.batch_size, 0, None
     of_batches = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
     if place.is_shared:
         _check_shareable(whole, place)
         given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
-        part = _WorkerPart(plan, place)
+        is_repeated = plan.num_passes != 1 or bool(given["steps_per_epoch"])
+        if not given["steps_per_epoch"] and place.one_group and not plan.knows_steps:
+            unfilled = UnfilledRounds()
+        part = _WorkerPart(plan, place, is_repeated, unfilled)
         given["x"] = part.dataset()
         if not given["steps_per_epoch"]:
             short_by, of_batches = part.short_by(), part.parts()
@@ -64,7 +71,7 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         size = place.part_of_batch(_known(batch_size))
         given["x"] = whole.rebatch(size)
     num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
-    return Shared(given, batch_size, num_examples, short_by, of_batches)
+    return Shared(given, batch_size, num_examples, short_by, of_batches, unfilled)
 
 
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
@@ -73,7 +80,7 @@ def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> 
     Where the number of rows is known only while they are read, such a batch is refused then.
     """
     steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
-    if size is None or total is None or plan.drops_rest or not plan.keeps_batches:
+    if size is None or total is None or plan.drops_rest or not plan.knows_steps:
         return place.steps(steps) if steps else None
     return steps_of_worker(given, total, size, place, is_repeated=plan.num_passes != 1)
 
@@ -85,7 +92,7 @@ def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
         ConfigurationError: As `share_dataset`.
     """
     place = dataclasses.replace(place, batch="worker")
-    return _WorkerPart(_Plan.of(dataset), place).dataset() if place.is_shared else dataset
+    return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
 
 
 def _known(batch_size: int | None) -> int:
@@ -190,6 +197,11 @@ class _Plan:
             pipeline.looks_at_batches(node) for node in self.nodes[: self.batching]
         )
 
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the number of batches of a pass is known before it is read."""
+        return self.rows_of_pass is not None and self.keeps_batches
+
     def examples_of_epoch(self, place: WorkerPlace) -> int | None:
         """Return the rows that all workers train on, once through; None if not known."""
         total, size = self.num_examples, self.batch_size
@@ -225,8 +237,23 @@ class _Plan:
 class _WorkerPart:
     """A worker's part of a pipeline."""
 
-    def __init__(self, plan: _Plan, place: WorkerPlace) -> None:
+    def __init__(
+        self,
+        plan: _Plan,
+        place: WorkerPlace,
+        is_repeated: bool,
+        unfilled: UnfilledRounds | None = None,
+    ) -> None:
+        """Begin at the source.
+
+        Args:
+            plan: The pipeline.
+            place: This worker's.
+            is_repeated: Whether an epoch of `fit` may go on with the next pass.
+            unfilled: Counts the rounds that this worker turns out to have no rows for.
+        """
         self._plan, self._place = plan, place
+        self._is_repeated, self._unfilled = is_repeated, unfilled
         self._nodes = plan.nodes
         # From the source on, as far as `_node` has been.
         self._in_order = [self._source(plan.nodes[-1])]
@@ -253,7 +280,8 @@ class _WorkerPart:
                 deal_elements,
                 window=self._window(in_batches=self._behind is not None),
                 drops_rest=self._drops_rest(point),
-                is_repeated=plan.num_passes != 1,
+                is_repeated=self._is_repeated,
+                unfilled=self._unfilled,
             )
             part = self._push_up(self._node(point), deal_out, self._dealing(point))
         for number in range(point - 1, -1, -1):
@@ -333,12 +361,15 @@ class _WorkerPart:
 
     def _mixes_rows(self, number: int) -> bool:
         """Return whether a map gives other rows for parts of a batch than for the whole."""
-        node = self._nodes[number]
-        try:
-            batch = pipeline.first_element(self._nodes[number + 1])
-        except tf.errors.OpError:
-            return False  # as it fails for the script alone
-        return mixes_rows(node._map_func, batch, self._place)
+        function = self._nodes[number]._map_func
+        known = _MIXES_ROWS.setdefault(function, {})
+        if self._place.num_workers not in known:
+            try:
+                batch = pipeline.first_element(self._nodes[number + 1])
+                known[self._place.num_workers] = mixes_rows(function, batch, self._place)
+            except tf.errors.OpError:
+                return False  # as it fails for the script alone
+        return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
         """Return what the last known transformation gives, with this fit's seeds before it.
@@ -521,21 +552,19 @@ class _WorkerPart:
         return cut_batches(
             whole,
             self._dealing(point),
-            may_be_short=not self._fills_all(),
-            is_repeated=any(
-                pipeline.name_of(node) == pipeline.REPEAT and pipeline.repeats(node) != 1
-                for node in self._nodes[:point]
-            ),
+            rest=self._rest(),
+            is_repeated=self._is_repeated,
+            unfilled=self._unfilled,
         )
 
-    def _fills_all(self) -> bool:
-        """Return whether every batch is known to have a row for each worker."""
-        size, total = self._plan.batch_size, self._plan.rows_of_pass
-        if self._plan.batching is None:
-            return size is not None
-        if self._plan.drops_rest:
-            return True
-        return total is not None and not self._place.lacks_rows(total % _known(size))
+    def _rest(self) -> int | None:
+        """Return the rows of a last, short batch, 0 if there is none; None: not known."""
+        plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
+        if plan.drops_rest or (plan.batching is None and size is not None):
+            return 0
+        if total is None or size is None or not plan.keeps_batches:
+            return None
+        return total % size
 
 
 def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:

@@ -179,6 +179,26 @@ class WorkerPlace:
         return max(1, len(range(self.worker - 1, num_steps, self.num_workers)))
 
 
+class UnfilledRounds:
+    """Counts the rounds for which this worker has no rows, where only reading the data shows it.
+
+    A data set whose rows are filtered or come from files does not know how many it has. A last
+    batch with fewer rows than workers then leaves some workers a step less.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def note(self) -> None:
+        """Count one more."""
+        self._number += 1
+
+    def take(self) -> int:
+        """Return how many there were since the last call."""
+        number, self._number = self._number, 0
+        return number
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchParts:
     """How much of the script's batches each mini-batch of a worker is, for schedules.
@@ -274,6 +294,7 @@ class Shared:
         short_by: Steps by which this worker's epoch is shorter than the longest of the others,
             which one group has to do without it.
         parts: How much of the script's batches each mini-batch is.
+        unfilled: Further such steps, counted while the data is read; None: all are known before.
     """
 
     arguments: dict[str, Any]
@@ -281,6 +302,7 @@ class Shared:
     num_examples: int | None = None
     short_by: int = 0
     parts: BatchParts = dataclasses.field(default_factory=BatchParts)
+    unfilled: UnfilledRounds | None = None
 
 
 def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:

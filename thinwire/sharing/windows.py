@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from thinwire.sharing.place import WorkerPlace
+from thinwire.sharing.place import UnfilledRounds, WorkerPlace
 
 _Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
 
@@ -28,14 +28,20 @@ def count_epochs() -> _Dataset:
         return np.int64(next(numbers))
 
     def begin(_: Any) -> Any:
-        # An iterator that is made and never asked for an element, as Keras makes some, is no pass.
+        # Counted at the first element: Keras makes iterators that it never reads from.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
     return tf.data.Dataset.from_tensors(0).map(begin)
 
 
 def deal_elements(
-    whole: _Dataset, window: int, place: WorkerPlace, *, drops_rest: bool, is_repeated: bool
+    whole: _Dataset,
+    window: int,
+    place: WorkerPlace,
+    *,
+    drops_rest: bool,
+    is_repeated: bool,
+    unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
     """Return the elements of a dataset that are this worker's.
 
@@ -46,7 +52,8 @@ def deal_elements(
         window: Elements of a full window.
         place: This worker's.
         drops_rest: Whether a last window with fewer elements is left out.
-        is_repeated: Whether several passes are one epoch of `fit`.
+        is_repeated: Whether an epoch of `fit` may go on with the next pass.
+        unfilled: Counts the windows that this worker has no elements of.
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
@@ -54,6 +61,8 @@ def deal_elements(
             raise _short(place, number, num_elements)
         is_own = np.zeros(int(num_elements), np.bool_)
         is_own[place.positions(int(num_elements), int(epoch), int(number))] = True
+        if unfilled is not None and not is_own.any():
+            unfilled.note()
         return is_own
 
     def open_window(epoch: Any, numbered: Any) -> _Dataset:
@@ -75,16 +84,22 @@ def deal_elements(
 
 
 def cut_batches(
-    whole: _Dataset, place: WorkerPlace, *, may_be_short: bool, is_repeated: bool
+    whole: _Dataset,
+    place: WorkerPlace,
+    *,
+    rest: int | None,
+    is_repeated: bool,
+    unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
     """Return each batch of a dataset with this worker's rows only.
 
     Args:
         whole: Gives the same batches in the same order to every worker.
         place: This worker's.
-        may_be_short: Whether a batch may have fewer rows than there are workers. Only an epoch's
-            last batch may; the workers without rows then have a step less.
-        is_repeated: Whether several passes are one epoch of `fit`.
+        rest: Rows of a last, short batch, 0 if there is none; None: not known. Only an epoch's last
+            batch may have fewer rows than there are workers; those without rows have a step less.
+        is_repeated: Whether an epoch of `fit` may go on with the next pass.
+        unfilled: Counts the batches that this worker has no rows of.
     """
     short: dict[int, int] = {}  # epoch -> rows of a batch that has to be its last
 
@@ -95,6 +110,8 @@ def cut_batches(
             if is_repeated:
                 raise _short(place, number, num_rows)
             short[int(epoch)] = int(num_rows)
+            if unfilled is not None and not place.num_dealt(int(num_rows)):
+                unfilled.note()
         return place.positions(int(num_rows), int(epoch), int(number))
 
     def cut(epoch: Any, numbered: Any) -> Any:
@@ -106,7 +123,12 @@ def cut_batches(
         return num_rows(batch) > 0
 
     part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(_as_traced(cut))
-    return part.filter(_as_traced(has_rows)) if may_be_short else part
+    total, lacks = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
+    part = part.filter(_as_traced(has_rows)) if lacks else part
+    if rest is None or total == tf.data.UNKNOWN_CARDINALITY:
+        return part
+    total -= int(total > 0 and lacks and not place.num_dealt(rest))
+    return part.apply(tf.data.experimental.assert_cardinality(total))
 
 
 def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
