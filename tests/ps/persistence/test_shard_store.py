@@ -192,7 +192,7 @@ def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_hel
         shard(tmp_path)
     assert str(refusal.value) == (
         f"--run_dir={tmp_path} holds checkpoints of format 1, and this version of Thinwire reads "
-        "2 and 3: go on with the version that wrote them, or give this run another --run_dir, or "
+        "2 to 4: go on with the version that wrote them, or give this run another --run_dir, or "
         "--overwrite the old one."
     )
 
