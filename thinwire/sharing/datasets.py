@@ -31,8 +31,8 @@ _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
-#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and a
-#: script may call `fit` once for each epoch.
+#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and
+#: a script may call `fit` once for each epoch.
 _MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
