@@ -93,8 +93,11 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     short_by = 0
     if place.is_shared:
         shares = _Shares.of(data[1], total, batch_size, place)
-        given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
-        short_by = 0 if given["steps_per_epoch"] else shares.short_by
+        if shares.is_dealt:
+            given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
+        elif steps:
+            given["steps_per_epoch"] = place.steps(steps)
+        short_by = 0 if given.get("steps_per_epoch") else shares.short_by
         given |= _batches(given, shares, place)
     return Shared(given, batch_size, total if place.shard == "auto" else None, short_by)
 

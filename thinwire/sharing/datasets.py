@@ -59,11 +59,12 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if place.is_shared:
         _check_shareable(whole, place)
         given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
-        if not given["steps_per_epoch"]:
-            short_by = plan.short_by(place)
-            unfilled = UnfilledRounds() if place.one_group and not plan.knows_steps else None
-        is_repeated = plan.num_passes != 1 or bool(given["steps_per_epoch"])
-        given["x"] = _WorkerPart(plan, place, is_repeated, unfilled).dataset()
+        has_steps = bool(given["steps_per_epoch"])
+        if not (has_steps or plan.knows_steps) and place.one_group:
+            unfilled = UnfilledRounds()
+        part = _WorkerPart(plan, place, has_steps or plan.num_passes != 1, unfilled)
+        given["x"] = part.dataset()
+        short_by = 0 if has_steps else plan.short_by(place, part.dealt_at)
     elif place.divides_batch:
         size = place.part_of_batch(_known(batch_size))
         given["x"] = whole.rebatch(size)
@@ -211,19 +212,37 @@ class _Plan:
         in_rest = sum(place.num_dealt(rest, worker) // size for worker in workers)
         return (full * place.num_workers + in_rest) * size
 
-    def short_by(self, place: WorkerPlace) -> int:
-        """Return `Shared.short_by` of this worker."""
+    def repeats_between(self, point: int) -> int:
+        """Return how often what is dealt out at a point is repeated before the batching."""
+        number = 1
+        for node in self.nodes[(self.batching or 0) + 1 : point]:
+            if pipeline.name_of(node) == pipeline.REPEAT:
+                number = -1 if -1 in (number, count := pipeline.repeats(node)) else number * count
+        return number
+
+    def short_by(self, place: WorkerPlace, point: int | None) -> int:
+        """Return `Shared.short_by` of this worker.
+
+        Args:
+            place: This worker's.
+            point: Where rows are dealt out; None: finished batches are.
+        """
         total, size = self.rows_of_pass, self.batch_size
         if total is None or size is None or not (self.knows_steps and place.one_group):
             return 0
         if self.num_passes < 0:
             return 0
-        window = place.run_batch(size)
-        rows = [place.num_dealt(total % window, n) for n in range(1, place.num_workers + 1)]
-        if place.divides_batch:
-            steps = [0 if self.drops_rest else int(number > 0) for number in rows]
-        else:
-            steps = [number // size if self.drops_rest else -(-number // size) for number in rows]
+        repeats = 1
+        if point is not None:
+            repeats, total = self.repeats_between(point), int(self.nodes[point].cardinality())
+        full, rest = divmod(total, place.run_batch(size))
+        if place.divides_batch and self.drops_rest and repeats == 1:
+            rest = 0  # all workers drop it
+        steps = []
+        for worker in range(1, place.num_workers + 1):
+            own = place.part_of_batch(size, worker)
+            rows = repeats * (full * own + place.num_dealt(rest, worker))
+            steps.append(rows // own if self.drops_rest else -(-rows // own))
         return (max(steps) - steps[place.worker - 1]) * self.num_passes
 
     @property
@@ -250,7 +269,12 @@ class _Plan:
 
 
 class _WorkerPart:
-    """A worker's part of a pipeline."""
+    """A worker's part of a pipeline.
+
+    Attributes:
+        dealt_at: The transformation whose output, rows, is dealt out; None: finished batches are,
+            or are cut.
+    """
 
     def __init__(
         self,
@@ -269,6 +293,7 @@ class _WorkerPart:
         """
         self._plan, self._place = plan, place
         self._is_repeated, self._unfilled = is_repeated, unfilled
+        self.dealt_at: int | None = None
         self._nodes = plan.nodes
         # From the source on, as far as `_node` has been.
         self._in_order = [self._source(plan.nodes[-1])]
@@ -294,12 +319,16 @@ class _WorkerPart:
             part = self._cut_batches(point)
         else:
             point = self._point() if behind is None else self._point_behind(behind)
+            if behind is None and plan.batching is not None:
+                self.dealt_at = point
+            # The rest of a pass that is repeated before the batching is no batch.
+            ends_batch = self.dealt_at is None or plan.repeats_between(point) == 1
             deal_out = functools.partial(
                 deal_elements,
                 window=self._window(in_batches=behind is not None),
                 drops_rest=self._drops_rest(point),
-                is_repeated=self._is_repeated,
-                unfilled=self._unfilled,
+                is_repeated=self._is_repeated and ends_batch,
+                unfilled=self._unfilled if ends_batch else None,
             )
             part = self._push_up(self._node(point), deal_out, self._dealing(point))
         for number in range(point - 1, -1, -1):
