@@ -93,7 +93,10 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     short_by, of_batches = 0, BatchParts.alike(place)
     if place.is_shared:
         shares = _Shares.of(data[1], total, batch_size, place)
-        given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
+        if shares.is_dealt:
+            given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
+        elif steps:
+            given["steps_per_epoch"] = place.steps(steps)
         if steps and given["steps_per_epoch"]:
             of_batches = BatchParts.of_steps(place, steps)
         else:

@@ -60,12 +60,12 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if place.is_shared:
         _check_shareable(whole, place)
         given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
-        is_repeated = plan.num_passes != 1 or bool(given["steps_per_epoch"])
-        if not given["steps_per_epoch"] and place.one_group and not plan.knows_steps:
+        has_steps = bool(given["steps_per_epoch"])
+        if not (has_steps or plan.knows_steps) and place.one_group:
             unfilled = UnfilledRounds()
-        part = _WorkerPart(plan, place, is_repeated, unfilled)
+        part = _WorkerPart(plan, place, has_steps or plan.num_passes != 1, unfilled)
         given["x"] = part.dataset()
-        if not given["steps_per_epoch"]:
+        if not has_steps:
             short_by, of_batches = part.short_by(), part.parts()
     elif place.divides_batch:
         size = place.part_of_batch(_known(batch_size))
@@ -211,6 +211,14 @@ class _Plan:
             return total - total % size
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
+    def repeats_between(self, point: int) -> int:
+        """Return how often what is dealt out at a point is repeated before the batching."""
+        number = 1
+        for node in self.nodes[(self.batching or 0) + 1 : point]:
+            if pipeline.name_of(node) == pipeline.REPEAT:
+                number = -1 if -1 in (number, count := pipeline.repeats(node)) else number * count
+        return number
+
     @property
     def fixes_rows(self) -> bool:
         """Whether finished batches cannot be made of fewer rows.
@@ -276,12 +284,15 @@ class _WorkerPart:
         if self._cuts_batches:
             part = self._cut_batches(point)
         else:
+            deals_rows = self._behind is None and plan.batching is not None
+            # The rest of a pass that is repeated before the batching is no batch.
+            ends_batch = not deals_rows or plan.repeats_between(point) == 1
             deal_out = functools.partial(
                 deal_elements,
                 window=self._window(in_batches=self._behind is not None),
                 drops_rest=self._drops_rest(point),
-                is_repeated=self._is_repeated,
-                unfilled=self._unfilled,
+                is_repeated=self._is_repeated and ends_batch,
+                unfilled=self._unfilled if ends_batch else None,
             )
             part = self._push_up(self._node(point), deal_out, self._dealing(point))
         for number in range(point - 1, -1, -1):
@@ -317,13 +328,14 @@ class _WorkerPart:
         if not total or size is None or not plan.keeps_batches:
             return None
         window = place.run_batch(size)
-        if self._cuts_batches or self._behind is not None:
-            return place.dealt_rows(total, window)
+        if self._cuts_batches:
+            return place.dealt_rows(total - (total % size if plan.drops_rest else 0), window)
         # Rows may be repeated, or made of other elements, between there and the batching.
         dealt = int(self._nodes[self._dealt_at].cardinality())
         if dealt <= 0 or total % dealt:
             return None
-        return tuple(total // dealt * rows for rows in place.dealt_rows(dealt, window))
+        full = dealt - (dealt % window if self._drops_rest(self._dealt_at) else 0)
+        return tuple(total // dealt * rows for rows in place.dealt_rows(full, window))
 
     @functools.cached_property
     def _behind(self) -> int | None:

@@ -316,6 +316,7 @@ def test_short_batches_in_the_middle_are_refused_when_they_are_read(data):
         (lambda: source(65).batch(32, drop_remainder=True).repeat(2), 0),
         (lambda: source(65).batch(32, drop_remainder=True), 0),
         (lambda: source(65).map(lambda x: x + 0).batch(32).map(MIXING["minus the mean"]), 1),
+        (lambda: source(49).shuffle(9).repeat(8).batch(8), 2),
         (lambda: unknown(65).batch(32), None),
         (lambda: varying(4, 4, 1), None),
         (lambda: source(65).batch(32).filter(lambda rows: tf.shape(rows)[0] > 1).repeat(2), 0),
@@ -327,6 +328,13 @@ def test_a_short_last_batch_of_an_epoch_is_a_step_less(data, short):
     steps = [len(batches(shared.arguments)) for shared in everyone]
     assert steps[0] - steps[1] == (1 if short is None else short)
     assert [shared.short_by for shared in everyone] == [0, short or 0]
+
+
+@pytest.mark.parametrize("data", (lambda: source(65), lambda: unknown(65)))
+def test_rows_repeated_before_the_batches_leave_no_short_batch(data):
+    endless = data().shuffle(65, seed=1).repeat().batch(32)
+    for shared in shared_by_all({"x": endless, "steps_per_epoch": 6, "epochs": 2}, 2):
+        assert [len(batch) for batch in shared.arguments["x"].take(12)] == [16] * 12
 
 
 def test_components_that_are_no_rows_and_none_stay():
