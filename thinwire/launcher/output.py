@@ -30,6 +30,8 @@ _LONGEST_LINE = 1 << 20
 _USUAL_COLUMNS = 80  # of a terminal that reports no width
 _PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
+#: Begins a line of a node's log, as `thinwire.node` has them: date, time, name and level.
+LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -260,6 +262,9 @@ class NamedLines:
 class NodeOutput:
     """Repeats a node's lines on the screen, with its name.
 
+    Attributes:
+        last_error: The last line that the node has written to stderr as an error; empty: none.
+
     Args:
         name: Of the node.
         screen: Of the launcher.
@@ -270,9 +275,13 @@ class NodeOutput:
         self, name: str, screen: Screen, is_over: Callable[[], bool] = lambda: False
     ) -> None:
         self._name, self._screen, self._is_over = name, screen, is_over
+        self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
+        logged = LOG_PREFIX.match(line)
+        if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
+            self.last_error = line if logged is None else line[logged.end() :]
         if not self._is_over():
             self._screen.write(f"[{self._name}] {line}", is_error, self._name)
 

@@ -273,10 +273,14 @@ def main(run: Run) -> int:
     run = start.run
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:
+        cluster = Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES)
         with shown_log(Screen()):
-            return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
+            code = cluster.run()
     finally:
         launcher.close()
+    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # in the last line, where people look first
+        logging.error("%s", cluster.describe_end())
+    return code
 
 
 #: A run of more shards has its model built here first: each would otherwise do so to refuse it.
@@ -352,6 +356,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
 
 
+def _signal_name(code: int) -> str:
+    """Return the name of the signal that an exit code -n stands for."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
 class Cluster:
     """The children of one run.
 
@@ -382,6 +394,7 @@ class Cluster:
             "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
         }
         self.root_cause: int | None = None  # exit code of the failure that ended the run
+        self.culprit: Child | None = None  # the node with that failure
         self.at_fault: set[int] = set()  # workers that failed by themselves, whatever their code
 
     def run(self) -> int:
@@ -484,16 +497,20 @@ class Cluster:
         for child in self._of("PS"):
             code = child.poll() if child.is_gone else None
             if code not in (None, EXIT_DONE):
+                self.culprit = child
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
         own_fault = [code for code in codes if code and code > 0]  # the others were killed
         if self.rules.one_failure_is_all:
             for child, code in zip(self._of("Worker"), codes, strict=True):
                 if code and code > 0 and not self._is_lost(child):
+                    self.culprit = child
                     return code
         has_all = len(codes) == self.run_settings.nb_workers  # else others may train on
         if has_all and all(code not in (None, EXIT_DONE) for code in codes):
-            return next(iter(own_fault), EXIT_UNREACHABLE)
+            code = next(iter(own_fault), EXIT_UNREACHABLE)
+            self.culprit = self._of("Worker")[codes.index(code) if own_fault else 0]
+            return code
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
@@ -536,11 +553,32 @@ class Cluster:
         found = self.root_cause or max(
             0, *(code for name, code in codes.items() if name not in lost)
         )
+        if self.culprit is None and found:
+            self.culprit = next(each for each in self.children if each.poll() == found)
         absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
         if found == EXIT_DONE and absent:
             names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
             logging.warning("the run has gone on without %s", names)
         return found
+
+    def describe_end(self) -> str:
+        """Return which node ended the run and how, in one line; empty: none did."""
+        child = self.culprit
+        if child is None:
+            return ""
+        name, code, log = child.node.name, child.poll() or 0, self.run_settings.run_dir / "logs"
+        resumes = "the same command resumes the run"
+        if child.node.role == "Worker" and len(self._killed_workers()) == len(self._of("Worker")):
+            return f"every worker was killed ({_signal_name(code)}); {resumes}"
+        if code < 0:
+            return f"{name} was killed by {_signal_name(code)}; {resumes}"
+        reason = getattr(child.node.output, "last_error", "")
+        if reason:
+            return f"{name}: {reason}"
+        return f"{name} failed with exit code {code}; its log is {log / name}.log"
+
+    def _killed_workers(self) -> list[Child]:
+        return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
         """Return whether a script could not reach the PS, or go on with the others."""

@@ -22,7 +22,7 @@ from absl import flags, logging
 from thinwire.flags import launch
 from thinwire.flags import script as script_flags
 from thinwire.launcher import dry_run, launch_document
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import Cause, Failure
 from thinwire.launcher.hosts import place
 from thinwire.launcher.output import (
     NodeOutput,
@@ -49,7 +49,6 @@ from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_SCRIPT,
-    EXIT_UNREACHABLE,
     Run,
 )
 from thinwire.ops.types import ConfigurationError, Kind
@@ -137,10 +136,13 @@ def main(run: Run, script: Sequence[str]) -> int:
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
     nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, nodes, script, began, start.updates).run()
+        script_run = _ScriptRun(run, launcher, nodes, script, began, start.updates)
+        code = script_run.run()
     finally:
         launcher.close()
         remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
+    script_run.report_end(code)  # the last line: a terminal shows it, and other tools quote it
+    return code
 
 
 def show(run: Run, script: Sequence[str]) -> int:
@@ -212,6 +214,7 @@ class _ScriptRun:
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
+        self._exited: dict[int, int] = {}  # worker -> exit code of a script that reported nothing
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
         followed = [self._node(node) for node in nodes]
@@ -223,10 +226,52 @@ class _ScriptRun:
             code = self._cluster.run()
             self._end_others()
             self._screen.end_progress()
-            if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                code = next(iter(self._failures.values())).code  # of what happened first
+            if code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                first = None if self._is_of_node else self._first
+                code = code if first is None else first[1].code  # of what happened first
             self._report(code)
         return code
+
+    def report_end(self, code: int) -> None:
+        """Log why the run ended before its time, and what to do; nothing of a run that is done."""
+        if code == EXIT_DONE:
+            return
+        if code == EXIT_INTERRUPTED and self._first is None:
+            logging.info("interrupted; the same command resumes the run")
+        else:
+            logging.error("%s", self._reason())
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._cluster.interrupted.is_set()
+
+    @property
+    def _first(self) -> tuple[int, Failure] | None:
+        """The worker that failed first and its failure; what followed from another comes last."""
+        failures = list(self._failures.items())
+        own = [each for each in failures if each[1].cause is not Cause.ELSEWHERE]
+        return next(iter(own or failures), None)
+
+    @property
+    def _is_of_node(self) -> bool:
+        """Whether a PS or the Supervisor ended the run, and no script failed before."""
+        culprit, first = self._cluster.culprit, self._first
+        is_of_node = culprit is not None and culprit.node.role != "Worker"
+        return is_of_node and (first is None or first[1].cause in (Cause.LOST, Cause.ELSEWHERE))
+
+    def _reason(self) -> str:
+        if self._first is not None and not self._is_of_node:
+            worker, failure = self._first
+            return failure.last_line(worker, str(self._path(worker)))
+        if self._exited and not self._is_of_node:
+            worker, code = next(iter(self._exited.items()))
+            text = f"the script left with exit code {code} and reported nothing, as os._exit does"
+            return Failure(code, text).last_line(worker, str(self._path(worker)))
+        return self._cluster.describe_end()
+
+    def _path(self, worker: int) -> pathlib.Path:
+        """Return the file with a worker's output."""
+        return self._run.run_dir / "logs" / f"worker-{worker}.out"
 
     def _node(self, node: Node) -> Node:
         """Return a cluster's node with what takes its output."""
@@ -236,9 +281,8 @@ class _ScriptRun:
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
             return dataclasses.replace(node, output=shown)
         node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
-        folder = self._run.run_dir / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{node.name}.out"
+        path = self._path(node.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
         output = WorkerOutput(node.number, self._screen, path, self._on_failure)
         self._workers[node.number] = output
         return dataclasses.replace(node, output=output)
@@ -259,7 +303,7 @@ class _ScriptRun:
             "other workers would go on without it; expected it to return. To end fit early set "
             "self.model.stop_training = True."
         )
-        self._on_failure(node.number, Failure(EXIT_SCRIPT, text))
+        self._on_failure(node.number, Failure(EXIT_SCRIPT, text, Cause.THINWIRE))
         note_failure(self._run.run_dir, text, self._begun_at)
         return EXIT_SCRIPT
 
@@ -267,18 +311,31 @@ class _ScriptRun:
         """Note that a script has left by itself and reported nothing, as os._exit(3) does."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
         if not self._failures and code < _EXIT_OF_SIGNALS and not over:
+            self._exited[worker] = code
             text = f"worker {worker} left with exit code {code}"
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure; the others are in their workers' files."""
+        """Show the first failure; the others are in their workers' files.
+
+        A failure of one line is the launcher's last line. One with a traceback is shown here.
+        """
+        if self._is_interrupted:  # what the script makes of its end is in the worker's file
+            return
+        is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
-            is_first = not self._failures
+            earlier = [
+                each for each in self._failures.values() if each.cause is not Cause.ELSEWHERE
+            ]
             self._failures[worker] = failure
-        if not failure.is_lost:
+        if is_own and not failure.is_lost:
             self._cluster.at_fault.add(worker)
-        if is_first and not failure.is_refused and not self._cluster.interrupted.is_set():
+        if not is_own or earlier or failure.is_refused:
+            return
+        if failure.has_page:
             self._workers[worker].show(failure.text)
+        else:
+            self._workers[worker].show("failed; the reason follows when the run has ended")
 
     def _end_others(self) -> None:
         """Let shard 0 end the run for the other tasks of a step, if a script has failed here.
@@ -305,9 +362,13 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log how the run ended, and where its report is."""
-        first = next(iter(self._failures.values()), None)
-        others = [worker for worker, each in self._failures.items() if each != first]
+        """Log who else failed, or how a run ended that is done, and where its report is."""
+        first = self._first
+        others = [
+            worker
+            for worker, each in self._failures.items()
+            if (first is None or each != first[1]) and each.cause is not Cause.ELSEWHERE
+        ]
         if others:
             names = ", ".join(map(str, others))
             logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
@@ -315,19 +376,13 @@ class _ScriptRun:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             summary = {}
-        if code == EXIT_INTERRUPTED:
-            logging.info("interrupted; the same command resumes the run")
-        elif code == EXIT_UNREACHABLE and (first is None or first.is_lost):
-            logging.error("the PS is gone; the same command resumes the run")
-        elif code == EXIT_DONE and summary and self._has_report:
+        if code == EXIT_DONE and summary and self._has_report:
             logging.info(
                 "finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
                 summary["updates"],
                 summary["seconds"],
             )
-        if first is not None and first.is_refused:
-            logging.error("%s", first.headline)
         page = self._run.run_dir / "report" / "index.html"
         if self._has_report and page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
             logging.info("report: %s", page)

@@ -23,10 +23,11 @@ import pathlib
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 if not __package__:  # run by its path, without a module path of ours: see `program`
@@ -35,7 +36,14 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     importlib.import_module("thinwire")  # found by its own path from here on
     sys.path.remove(_ROOT)
 
-from thinwire.launcher.failures import Failure, report_completion
+from thinwire.launcher.error_reasons import (
+    exit_code_of,
+    original_of,
+    place_of,
+    reason_of,
+    stop_reason_of,
+)
+from thinwire.launcher.failures import Cause, Failure, report_completion
 from thinwire.ops.run.autograph import keep_generated_code_in_memory
 from thinwire.ops.run.program import digest_of_bytes
 from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
@@ -51,32 +59,24 @@ from thinwire.ops.run.script_settings import (
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
-    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_INTERRUPTED,
-    EXIT_OF_STOP,
-    EXIT_REFUSED,
     EXIT_SCRIPT,
     EXIT_UNREACHABLE,
     SCRIPT_FAILED,
-    Diverged,
 )
 from thinwire.ops.run.signals import admit_signals
-from thinwire.ops.types import ConfigurationError
 from thinwire.worker.held_files import hold_back
 from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow
-from thinwire.worker.script import RECORD, LeftBehind
+from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
-#: (module, exception) by which a script learns that the run is over.
-_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
 #: Ends of a run that are reported elsewhere.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
 #: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
 _INTERRUPTED_SECONDS = 0.5
 _STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _HASH_SEED = "PYTHONHASHSEED"
 #: The signal by which the launcher has ended this script.
 _ENDED: list[int] = []
@@ -243,35 +243,30 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
 def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     """Run the script to its end, report a failure, and return the exit code."""
-    code, failure = EXIT_DONE, None
+    thread_errors = _note_thread_errors()
     try:
         _execute(path, words)
+        code, failure = EXIT_DONE, None
     except SystemExit as error:
         code = _code_of(error)
-        if code == EXIT_DONE and RECORD.has_left_fit_by(error):
-            failure = Failure(
-                EXIT_SCRIPT,
-                f"{path.name} ended with exit code 0 in the middle of fit, which the other workers "
-                "would go on with; expected fit to return: set self.model.stop_training = True.",
-            )
+        failure = _failure_of_exit(error, code, path)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code, failure = EXIT_INTERRUPTED, None
         time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
-        error = RECORD.cause_of(error)
         if (ended := _code_of_signal(error)) is not None:
             return ended
-        failure = _failure(error, path)
-        if failure is None:  # the run was ended by others
-            return _code_of_end(error)
-    if failure is None and code == EXIT_DONE:
-        failure = _idleness(path)
-    elif failure is None and not _ENDED:
-        what = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
-        failure = Failure(code, f"{path.name} {what}")
+        failure = _failure(error)
+        code = failure.code
+    if code == EXIT_DONE and failure is None:
+        failure = _failure(thread_errors[0]) if thread_errors else _idleness(path)
+    elif code == EXIT_INTERRUPTED and failure is None and not _ENDED:
+        failure = Failure(code, f"{path.name} was interrupted", Cause.INTERRUPTED)
     if failure is not None:
         code = failure.code
         failure.report()
+    if failure is not None and failure.cause is Cause.ELSEWHERE:
+        return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
@@ -279,6 +274,40 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     if code == EXIT_DONE:
         report_completion()
     return code
+
+
+def _failure_of_exit(error: SystemExit, code: int, path: pathlib.Path) -> Failure | None:
+    """Return what a script that has left by `sys.exit` leaves behind; None: it ended well."""
+    if _ENDED or code == EXIT_INTERRUPTED:
+        return None
+    if code:
+        words = "" if isinstance(error.code, int) else f": {' '.join(str(error.code).split())}"
+        return Failure(code, f"{path.name} ended with exit code {code}{words}")
+    if RECORD.has_left_fit_by(error):
+        text = (
+            f"{path.name} ended with exit code 0 in the middle of fit, which the other workers "
+            "would go on with; expected fit to return: set self.model.stop_training = True."
+        )
+        return Failure(EXIT_SCRIPT, text, Cause.THINWIRE)
+    return None
+
+
+def _note_thread_errors() -> list[BaseException]:
+    """Return a list that gets each error of Thinwire's own that ends a thread of the script.
+
+    Its training has failed, although the main thread may come to the end of the script.
+    """
+    errors: list[BaseException] = []
+    before = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is None or exit_code_of(original_of(args.exc_value)) is None:
+            before(args)
+        else:
+            errors.append(args.exc_value)
+
+    threading.excepthook = note
+    return errors
 
 
 def _is_cancelled(code: int) -> bool:
@@ -311,9 +340,9 @@ def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
     except SystemExit as error:
         return _code_of(error)
     except BaseException as error:  # noqa: BLE001 - the script's own
-        failure = _failure(error, path)
-        sys.stderr.write(f"{failure.text}\n" if failure is not None else "")
-        return EXIT_BAD_FLAG if failure is None else failure.code
+        failure = _failure(error)
+        sys.stderr.write("" if failure.cause is Cause.ELSEWHERE else f"{failure.text}\n")
+        return failure.code
     return EXIT_DONE
 
 
@@ -354,6 +383,7 @@ def _idleness(path: pathlib.Path) -> Failure | None:
             f"{path.name} ended without a call of thinwire.distribute(): this worker exchanged "
             "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or start "
             f"it alone: python {path.name}.",
+            Cause.THINWIRE,
         )
     if not RECORD.has_exchanged:
         return Failure(
@@ -362,67 +392,28 @@ def _idleness(path: pathlib.Path) -> Failure | None:
             "trained, if anything, this worker trained alone. Expected fit of the model that "
             "distribute() was given; in a training loop of its own, steps of `optimizer = "
             "thinwire.distribute(optimizer, model=model)`.",
+            Cause.THINWIRE,
         )
     return None
 
 
-def _code_of_end(error: BaseException) -> int:
-    """Return the exit code of a script whose run is over."""
-    return EXIT_OF_STOP.get(_cause_of_end(error), EXIT_BAD_FLAG)
-
-
-def _cause_of_end(error: BaseException) -> str:
-    """Return why the run is over, if that is what the error reports; else nothing."""
-    for module, name in _ENDS:
-        kind = getattr(sys.modules.get(module), name, None)  # else nothing can have ended
-        if kind is not None and isinstance(error, kind):
-            return str(getattr(error, "cause", ""))
-    return ""
-
-
-def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:
-    """Return what a script that raised leaves behind; None: it was ended from outside."""
-    if _cause_of_end(error) in _OTHERS_CAUSES:
-        return None
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # of this module
-    code = _expected_code(error)
+def _failure(error: BaseException) -> Failure:
+    """Return what a script that raised leaves behind."""
+    original = original_of(error)
+    code, stop_reason = exit_code_of(original), stop_reason_of(original)
+    place, reason = place_of(error), reason_of(error)
+    placed = f"{place}: {reason}" if place else reason
     if code is None:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next  # of this module
         text = "".join(traceback.format_exception(type(error), error, trace))
-        return Failure(EXIT_BAD_FLAG, text.rstrip())
-    if isinstance(error, OtherRun):
-        return Failure(code, f"{error}", is_refused=True)
-    frames = list(_outside(traceback.extract_tb(trace)))
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return Failure(code, f"{where}{error}", is_lost=code == EXIT_UNREACHABLE)
-
-
-def _expected_code(error: BaseException) -> int | None:
-    """Return the documented exit code of what Thinwire itself raises."""
-    if isinstance(error, ConfigurationError):
-        return EXIT_CONFIGURATION
-    if isinstance(error, Diverged):
-        return EXIT_DIVERGED
-    if isinstance(error, LeftBehind):
-        return EXIT_UNREACHABLE
-    if _cause_of_end(error):
-        return _code_of_end(error)
-    if "grpc" not in sys.modules:
-        return None
-    from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import RequestRejected
-
-    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
-
-
-def _outside(frames: Sequence[traceback.FrameSummary]) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames before the first one of this package."""
-    for frame in frames:
-        if frame.filename.startswith(_PACKAGE):
-            return
-        yield frame
+        return Failure(EXIT_SCRIPT, text.rstrip(), reason=placed)
+    if stop_reason in _OTHERS_CAUSES:
+        return Failure(code, reason, Cause.ELSEWHERE)
+    if isinstance(original, OtherRun):
+        return Failure(code, reason, Cause.OTHER_RUN)
+    return Failure(code, placed, Cause.LOST if code == EXIT_UNREACHABLE else Cause.THINWIRE)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 
 from tests.nodes import MAIN
 from thinwire.launcher import program
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import Cause, Failure
 
 FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.
@@ -161,10 +161,56 @@ def test_a_failure_is_reported_once_with_its_exit_code(tmp_path, text, code, wor
         assert f"END True {failure.headline}" in out
 
 
-def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
-    text = "from thinwire.worker.client.control import RunHalted\nraise RunHalted('{}')"
-    assert run(tmp_path, text.format("script_failed"))[::3] == (1, None)
-    assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
+@pytest.mark.parametrize(("reason", "code"), [("script_failed", 1), ("interrupted", 130)])
+def test_a_script_whose_run_others_ended_leaves_their_reason_and_no_traceback(
+    tmp_path, reason, code
+):
+    text = (
+        "from thinwire.worker.client.control import RunHalted\n"
+        f"raise RunHalted('{reason}', 'worker 2: oh no')"
+    )
+    got, out, error, failure = run(tmp_path, TRAINED + text)
+    assert (got, failure.code, failure.cause) == (code, code, Cause.ELSEWHERE), error
+    assert "worker 2: oh no" in failure.headline and "END" not in out
+    assert len(error.splitlines()) == 1
+
+
+def test_an_error_of_thinwire_in_a_thread_fails_the_script(tmp_path):
+    """The main thread comes to the end of the script, and nothing has trained."""
+    text = """
+import threading, thinwire
+def train(): raise thinwire.ConfigurationError("--x=1: no. Give 2.")
+thread = threading.Thread(target=train)
+thread.start(); thread.join()
+"""
+    code, _, error, failure = run(tmp_path, TRAINED + text)
+    assert (code, failure.code, failure.cause) == (2, 2, Cause.THINWIRE), error
+    assert failure.headline.endswith("--x=1: no. Give 2.") and "Traceback" not in error
+
+
+def test_an_error_of_the_script_in_a_thread_is_shown_as_alone(tmp_path):
+    text = """
+import threading
+def load(): raise ValueError("no file")
+thread = threading.Thread(target=load)
+thread.start(); thread.join()
+"""
+    code, _, error, failure = run(tmp_path, TRAINED + text)
+    assert (code, failure) == (0, None)
+    assert "Traceback" in error and "ValueError: no file" in error
+
+
+def test_the_reason_is_one_line_where_the_error_has_several(tmp_path):
+    text = "raise ValueError('no such column\\nsee the header')"
+    _, _, _, failure = run(tmp_path, text)
+    assert failure.headline.endswith("sub/mine.py:1: ValueError: no such column")
+    assert failure.text.endswith("see the header") and failure.has_page
+
+
+def test_words_of_sys_exit_are_the_reason(tmp_path):
+    code, _, error, failure = run(tmp_path, "import sys; sys.exit('no data here')")
+    assert (code, failure.headline) == (1, "mine.py ended with exit code 1: no data here")
+    assert error.splitlines()[0] == "no data here"
 
 
 def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):
