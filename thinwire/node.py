@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import logging as standard_logging
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -22,7 +23,7 @@ from absl import flags, logging
 
 from thinwire import help_text
 from thinwire.advisor import flags as advisor_flags
-from thinwire.flags import launch, observability
+from thinwire.flags import environment, launch, observability
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
@@ -74,6 +75,7 @@ LEVELS = {
 }
 #: Roles that start other processes, which must not be left behind.
 _STARTERS = ("Cluster", "Advisor")
+_TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
 #: Roles that need no model of their own where workers bring it.
 _WITHOUT_MODEL = ("PS", "Supervisor")
 #: Roles that keep nothing elsewhere.
@@ -328,6 +330,7 @@ def run(
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
     if runs_script:
         own = list(launch.SCRIPT_DEFAULTS)
+    arguments = [*_environment_words(own, arguments), *arguments]
     rest = _parse(program, own, arguments, role)
     if runs_script and FLAGS.like:
         rest = _parse(program, [*own, *_repeated_flags()], arguments, role)
@@ -347,6 +350,22 @@ def _repeated_flags() -> list[str]:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIGURATION)
+
+
+def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
+    """Return the words of THINWIRE_FLAGS, without a launcher's flags on a node that is none.
+
+    They stand before the command line's own, whose values then count.
+    """
+    try:
+        found = environment.flags_of(os.environ, help_text.TOPICS)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIGURATION)
+    words = " ".join([*own, *arguments])
+    if not any(match[1] in _STARTERS for match in _TYPE_NODE.finditer(words)):
+        found = {name: words for name, words in found.items() if name not in launch.NAMES}
+    return [word for words in found.values() for word in words]
 
 
 def _check_flag_files(arguments: list[str]) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 
 import cloudpickle
 
+from thinwire.flags.environment import VARIABLE
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
 from thinwire.launcher.output import LOG_PREFIX, Screen, report_losses
@@ -106,7 +107,8 @@ def run(
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
     )
-    process = SupervisedProcess(supervised, output, announced=False)
+    given = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+    process = SupervisedProcess(supervised, output, announced=False, variables=given)
     try:
         code = _wait(process)
     finally:

@@ -73,7 +73,8 @@ class NodeActor:
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
-        environment.pop("TF_CONFIG", None)
+        for name in ("TF_CONFIG", "THINWIRE_FLAGS"):  # the command line has what they give
+            environment.pop(name, None)
         if not importlib.import_module("ray").get_gpu_ids():  # none was requested
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE

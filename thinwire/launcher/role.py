@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from absl import flags, logging
 
+from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.output import Screen, shown_log
 from thinwire.launcher.run_locks import start_in_claimed_directory
@@ -66,6 +67,8 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
+#: Variables that give this process flags, which its children have on their command lines.
+NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
 _TURN_SECONDS = 0.1
 #: How long PS and Supervisor may take to end by themselves where no worker is left to wait for.
 _ALONE_SECONDS = 2.0
@@ -352,8 +355,8 @@ def given_flags(left_out: Collection[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child; its place in the run comes with its flags."""
-    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    """Return the environment of a child; its place in the run, and all else, are its flags."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
 
 
 def _signal_name(code: int) -> str:

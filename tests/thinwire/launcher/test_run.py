@@ -1,17 +1,20 @@
 """What `thinwire run` takes, refuses and shows before it starts anything."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from tests.nodes import MAIN
+from thinwire import node
+from thinwire.launcher import role
 
 SCRIPT = "import keras  # with Adam\n"
 
 
-def run(folder, *words, script="train.py"):
+def run(folder, *words, script="train.py", **environment):
     (folder / "train.py").write_text(SCRIPT)
     arguments = [*words, *([script] if script else []), *(["--own=1"] if script else [])]
     return subprocess.run(
@@ -20,6 +23,7 @@ def run(folder, *words, script="train.py"):
         capture_output=True,
         text=True,
         timeout=60,
+        env=os.environ | environment,
     )
 
 
@@ -98,3 +102,36 @@ def test_a_run_is_repeated_with_what_is_different_named(tmp_path):
     worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-3"))
     assert "--seed=9" in worker and worker.endswith(f"-- {tmp_path / 'train.py'} --old=2")
     assert "numpy was 0.1 and is" in done.stderr and "train.py has changed" in done.stderr
+
+
+def test_flags_of_the_environment_count_and_the_command_line_wins(tmp_path):
+    flags = "--method=dgs --compression_rate=0.3 --restart_workers=2"
+    done = run(tmp_path, "--dry_run", "--compression_rate=0.2", THINWIRE_FLAGS=flags)
+    assert done.returncode == 0, done.stderr
+    assert "method: dgs" in done.stdout
+    worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-1: "))
+    assert worker.count("--compression_rate=") == 1 and "--compression_rate=0.2" in worker
+    assert "--restart_workers" not in worker  # the launcher's own
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--method=dgs other.py", 2, "'other.py' is no flag"),
+        ("--no_such_flag", 2, "no_such_flag"),
+        ("--type_node=PS", 1, "--type_node=PS"),
+        ("--network=cnn", 2, "--network is not for `thinwire run`"),
+    ],
+)
+def test_flags_of_the_environment_are_checked_as_others(tmp_path, flags, code, words):
+    done = run(tmp_path, "--dry_run", THINWIRE_FLAGS=flags)
+    assert done.returncode == code and words in done.stderr, done.stderr
+
+
+def test_a_node_takes_the_environment_s_flags_but_a_launcher_s(monkeypatch):
+    monkeypatch.setenv("THINWIRE_FLAGS", "--lease_seconds 7 --restart_workers=2")
+    assert node._environment_words([], ["--type_node=PS"]) == ["--lease_seconds=7.0"]
+    both = ["--lease_seconds=7.0", "--restart_workers=2"]
+    assert node._environment_words(["--type_node=Cluster"], []) == both
+    assert node._environment_words([], ["--type_node", "Advisor"]) == both
+    assert "THINWIRE_FLAGS" not in role.environment()  # children have them as flags
