@@ -30,6 +30,8 @@ RUN_BEGAN = "--run_began="
 #: In the run directory.
 SETTINGS_FOLDER = "settings"
 _EVALUATOR = "evaluator"
+#: Begins the name of a copy of the launcher's standard input, on a host that got one.
+INPUT_COPY = "stdin-"
 #: Ends the name of a list of the files that a node has written; the chief's list has this name.
 WRITTEN, CHIEF = ".written", "chief"
 #: The name of a file that shows, by its time, that workers have begun to train.
@@ -87,6 +89,8 @@ def remove_own_settings(path: pathlib.Path) -> None:
 def _remove_shared(folder: pathlib.Path) -> None:
     for name in (f"{CHIEF}{WRITTEN}", TRAINING):
         (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(f"{INPUT_COPY}*"):
+        path.unlink(missing_ok=True)
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:

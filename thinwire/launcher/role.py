@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from absl import flags, logging
 
@@ -36,6 +36,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import END_SIGNALS, handle_signals
 from thinwire.proto.grpc import Unreachable
+from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
@@ -70,6 +71,9 @@ _OWN_FLAGS = (
 #: Variables that give this process flags, which its children have on their command lines.
 NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
 _TURN_SECONDS = 0.1
+#: How long a stream that other hosts get a copy of may bring nothing: many programs are started
+#: with a pipe that nobody writes to, and these must not wait long.
+_INPUT_SECONDS = 2.0
 #: How long PS and Supervisor may take to end by themselves where no worker is left to wait for.
 _ALONE_SECONDS = 2.0
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
@@ -151,6 +155,7 @@ class Node:
     num_restarts: int = 0  # how often it has been started before
     script: tuple[str, ...] = ()  # a worker's script and its arguments; none: it plays its role
     output: LineSink | None = None  # None: it writes to the launcher's terminal itself
+    input: StandardInput | None = None  # None: it reads /dev/null
 
     def words(
         self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
@@ -365,6 +370,22 @@ def _signal_name(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def whole_input(given: StandardInput) -> IO[bytes] | None:
+    """Return all of the input, for workers on other hosts, which get a copy before they start.
+
+    Returns:
+        A file; None: there is no input, or a stream that does not end. A warning names the latter.
+    """
+    found = given.whole(_INPUT_SECONDS)
+    if found is None and given.kind is InputKind.STREAM:
+        logging.warning(
+            "stdin has brought nothing for %g s and has not ended: the workers on other hosts get "
+            "an empty one. Give the input as a file, or < /dev/null where there is none.",
+            _INPUT_SECONDS,
+        )
+    return found
 
 
 class Cluster:

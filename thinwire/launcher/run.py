@@ -7,11 +7,13 @@ repeated with their names, a failure is shown once, and one that fails ends the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
 import json
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -52,6 +54,7 @@ from thinwire.ops.run.settings import (
     Run,
 )
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
@@ -61,6 +64,11 @@ FLAGS = flags.FLAGS
 RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
+_INPUT_TAKEN = (
+    "stdin goes to every worker, from its beginning; a shell loop around this command finds it "
+    "taken: give it < /dev/null there"
+)
+_READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
 #: Flags of a node that a script's worker does not have.
 _OF_ROLES = ("--quiet", "--batch_size=")
 #: How long a shard 0 that does not answer is looked for, to end the run for others.
@@ -213,6 +221,7 @@ class _ScriptRun:
         self._began, self._begun_at = began, begun_at
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
+        self._input = StandardInput(run.run_dir, on_first_bytes=lambda: logging.info(_INPUT_TAKEN))
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
         self._exited: dict[int, int] = {}  # worker -> exit code of a script that reported nothing
         self._lock = threading.Lock()
@@ -223,6 +232,7 @@ class _ScriptRun:
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
         with shown_log(self._screen, lambda: [each.file for each in self._workers.values()]):
+            self._warn_of_terminal()
             code = self._cluster.run()
             self._end_others()
             self._screen.end_progress()
@@ -269,6 +279,17 @@ class _ScriptRun:
             return Failure(code, text).last_line(worker, str(self._path(worker)))
         return self._cluster.describe_end()
 
+    def _warn_of_terminal(self) -> None:
+        """Log that nobody reads what is typed, where the script seems to want it."""
+        if self._input.kind is not InputKind.TERMINAL:
+            return
+        with contextlib.suppress(OSError):
+            if _READS_INPUT.search(pathlib.Path(self._script[0]).read_bytes()):
+                logging.warning(
+                    "stdin is a terminal, which the workers cannot share: a script that reads it "
+                    "finds its end. Give the input by a file or a pipe."
+                )
+
     def _path(self, worker: int) -> pathlib.Path:
         """Return the file with a worker's output."""
         return self._run.run_dir / "logs" / f"worker-{worker}.out"
@@ -279,13 +300,15 @@ class _ScriptRun:
         if node.role != "Worker":
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
-            return dataclasses.replace(node, output=shown)
+            # The Supervisor passes its input on to the evaluator, which runs the script.
+            given_input = self._input if node.role == "Supervisor" else None
+            return dataclasses.replace(node, output=shown, input=given_input)
         node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
         path = self._path(node.number)
         path.parent.mkdir(parents=True, exist_ok=True)
         output = WorkerOutput(node.number, self._screen, path, self._on_failure)
         self._workers[node.number] = output
-        return dataclasses.replace(node, output=output)
+        return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
         """Count a script that has left without coming to its end as one that failed."""

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from absl import flags, logging
 
@@ -30,9 +30,9 @@ from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines, Screen, report_losses
-from thinwire.launcher.role import Node, threads_of
+from thinwire.launcher.role import Node, threads_of, whole_input
 from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
+from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, INPUT_COPY, SETTINGS_FOLDER
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -92,22 +92,24 @@ class Ssh:
         """Return the command line that runs a shell's line on a host."""
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
-    def run(self, host: Host, remote: str, given: bytes, seconds: float) -> str:
+    def run(self, host: Host, remote: str, given: bytes | IO[bytes], seconds: float) -> str:
         """Run a line on a host to its end; return its output.
 
         Args:
             host: Where.
             remote: A line for the host's shell.
-            given: Its standard input.
+            given: Its standard input; a file is read from its position, and not into memory.
             seconds: Patience.
 
         Raises:
             HostFailed: It did not end well, or in time.
         """
+        sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
             done = subprocess.run(
                 self.command(host, remote),
-                input=given,
+                input=sent,
+                stdin=read,
                 capture_output=True,
                 timeout=seconds,
                 check=False,
@@ -382,6 +384,10 @@ class SshLauncher:
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
+        self._run_dir = run.run_dir
+        self._input: IO[bytes] | None = None
+        self._is_input_known = False
+        self._has_input: set[Host] = set()
         self._screen = Screen()  # of nodes whose output nobody else takes
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
@@ -421,7 +427,9 @@ class SshLauncher:
             if earlier == host:
                 _demand_start(earlier, process)
         output = node.output or NamedLines(f"{node.name}@{host}", self._screen)
-        process = SupervisedProcess(self._ssh.command(host, self._line(node, host)), output)
+        given_input = self._send_input(node, host)
+        line = self._line(node, host, given_input)
+        process = SupervisedProcess(self._ssh.command(host, line), output)
         self._started.append((host, process))
         return process
 
@@ -439,6 +447,8 @@ class SshLauncher:
 
     def close(self) -> None:
         """Finish the nodes' output. The copied code stays for the next time."""
+        if self._input is not None:
+            self._input.close()
         self._screen.close()
         report_losses(self._screen.copies)
 
@@ -449,7 +459,36 @@ class SshLauncher:
             return self._placement.shards[node.number]
         return self._placement.workers[node.number - 1]
 
-    def _line(self, node: Node, host: Host) -> str:
+    def _send_input(self, node: Node, host: Host) -> str:
+        """Copy the standard input to a host, once; return it as the watchdog takes it.
+
+        A copy of its own has each host, in a folder that others may share. One that is started
+        again gets it once more: the last node of a host removes it.
+
+        Raises:
+            Unreachable: The host does not take it.
+        """
+        if node.input is not None and not self._is_input_known:
+            self._input, self._is_input_known = whole_input(node.input), True
+        if node.input is None or self._input is None:
+            return ""
+        number = self._placement.hosts.index(host)
+        folder = f"{self._run_dir}/{SETTINGS_FOLDER}"
+        path = f"{folder}/{INPUT_COPY}{number}"
+        if host not in self._has_input or node.num_restarts:
+            self._input.seek(0)
+            words = [shlex.quote(each) for each in (self._code.folder, folder, f"{path}.new", path)]
+            line = "cd {0} && umask 077 && mkdir -p -- {1} && cat > {2} && exec mv -- {2} {3}"
+            try:
+                self._ssh.run(host, line.format(*words), self._input, _COPY_SECONDS)
+            except HostFailed as error:
+                raise Unreachable(
+                    f"{_where(host)}: stdin cannot be copied there: {error}"
+                ) from error
+            self._has_input.add(host)
+        return f"file:{path}"
+
+    def _line(self, node: Node, host: Host, given_input: str = "") -> str:
         """Return the line for the host's shell that runs a node there."""
         workers = sum(each == host for each in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
@@ -458,7 +497,9 @@ class SshLauncher:
         if not node.num_restarts:  # a restarted worker resumes
             own += self._overwrite
         command = [self._python, *self._code.words(node, own)]
-        supervised = watchdog_command(self._python, self._code.watchdog, command)
+        supervised = watchdog_command(
+            self._python, self._code.watchdog, command, given_input=given_input
+        )
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
