@@ -25,6 +25,7 @@ from absl import logging
 
 from thinwire.ops.run.directory import launched_with
 from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER, RUN_BEGAN
+from thinwire.ops.run.script_target import module_words
 from thinwire.ops.run.settings import Run
 from thinwire.runtime.output_copy import OutputFile
 from thinwire.runtime.standard_input import StandardInput
@@ -72,13 +73,16 @@ class ScriptEvaluator:
         self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
             script = found["script"]
-            self._script = [str(script["path"]), *map(str, script["arguments"])]
+            self._path, module = str(script["path"]), str(script.get("module", ""))
+            self._script = module_words(module, self._path, [*map(str, script["arguments"])])
             self._folder = str(script["folder"])
-            if any(str(word).startswith("--sync_dst_dir=") for word in found["flags"]):
+            is_copied = any(str(word).startswith("--sync_dst_dir=") for word in found["flags"])
+            if is_copied and not module:
                 self._more_flags.append(IN_SCRIPT_FOLDER)
         except (KeyError, TypeError):
             given = os.environ.get(SCRIPT_VARIABLE)
             self._script = [os.path.abspath(given)] if given else []
+            self._path = "".join(self._script)
 
     @property
     def why_not(self) -> str:
@@ -88,8 +92,8 @@ class ScriptEvaluator:
                 f"{self._run.run_dir} names no script, for `thinwire run` has not run there; "
                 f"expected its path in {SCRIPT_VARIABLE}"
             )
-        if not pathlib.Path(self._script[0]).is_file():
-            return f"the script {self._script[0]} is not there any more"
+        if not pathlib.Path(self._path).is_file():
+            return f"the script {self._path} is not there any more"
         return "its evaluator has ended before" if self._state is _EvaluatorState.FAILED else ""
 
     @property

@@ -25,13 +25,13 @@ from thinwire import help_text
 from thinwire.advisor import flags as advisor_flags
 from thinwire.flags import environment, launch, observability
 from thinwire.flags import run as run_flags
-from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import configure_libraries, import_quietly
+from thinwire.ops.run.script_target import MODULE_OPTION, ScriptTarget
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -136,7 +136,7 @@ def _play(script: list[str] | None) -> int:
         script: What workers run, and its arguments; None: their role.
     """
     if script:
-        script_flags.require_file(script[0])  # before the Advisor's modules, which take seconds
+        ScriptTarget.of(script)  # before the Advisor's modules, which take seconds
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -330,6 +330,8 @@ def run(
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
     if runs_script:
         own = list(launch.SCRIPT_DEFAULTS)
+    if runs_script or role == "Advisor":
+        arguments = _before_module(arguments)
     arguments = [*_environment_words(own, arguments), *arguments]
     rest = _parse(program, own, arguments, role)
     if runs_script and FLAGS.like:
@@ -350,6 +352,23 @@ def _repeated_flags() -> list[str]:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIGURATION)
+
+
+def _before_module(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``--`` before ``-m MODULE``, where that stands for the script.
+
+    absl would take -m for a flag, and what follows the module for flags of Thinwire.
+    """
+    words = iter(enumerate(arguments))
+    for position, word in words:
+        if word == MODULE_OPTION:
+            return [*arguments[:position], "--", *arguments[position:]]
+        if word == "--" or not word.startswith("-"):
+            break  # the script
+        name = word.lstrip("-")
+        if name in FLAGS and not FLAGS[name].boolean:
+            next(words, None)  # its value
+    return arguments
 
 
 def _environment_words(own: list[str], arguments: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from thinwire.ops.run.program import Program, digest_of, module_name
 from thinwire.ops.run.script_settings import read_settings_file
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.worker.script import RECORD
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -78,7 +79,7 @@ def _local_files(
 def _arguments() -> Sequence[str]:
     launched = read_settings_file(os.environ)
     if launched is not None:  # the script may have changed sys.argv since
-        return launched.script[1:]
+        return launched.script[2 if launched.script[0] == MODULE_OPTION else 1 :]
     return [*_without_places(sys.argv[1:])]
 
 

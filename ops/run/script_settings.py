@@ -21,6 +21,9 @@ from thinwire.ops.types import ConfigurationError
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
 #: A word among a worker's flags: the script's own folder becomes the current one.
 IN_SCRIPT_FOLDER = "--in_script_folder"
+#: Where a host that gets the code by a copy has the script's folder; of a module, the folder in
+#: which the launcher was started.
+SENT_SCRIPT = "sent/script"
 #: Begins a word among a worker's flags: `fit` measures into this file, and nobody trains.
 MEASURED_TO = "--measured_to="
 #: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.

@@ -253,9 +253,9 @@ class LocalLauncher:
         """Do nothing: there is nothing to give back."""
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> LocalLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
     """Return the launcher of a run; a script needs nothing more on this machine."""
-    del script
+    del script_folder
     return LocalLauncher(run)
 
 

@@ -195,12 +195,12 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
 class RayLauncher:
     """Starts nodes in actors."""
 
-    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Connect to Ray with the code, and have the actors placed.
 
         Args:
             run: The run's settings.
-            script: What workers run; None: they play their role.
+            script_folder: That of the workers' script; None: they play their role.
 
         Raises:
             ConfigurationError: No ray here, bad resources or runtime environment, or an address
@@ -227,7 +227,7 @@ class RayLauncher:
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
         self._screen = Screen()  # of nodes whose output nobody else takes
-        self._code = copied_code("", script)
+        self._code = copied_code("", script_folder)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
         try:
@@ -423,9 +423,9 @@ class RayLauncher:
             ) from error
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> RayLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
     """Return the launcher of a run; raises as `RayLauncher` does."""
-    return RayLauncher(run, script)
+    return RayLauncher(run, script_folder)
 
 
 def requested(role: str) -> dict[str, float]:

@@ -47,6 +47,7 @@ from thinwire.launcher.role import (
 from thinwire.launcher.run_locks import start_in_claimed_directory
 from thinwire.ops.run.directory import forget_failure, launched_with, note_failure
 from thinwire.ops.run.script_settings import RUN_BEGAN, remove_settings
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
@@ -81,8 +82,8 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     """Set what follows from the script, before the flags are read; return script and arguments.
 
     Args:
-        script: Its path and its arguments, as the command line has them; with --like it may be
-            empty.
+        script: A file, or -m and a module, and the script's arguments, as the command line has
+            them; with --like it may be empty.
 
     Raises:
         ConfigurationError: No script, or flags that a script's run does not heed.
@@ -91,29 +92,31 @@ def complete_flags(script: Sequence[str]) -> list[str]:
         before = launch_document.recorded(FLAGS.like)
         for text in before.warnings():
             logging.warning("--like=%s: %s", FLAGS.like, text)
-        script = script or [before.path, *before.arguments]
+        script = script or before.words()
     if not script:
         raise ConfigurationError(
             "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
-            "SCRIPT.py [arguments of the script]."
+            "SCRIPT.py [arguments of the script], or -m MODULE in the script's place."
         )
-    path = script_flags.require_file(script[0])
+    target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
             f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
         )
+    if misplaced := script_flags.misplaced(target, [*FLAGS]):
+        logging.warning("%s", misplaced)
     script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
         FLAGS["port"].value = 0  # any free one
     if FLAGS.run_dir is None:
-        FLAGS["run_dir"].value = _default_run_dir(path)
+        FLAGS["run_dir"].value = _default_run_dir(target.label)
     return list(script)
 
 
-def _default_run_dir(script: pathlib.Path) -> str:
+def _default_run_dir(label: str) -> str:
     """Return a folder named for the script; of a run that repeats another, one that is new."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    folders = (pathlib.Path("runs") / f"{script.stem}{suffix}" for suffix in names)
+    folders = (pathlib.Path("runs") / f"{label}{suffix}" for suffix in names)
     return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
 
 
@@ -128,20 +131,20 @@ def main(run: Run, script: Sequence[str]) -> int:
         ConfigurationError: Flags that do not fit the launcher, or a used run directory.
         Unreachable: A host that cannot be used; nothing is left running.
     """
-    name = _check(run)
+    name, target = _check(run), ScriptTarget.of(script)
     if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
+        metrics_hook.check(run.on_metrics, [target.folder])
     check_nodes_here(run, name)
     start = start_in_claimed_directory(run, script, name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
-    run, part, path, began = start.run, launch.part_here(), pathlib.Path(script[0]), time.time()
+    run, part, began = start.run, launch.part_here(), time.time()
     forget_failure(run.run_dir)
     if part is None or part.is_first:
         launch_document.write(run, script, began)
     else:
         began = float(launched_with(run.run_dir).get("began", began))
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
+    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, target.folder)
     nodes = nodes_of(run, launcher.addresses)
     try:
         script_run = _ScriptRun(run, launcher, nodes, script, began, start.updates)
@@ -188,7 +191,7 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
         own = ("--quiet", "--status_interval_seconds=1")
         return dataclasses.replace(node, flags=(*node.flags, *own))
     if node.role == "PS":
-        preload = ("--preload_keras",) if _may_need_keras(run, pathlib.Path(script[0])) else ()
+        preload = ("--preload_keras",) if _may_need_keras(run, ScriptTarget.of(script).path) else ()
         return dataclasses.replace(node, flags=(*node.flags, *preload))
     words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
     return dataclasses.replace(node, flags=(*words, f"--seed={run.seed}"), script=tuple(script))
@@ -284,7 +287,7 @@ class _ScriptRun:
         if self._input.kind is not InputKind.TERMINAL:
             return
         with contextlib.suppress(OSError):
-            if _READS_INPUT.search(pathlib.Path(self._script[0]).read_bytes()):
+            if _READS_INPUT.search(ScriptTarget.of(self._script).path.read_bytes()):
                 logging.warning(
                     "stdin is a terminal, which the workers cannot share: a script that reads it "
                     "finds its end. Give the input by a file or a pipe."
@@ -321,9 +324,10 @@ class _ScriptRun:
             return code
         if output.is_complete:
             return code
+        name = ScriptTarget.of(self._script).shown
         text = (
-            f"{self._script[0]} left with exit code 0 before its end, as os._exit(0) does, and the "
-            "other workers would go on without it; expected it to return. To end fit early set "
+            f"{name} left with exit code 0 before its end, as os._exit(0) does, and the other "
+            "workers would go on without it; expected it to return. To end fit early set "
             "self.model.stop_training = True."
         )
         self._on_failure(node.number, Failure(EXIT_SCRIPT, text, Cause.THINWIRE))

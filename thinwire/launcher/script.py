@@ -52,10 +52,12 @@ from thinwire.ops.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
     RUN_BEGAN,
+    SENT_SCRIPT,
     SETTINGS_VARIABLE,
     remove_own_settings,
     write_settings,
 )
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -93,20 +95,35 @@ def main(arguments: Sequence[str]) -> int:
     given = _values(words)
     _fix_hashes(int(given["seed"]))
     _prepare_process(given)
-    path = pathlib.Path(script[0]).resolve()
     if IN_SCRIPT_FOLDER in words:
         words.remove(IN_SCRIPT_FOLDER)
-        script[0] = path.name
-        os.chdir(path.parent)
+        _go_to_folder(script)
     evaluates = EVALUATES in words
     node = "evaluator" if evaluates else f"worker-{int(given['id_worker'])}"
     settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
     _hold_files(given, node)
     try:
-        return _evaluate(path, script) if evaluates else _run(path, script)
+        return _evaluate(script) if evaluates else _run(script)
     finally:
         remove_own_settings(settings)
+
+
+def _go_to_folder(script: list[str]) -> None:
+    """Change to the script's folder; of a module, to the copy of the launcher's."""
+    if script[0] == MODULE_OPTION:
+        os.chdir(SENT_SCRIPT)
+        return
+    path = pathlib.Path(script[0]).resolve()
+    script[0] = path.name
+    os.chdir(path.parent)
+
+
+def _name_of(script: Sequence[str]) -> str:
+    """Return what messages call the script: its file's name, or -m and the module."""
+    if script[0] == MODULE_OPTION:
+        return " ".join(script[:2])
+    return pathlib.Path(script[0]).name
 
 
 def _absolute(word: str) -> str:
@@ -241,15 +258,15 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 # -- the script ---------------------------------------------------------------------------------
 
 
-def _run(path: pathlib.Path, words: Sequence[str]) -> int:
+def _run(words: Sequence[str]) -> int:
     """Run the script to its end, report a failure, and return the exit code."""
-    thread_errors = _note_thread_errors()
+    name, thread_errors = _name_of(words), _note_thread_errors()
     try:
-        _execute(path, words)
+        _execute(words)
         code, failure = EXIT_DONE, None
     except SystemExit as error:
         code = _code_of(error)
-        failure = _failure_of_exit(error, code, path)
+        failure = _failure_of_exit(error, code, name)
     except KeyboardInterrupt:
         code, failure = EXIT_INTERRUPTED, None
         time.sleep(_INTERRUPTED_SECONDS)
@@ -259,9 +276,9 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
         failure = _failure(error)
         code = failure.code
     if code == EXIT_DONE and failure is None:
-        failure = _failure(thread_errors[0]) if thread_errors else _idleness(path)
+        failure = _failure(thread_errors[0]) if thread_errors else _idleness(name)
     elif code == EXIT_INTERRUPTED and failure is None and not _ENDED:
-        failure = Failure(code, f"{path.name} was interrupted", Cause.INTERRUPTED)
+        failure = Failure(code, f"{name} was interrupted", Cause.INTERRUPTED)
     if failure is not None:
         code = failure.code
         failure.report()
@@ -276,16 +293,16 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     return code
 
 
-def _failure_of_exit(error: SystemExit, code: int, path: pathlib.Path) -> Failure | None:
+def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
     """Return what a script that has left by `sys.exit` leaves behind; None: it ended well."""
     if _ENDED or code == EXIT_INTERRUPTED:
         return None
     if code:
         words = "" if isinstance(error.code, int) else f": {' '.join(str(error.code).split())}"
-        return Failure(code, f"{path.name} ended with exit code {code}{words}")
+        return Failure(code, f"{name} ended with exit code {code}{words}")
     if RECORD.has_left_fit_by(error):
         text = (
-            f"{path.name} ended with exit code 0 in the middle of fit, which the other workers "
+            f"{name} ended with exit code 0 in the middle of fit, which the other workers "
             "would go on with; expected fit to return: set self.model.stop_training = True."
         )
         return Failure(EXIT_SCRIPT, text, Cause.THINWIRE)
@@ -333,10 +350,10 @@ def _code_of_signal(error: BaseException) -> int | None:
     return None
 
 
-def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
+def _evaluate(words: Sequence[str]) -> int:
     """Run the script as the evaluator, whose end is that of the run; return the exit code."""
     try:
-        _execute(path, words)
+        _execute(words)
     except SystemExit as error:
         return _code_of(error)
     except BaseException as error:  # noqa: BLE001 - the script's own
@@ -346,23 +363,67 @@ def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
     return EXIT_DONE
 
 
-def _execute(path: pathlib.Path, words: Sequence[str]) -> None:
-    """Run the file as the main module, which it then stays."""
+def _execute(words: Sequence[str]) -> None:
+    """Run the script as the main module, which it then stays."""
     admit_signals()  # from here on what they raise is caught
+    if words[0] == MODULE_OPTION:
+        _execute_module(words[1], words[2:])
+        return
+    path = pathlib.Path(words[0]).resolve()
     source = path.read_bytes()
     RECORD.source = path, digest_of_bytes(source)
-    main_module: Any = types.ModuleType("__main__")
-    main_module.__file__ = words[0]
-    main_module.__builtins__ = builtins
-    main_module.__cached__ = None
-    main_module.__spec__ = None
+    main_module = _new_main_module(words[0], None)
     main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
     sys.argv[:] = list(words)
-    if not sys.flags.safe_path:  # -m puts the current folder there
-        del sys.path[0]
-    sys.path.insert(0, str(path.parent))
-    sys.modules["__main__"] = main_module
+    _begin_module_path(str(path.parent))
     exec(compile(source, words[0], "exec"), main_module.__dict__)
+
+
+def _execute_module(name: str, arguments: Sequence[str]) -> None:
+    """Run a module as ``python -m`` does, with its packages and its spec.
+
+    `runpy.run_module` would put the former main module back at the end, where threads and exit
+    handlers of the script still need theirs.
+    """
+    sys.argv[:] = [MODULE_OPTION, *arguments]  # as long as packages are imported
+    _begin_module_path(os.getcwd())
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(
+                f"No module named {name}.__main__; {name!r} is a package and cannot be directly "
+                "executed"
+            )
+    if spec is None or spec.origin is None or spec.loader is None:
+        raise ImportError(f"No module named {name}")
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name)
+    path = pathlib.Path(spec.origin).resolve()
+    RECORD.source = path, digest_of_bytes(path.read_bytes())
+    main_module = _new_main_module(spec.origin, spec)
+    main_module.__loader__ = loader
+    sys.argv[0] = spec.origin
+    exec(code, main_module.__dict__)
+
+
+def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> Any:
+    """Return an empty main module, which stands in `sys.modules`."""
+    main_module: Any = types.ModuleType("__main__")
+    main_module.__file__ = file
+    main_module.__builtins__ = builtins
+    main_module.__cached__ = None if spec is None else spec.cached
+    main_module.__spec__ = spec
+    if spec is not None:
+        main_module.__package__ = spec.parent
+    sys.modules["__main__"] = main_module
+    return main_module
+
+
+def _begin_module_path(folder: str) -> None:
+    if not sys.flags.safe_path:  # -m, by which this module runs, puts the current folder there
+        del sys.path[0]
+    sys.path.insert(0, folder)
 
 
 def _code_of(error: SystemExit) -> int:
@@ -375,20 +436,20 @@ def _code_of(error: SystemExit) -> int:
     return EXIT_BAD_FLAG
 
 
-def _idleness(path: pathlib.Path) -> Failure | None:
+def _idleness(name: str) -> Failure | None:
     """Return what is wrong with a script that has ended well and trained with nobody."""
     if not RECORD.is_distributed:
         return Failure(
             EXIT_CONFIGURATION,
-            f"{path.name} ended without a call of thinwire.distribute(): this worker exchanged "
+            f"{name} ended without a call of thinwire.distribute(): this worker exchanged "
             "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or start "
-            f"it alone: python {path.name}.",
+            f"it alone: python {name}.",
             Cause.THINWIRE,
         )
     if not RECORD.has_exchanged:
         return Failure(
             EXIT_CONFIGURATION,
-            f"{path.name} called thinwire.distribute() and ended without an exchange: what it "
+            f"{name} called thinwire.distribute() and ended without an exchange: what it "
             "trained, if anything, this worker trained alone. Expected fit of the model that "
             "distribute() was given; in a training loop of its own, steps of `optimizer = "
             "thinwire.distribute(optimizer, model=model)`.",

@@ -32,7 +32,13 @@ from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_comm
 from thinwire.launcher.output import NamedLines, Screen, report_losses
 from thinwire.launcher.role import Node, threads_of, whole_input
 from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER, INPUT_COPY, SETTINGS_FOLDER
+from thinwire.ops.run.script_settings import (
+    IN_SCRIPT_FOLDER,
+    INPUT_COPY,
+    SENT_SCRIPT,
+    SETTINGS_FOLDER,
+)
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -252,18 +258,18 @@ class CodeDeployment:
             own_flags: What the host adds.
         """
         if node.script and self.archive is not None:
-            path, arguments = pathlib.Path(node.script[0]).resolve(), node.script[1:]
-            there = f"{_place(_SCRIPT, path.parent)}/{path.name}"
-            node = dataclasses.replace(node, script=(there, *arguments))
+            if node.script[0] != MODULE_OPTION:
+                there = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
+                node = dataclasses.replace(node, script=(there, *node.script[1:]))
             own_flags = [*own_flags, IN_SCRIPT_FOLDER]
         return node.words(self.node, self.script, [*self.flags, *own_flags])
 
 
-def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
+def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
     """Return where hosts have the code: this folder, or that of --sync_dst_dir.
 
     Args:
-        script: What workers run; its folder is copied with the code.
+        script_folder: That of the script, which is copied with the code; None: there is none.
 
     Raises:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
@@ -278,23 +284,23 @@ def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
             f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
             "the home directory, such as /tmp/thinwire or ~/thinwire."
         )
-    return copied_code(folder, script)
+    return copied_code(folder, script_folder)
 
 
-def copied_code(folder: str, script: pathlib.Path | None = None) -> CodeDeployment:
+def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
     """Return what is copied into a folder of each host.
 
     Args:
         folder: There.
-        script: What workers run; its folder is copied with the code.
+        script_folder: That of the script, which is copied with the code; None: there is none.
 
     Raises:
         ConfigurationError: A file that is missing here, or too large.
     """
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
-    if script is not None:
-        files[_SCRIPT] = script.resolve().parent
+    if script_folder is not None:
+        files[_SCRIPT] = script_folder.resolve()
     return CodeDeployment(
         folder,
         program.COPIED_NODE,
@@ -322,7 +328,7 @@ def _named_files() -> dict[str, pathlib.Path]:
 
 
 def _place(name: str, path: pathlib.Path) -> str:
-    return f"{_SENT}/{name}" if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
+    return SENT_SCRIPT if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
 
 
 def pack(files: dict[str, pathlib.Path]) -> bytes:
@@ -371,12 +377,12 @@ def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
 class SshLauncher:
     """Starts nodes on the hosts of a file."""
 
-    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Probe every host and copy the code.
 
         Args:
             run: The run's settings.
-            script: What workers run; None: they play their role.
+            script_folder: That of the workers' script; None: they play their role.
 
         Raises:
             ConfigurationError: Flags or a hosts file that cannot be used.
@@ -391,7 +397,7 @@ class SshLauncher:
         self._screen = Screen()  # of nodes whose output nobody else takes
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
-        self._code = code_deployment(script)
+        self._code = code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
@@ -562,9 +568,9 @@ class SshLauncher:
             check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> SshLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
     """Return the launcher of a run; raises as `SshLauncher` does."""
-    return SshLauncher(run, script)
+    return SshLauncher(run, script_folder)
 
 
 def read_hosts() -> tuple[Host, ...]:

@@ -57,7 +57,7 @@ def test_the_code_runs_where_ray_unpacks_it(tmp_path):
     script.parent.mkdir()
     script.write_text("")
     with given():
-        code = copied_code("", script)
+        code = copied_code("", script.parent)
     there = tmp_path / "there"
     ray.unpack(code.archive, there)
     assert {path.name for path in there.iterdir()} == {"thinwire", "sent"}

@@ -70,6 +70,61 @@ print(os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])  # the evaluator may have the sam
     assert out.splitlines() == lines
 
 
+SHOWS = """
+import os, pickle, sys
+from . import helper
+def function(): pass
+assert pickle.loads(pickle.dumps(function)) is function
+spec = sys.modules["__main__"].__spec__
+print([__name__, __package__, __file__, spec.name, spec.origin, __cached__ == spec.cached])
+print(sys.argv, sys.path[0], os.getcwd(), helper.name, type(__loader__).__name__)
+"""
+
+
+@pytest.mark.parametrize("module", ["pack.sub.train", "pack.sub", "pack.__main__"])
+def test_a_module_runs_as_python_runs_it(tmp_path, module):
+    folder = tmp_path / "pack" / "sub"
+    folder.mkdir(parents=True)
+    init = "import sys; print('package', sys.argv[0])"
+    for package in (folder, folder.parent):
+        (package / "__init__.py").write_text(init)
+        (package / "helper.py").write_text("name = __name__")
+        (package / "__main__.py").write_text(SHOWS)
+    (folder / "train.py").write_text(SHOWS)
+    words = ["-m", module, "--epochs=3", "--", "x"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert alone.returncode == 0 and module.partition(".__")[0] in alone.stdout, alone.stderr
+    launched = subprocess.run(
+        [sys.executable, *program.SCRIPT, *FLAGS, "--", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert launched.stdout == alone.stdout, launched.stderr
+    failure = Failure.read(launched.stderr.strip())[1]
+    assert f"-m {module} ended without a call of thinwire.distribute()" in failure.text
+
+
+@pytest.mark.parametrize(("module", "words"), [("no.such", "no"), ("empty", "empty.__main__")])
+def test_a_module_that_cannot_run_fails_as_with_python(tmp_path, module, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, *program.SCRIPT, *FLAGS, "--", "-m", module],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    failure = Failure.read(done.stderr.strip())[1]
+    assert done.returncode == 1 and f"No module named '{words}'" in failure.headline.replace(
+        f"named {words}", f"named '{words}'"
+    )
+
+
 def test_its_settings_are_a_file_of_its_own_that_goes_with_it(tmp_path):
     code, out, _, _ = run(
         tmp_path,
