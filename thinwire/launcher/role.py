@@ -397,6 +397,7 @@ class Cluster:
         nodes: What is started, in this order.
         rules: What their ends mean.
         read_code: Returns what the exit code of a node that has ended counts as.
+        on_turn: Called every fraction of a second while nodes run.
     """
 
     def __init__(
@@ -406,7 +407,9 @@ class Cluster:
         nodes: Sequence[Node],
         rules: EndRules,
         read_code: Callable[[Node, Process, int], int] = _as_it_is,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_turn = on_turn
         self.run_settings, self.rules, self._read_code = run, rules, read_code
         self.launcher, self.nodes = launcher, nodes
         self.children: list[Child] = []
@@ -450,6 +453,7 @@ class Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
+            self._on_turn()
             self._restart_nodes()
             now = time.monotonic()
             if self.root_cause is None:

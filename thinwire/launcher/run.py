@@ -26,6 +26,7 @@ from thinwire.flags import script as script_flags
 from thinwire.launcher import dry_run, launch_document
 from thinwire.launcher.failures import Cause, Failure
 from thinwire.launcher.hosts import place
+from thinwire.launcher.line_merger import MergedLines
 from thinwire.launcher.output import (
     NodeOutput,
     Screen,
@@ -229,14 +230,22 @@ class _ScriptRun:
         self._exited: dict[int, int] = {}  # worker -> exit code of a script that reported nothing
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
+        self._merged = MergedLines(
+            [node.number for node in nodes if node.role == "Worker"],
+            lambda line: self._workers[line.worker].write(line.text, line.is_error),
+        )
         followed = [self._node(node) for node in nodes]
-        self._cluster = Cluster(run, launcher, followed, RULES, self._read_code)
+        self._cluster = Cluster(run, launcher, followed, RULES, self._read_code, self._merged.look)
 
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
         with shown_log(self._screen, lambda: [each.file for each in self._workers.values()]):
             self._warn_of_terminal()
-            code = self._cluster.run()
+            try:
+                code = self._cluster.run()
+            finally:
+                for worker in self._workers:
+                    self._merged.release(worker)
             self._end_others()
             self._screen.end_progress()
             if code not in (EXIT_DONE, EXIT_INTERRUPTED):
@@ -309,13 +318,15 @@ class _ScriptRun:
         node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
         path = self._path(node.number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        output = WorkerOutput(node.number, self._screen, path, self._on_failure)
+        output = WorkerOutput(node.number, self._screen, path, self._on_failure, self._merged)
         self._workers[node.number] = output
         return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
         """Count a script that has left without coming to its end as one that failed."""
         output = self._workers.get(node.number) if node.role == "Worker" else None
+        if output is not None:
+            self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
         process.wait()  # its last lines may still be on their way

@@ -21,7 +21,7 @@ from tests.thinwire.launcher.scripted_nodes import (
 )
 from thinwire.flags.run import read_run
 from thinwire.launcher import role, run
-from thinwire.launcher.failures import FAILURE, Cause, Failure
+from thinwire.launcher.failures import COMPLETED, FAILURE, Cause, Failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: oh no'
 OWN = Failure(1, TRACEBACK, reason="train.py:3: ValueError: oh no")
@@ -185,6 +185,18 @@ def test_an_interruption_is_the_last_line_whatever_scripts_make_of_it(ended):
 
     code, shown = ended({}, {"worker-1": [line_of(OWN)]}, at_turn=interrupt)
     assert code == 130 and shown[-1].endswith("interrupted; the same command resumes the run")
+
+
+def test_a_warning_of_all_workers_is_shown_once_and_kept_by_each(ended, tmp_path):
+    warning, own = "train.py:3: UserWarning: take care", "train.py:4: UserWarning: of worker 2"
+    lines = {"worker-2": [warning, own, COMPLETED], "worker-1": [warning, COMPLETED]}
+    code, shown = ended(dict.fromkeys(ALL, Script(3, 0)), lines)
+    assert code == 0
+    assert [line for line in shown if "UserWarning" in line] == [
+        f"[worker 1] {warning}",
+        f"[worker 2] {own}",
+    ]
+    assert (tmp_path / "run" / "logs" / "worker-2.out").read_text() == f"{warning}\n{own}\n"
 
 
 def test_a_failure_before_an_interruption_is_the_last_line(ended):
