@@ -76,11 +76,11 @@ def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
             found.append(word)
     if not found:
         return ""
-    verb = "stands" if len(found) == 1 else "stand"
+    verb, them = ("stands", "it") if len(found) == 1 else ("stand", "them")
     return (
-        f"{' '.join(found)} {verb} behind {target.shown}, so the script gets it and Thinwire does "
-        f"not read it. A flag of Thinwire stands before the script: thinwire run {found[0]} "
-        f"{target.shown}"
+        f"{' '.join(found)} {verb} behind {target.shown}, so the script gets {them} and Thinwire "
+        f"does not read {them}. A flag of Thinwire stands before the script: thinwire run "
+        f"{found[0]} {target.shown}"
     )
 
 

@@ -32,6 +32,7 @@ lines the newest `MOST_NOTED` are noted for each worker. What is beyond is shown
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import hashlib
@@ -99,9 +100,10 @@ class _Worker:
 
     def note(self, key: bytes) -> None:
         """Note a line of the leader, or drop the same line that waits."""
-        for number, entry in enumerate(self.waiting):
+        for entry in list(self.waiting):
             if entry.key == key:
-                del self.waiting[number]
+                with contextlib.suppress(ValueError):  # shown by a handler of signals just now
+                    self.waiting.remove(entry)
                 return
         self._noted[key] = self._noted.get(key, 0) + 1
         self._noted.move_to_end(key)
@@ -196,9 +198,12 @@ class LineMerger:
 class MergedLines:
     """A `LineMerger` for threads that read workers' output.
 
+    A screen that is not read lets `show` wait. The threads then wait with it, as for a pipe. The
+    launcher's main thread, which calls `look` and `ended`, also in a handler of signals, does not.
+
     Args:
         workers: Their ids.
-        show: Called with each line to show, in order.
+        show: Called with each line to show, in order; by one thread at a time.
         clock: Seconds.
     """
 
@@ -209,28 +214,40 @@ class MergedLines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._merger, self._show, self._clock = LineMerger(workers), show, clock
-        self._lock = threading.RLock()
+        self._lock = threading.RLock()  # a handler of signals may interrupt the main thread in here
+        self._decided: collections.deque[Line] = collections.deque()  # to be shown, in order
+        self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
         """Take a line of a worker."""
         with self._lock:
-            self._show_all(self._merger.line(Line(worker, text, is_error), self._clock()))
+            self._decided += self._merger.line(Line(worker, text, is_error), self._clock())
+        self._show_decided(may_wait=True)
 
     def look(self) -> None:
         """Show what has waited long enough; to be called from time to time."""
         with self._lock:
-            self._show_all(self._merger.look(self._clock()))
+            self._decided += self._merger.look(self._clock())
+        self._show_decided(may_wait=False)
 
     def release(self, worker: int) -> None:
         """Show what waits of a worker."""
         with self._lock:
-            self._show_all(self._merger.release(worker))
+            self._decided += self._merger.release(worker)
+        self._show_decided(may_wait=True)
 
     def ended(self, worker: int) -> None:
         """Note that a worker has ended."""
         with self._lock:
-            self._show_all(self._merger.ended(worker))
+            self._decided += self._merger.ended(worker)
+        self._show_decided(may_wait=False)
 
-    def _show_all(self, lines: Iterable[Line]) -> None:
-        for line in lines:
-            self._show(line)
+    def _show_decided(self, may_wait: bool) -> None:
+        """Show what is decided, or leave it to the thread that does so now, or to the next call."""
+        if not self._showing.acquire(blocking=may_wait):
+            return
+        try:
+            while self._decided:
+                self._show(self._decided.popleft())
+        finally:
+            self._showing.release()

@@ -1,6 +1,7 @@
 """Lines that all workers write alike are shown once; none is lost, and none waits for long."""
 
 import collections
+import threading
 
 import pytest
 from hypothesis import given, settings
@@ -209,3 +210,26 @@ def test_the_shell_shows_what_the_merger_returns():
     merged.line(1, "x", True)
     merged.ended(1)
     assert [(line.worker, line.text) for line in shown] == [(2, "care"), (2, "more"), (1, "x")]
+
+
+def test_the_main_thread_does_not_wait_for_a_screen_that_is_not_read():
+    shown, is_full, is_read = [], threading.Event(), threading.Event()
+
+    def show(line):
+        is_full.set()
+        assert is_read.wait(30)
+        shown.append(line.text)
+
+    merged = MergedLines([1, 2], show)
+    reader = threading.Thread(target=merged.line, args=(1, "one", True))
+    reader.start()
+    assert is_full.wait(30)
+    merged.look()
+    merged.ended(2)
+    merged.ended(1)
+    second = threading.Thread(target=merged.line, args=(2, "two", True))
+    second.start()
+    is_read.set()
+    for thread in (reader, second):
+        thread.join(30)
+    assert shown == ["one", "two"]
