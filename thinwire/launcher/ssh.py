@@ -64,6 +64,7 @@ _OPTIONS = (
 )
 _PROBE_SECONDS = 30.0
 _COPY_SECONDS = 600.0
+_BEAT_SECONDS = 1.0
 _MOST_CONNECTIONS = 16  # hosts at a time
 _SSH_FAILED = 255
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
@@ -468,8 +469,9 @@ class SshLauncher:
     def _send_input(self, node: Node, host: Host) -> str:
         """Copy the standard input to a host, once; return it as the watchdog takes it.
 
-        A copy of its own has each host, in a folder that others may share. One that is started
-        again gets it once more: the last node of a host removes it.
+        Each host has a copy of its own, because hosts may share the folder. A node that is started
+        again gets another copy: the last node of a host removes the copy. Nodes that run already
+        get their heartbeats meanwhile.
 
         Raises:
             Unreachable: The host does not take it.
@@ -485,8 +487,13 @@ class SshLauncher:
             self._input.seek(0)
             words = [shlex.quote(each) for each in (self._code.folder, folder, f"{path}.new", path)]
             line = "cd {0} && umask 077 && mkdir -p -- {1} && cat > {2} && exec mv -- {2} {3}"
+            remote = line.format(*words)
             try:
-                self._ssh.run(host, line.format(*words), self._input, _COPY_SECONDS)
+                with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                    copied = pool.submit(self._ssh.run, host, remote, self._input, _COPY_SECONDS)
+                    while not concurrent.futures.wait([copied], _BEAT_SECONDS).done:
+                        self.tend()
+                    copied.result()
             except HostFailed as error:
                 raise Unreachable(
                     f"{_where(host)}: stdin cannot be copied there: {error}"
