@@ -55,7 +55,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+(: | )")
 
 
-class State(enum.Enum):
+class LineState(enum.Enum):
     """Of one worker."""
 
     LEADING = enum.auto()
@@ -65,7 +65,7 @@ class State(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class WrittenLine:
     """One line of a worker."""
 
     worker: int
@@ -85,16 +85,16 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
-    line: Line
+    line: WrittenLine
     key: bytes | None  # None: it only waits behind others
     until: float
 
 
-class _Worker:
+class _WorkerLines:
     """One worker's state, the lines that wait, and what the leader has written beyond them."""
 
     def __init__(self) -> None:
-        self.state = State.SHOWING
+        self.state = LineState.SHOWING
         self.waiting: collections.deque[_Waiting] = collections.deque()
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
@@ -119,12 +119,12 @@ class _Worker:
             del self._noted[key]
         return bool(count)
 
-    def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[Line]:
+    def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[WrittenLine]:
         """Yield the first lines that need not wait, as far as they stand together."""
         while self.waiting and (self.waiting[0].key is None or is_over(self.waiting[0])):
             yield self.waiting.popleft().line
-        if not self.waiting and self.state is State.HOLDING:
-            self.state = State.SHOWING
+        if not self.waiting and self.state is LineState.HOLDING:
+            self.state = LineState.SHOWING
 
 
 class LineMerger:
@@ -136,28 +136,28 @@ class LineMerger:
     """
 
     def __init__(self, workers: Iterable[int], patience_seconds: float = PATIENCE_SECONDS) -> None:
-        self._workers = {worker: _Worker() for worker in sorted(workers)}
+        self._workers = {worker: _WorkerLines() for worker in sorted(workers)}
         self._patience_seconds = patience_seconds
         self._choose_leader()
 
-    def state_of(self, worker: int) -> State:
+    def state_of(self, worker: int) -> LineState:
         """Return a worker's state."""
         return self._workers[worker].state
 
-    def line(self, line: Line, now: float) -> list[Line]:
+    def line(self, line: WrittenLine, now: float) -> list[WrittenLine]:
         """Take a line; return what is to be shown."""
         worker, key = self._workers[line.worker], line.key
         if key is not None and worker.take_noted(key):
             return []
-        if worker.state is State.LEADING:
+        if worker.state is LineState.LEADING:
             return [line, *(self._match(key) if key is not None else ())]
-        if worker.state is State.ENDED or (key is None and worker.state is State.SHOWING):
+        if worker.state is LineState.ENDED or (key is None and worker.state is LineState.SHOWING):
             return [line]
-        worker.state = State.HOLDING
+        worker.state = LineState.HOLDING
         worker.waiting.append(_Waiting(line, key, now + self._patience_seconds))
         return list(worker.release(lambda _: len(worker.waiting) > MOST_WAITING))
 
-    def look(self, now: float) -> list[Line]:
+    def look(self, now: float) -> list[WrittenLine]:
         """Return the lines that have waited long enough."""
         return [
             line
@@ -165,32 +165,32 @@ class LineMerger:
             for line in worker.release(lambda entry: entry.until <= now)
         ]
 
-    def release(self, worker: int) -> list[Line]:
+    def release(self, worker: int) -> list[WrittenLine]:
         """Return all that waits of a worker, of which more is to be shown now."""
         return list(self._workers[worker].release(lambda _: True))
 
-    def ended(self, worker: int) -> list[Line]:
+    def ended(self, worker: int) -> list[WrittenLine]:
         """Note that a worker has ended; return what is to be shown."""
         ended = self._workers[worker]
-        was_leading = ended.state is State.LEADING
+        was_leading = ended.state is LineState.LEADING
         shown = self.release(worker)
-        ended.state = State.ENDED
+        ended.state = LineState.ENDED
         return [*shown, *(self._choose_leader() if was_leading else ())]
 
-    def _choose_leader(self) -> list[Line]:
+    def _choose_leader(self) -> list[WrittenLine]:
         """Let the lowest worker that runs lead; return its lines that waited, and what follows."""
         for worker in self._workers.values():
-            if worker.state is not State.ENDED:
+            if worker.state is not LineState.ENDED:
                 waited = [entry.line for entry in worker.waiting]
                 worker.waiting.clear()
-                worker.state = State.LEADING
+                worker.state = LineState.LEADING
                 return [shown for line in waited for shown in self.line(line, 0.0)]
         return []
 
-    def _match(self, key: bytes) -> Iterator[Line]:
+    def _match(self, key: bytes) -> Iterator[WrittenLine]:
         """Drop the same line where it waits; yield what then need not wait any more."""
         for worker in self._workers.values():
-            if worker.state is not State.LEADING:
+            if worker.state is not LineState.LEADING:
                 worker.note(key)
                 yield from worker.release(lambda _: False)
 
@@ -210,18 +210,18 @@ class MergedLines:
     def __init__(
         self,
         workers: Iterable[int],
-        show: Callable[[Line], None],
+        show: Callable[[WrittenLine], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._merger, self._show, self._clock = LineMerger(workers), show, clock
         self._lock = threading.RLock()  # a handler of signals may interrupt the main thread in here
-        self._decided: collections.deque[Line] = collections.deque()  # to be shown, in order
+        self._decided: collections.deque[WrittenLine] = collections.deque()  # to be shown, in order
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
         """Take a line of a worker."""
         with self._lock:
-            self._decided += self._merger.line(Line(worker, text, is_error), self._clock())
+            self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
 
     def look(self) -> None:

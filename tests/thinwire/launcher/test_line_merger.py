@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.launcher import line_merger
-from thinwire.launcher.line_merger import Line, LineMerger, MergedLines, State
+from thinwire.launcher.line_merger import LineMerger, LineState, MergedLines, WrittenLine
 
 SUMMARY = [
     'Model: "sequential"',
@@ -28,7 +28,7 @@ class World:
         self.now, self.shown = 0.0, []
 
     def line(self, worker, text, is_error=True):
-        self._show(self.merger.line(Line(worker, text, is_error), self.now))
+        self._show(self.merger.line(WrittenLine(worker, text, is_error), self.now))
 
     def wait(self, seconds):
         self.now += seconds
@@ -58,7 +58,7 @@ def test_what_all_write_is_the_leader_s(order):
     assert {worker for worker, _ in world.shown} == {1}
     assert [text for _, text in world.shown][: len(SUMMARY)] == SUMMARY
     assert len(world.shown) == len(SUMMARY) + 2
-    assert world.states == [State.LEADING, State.SHOWING, State.SHOWING]
+    assert world.states == [LineState.LEADING, LineState.SHOWING, LineState.SHOWING]
 
 
 def test_results_and_progress_are_each_worker_s_own():
@@ -74,11 +74,11 @@ def test_a_line_that_differs_is_shown_after_the_patience_in_its_worker_s_order()
     world.line(2, "only here")
     world.line(2, "RESULT 1", is_error=False)
     world.wait(4.9)
-    assert world.shown == [] and world.states[1] is State.HOLDING
+    assert world.shown == [] and world.states[1] is LineState.HOLDING
     world.line(1, "only there")
     world.wait(0.1)
     assert world.shown == [(1, "only there"), (2, "only here"), (2, "RESULT 1")]
-    assert world.states[1] is State.SHOWING
+    assert world.states[1] is LineState.SHOWING
 
 
 def test_as_often_as_the_leader_has_written_it():
@@ -97,7 +97,7 @@ def test_a_leader_that_ends_loses_nothing_and_another_one_leads():
         world.line(worker, "first")
         world.line(worker, "second")  # the leader is killed before it writes this
     world.end(1)
-    assert world.states == [State.ENDED, State.LEADING, State.SHOWING]
+    assert world.states == [LineState.ENDED, LineState.LEADING, LineState.SHOWING]
     assert world.shown == [(1, "first"), (2, "second")]
     world.line(2, "third")
     world.line(3, "third")
@@ -138,9 +138,12 @@ def test_a_worker_that_has_ended_waits_for_nobody():
     ],
 )
 def test_the_time_of_a_log_s_line_makes_no_difference(one, other):
-    assert Line(1, one, True).key == Line(2, other, True).key
-    assert Line(1, one, True).key != Line(2, f"{other}y", True).key
-    assert Line(1, "W1128 14:31:19.1 1 x", True).key != Line(1, "E1128 14:31:19.1 1 x", True).key
+    assert WrittenLine(1, one, True).key == WrittenLine(2, other, True).key
+    assert WrittenLine(1, one, True).key != WrittenLine(2, f"{other}y", True).key
+    assert (
+        WrittenLine(1, "W1128 14:31:19.1 1 x", True).key
+        != WrittenLine(1, "E1128 14:31:19.1 1 x", True).key
+    )
 
 
 def test_memory_is_bounded_and_what_is_beyond_is_shown(monkeypatch):
