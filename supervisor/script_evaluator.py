@@ -25,8 +25,10 @@ from absl import logging
 
 from thinwire.ops.run.directory import launched_with
 from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER, RUN_BEGAN
+from thinwire.ops.run.script_target import module_words
 from thinwire.ops.run.settings import Run
 from thinwire.runtime.output_copy import OutputFile
+from thinwire.runtime.standard_input import StandardInput
 from thinwire.supervisor import flags as supervisor_flags
 
 #: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
@@ -57,6 +59,7 @@ class ScriptEvaluator:
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
         self._output = run.run_dir / "logs" / "evaluator.out"
+        self._input = StandardInput(run.run_dir)  # this process reads none of it itself
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._copy: OutputFile | None = None
@@ -70,13 +73,16 @@ class ScriptEvaluator:
         self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
             script = found["script"]
-            self._script = [str(script["path"]), *map(str, script["arguments"])]
+            self._path, module = str(script["path"]), str(script.get("module", ""))
+            self._script = module_words(module, self._path, [*map(str, script["arguments"])])
             self._folder = str(script["folder"])
-            if any(str(word).startswith("--sync_dst_dir=") for word in found["flags"]):
+            is_copied = any(str(word).startswith("--sync_dst_dir=") for word in found["flags"])
+            if is_copied and not module:
                 self._more_flags.append(IN_SCRIPT_FOLDER)
         except (KeyError, TypeError):
             given = os.environ.get(SCRIPT_VARIABLE)
             self._script = [os.path.abspath(given)] if given else []
+            self._path = "".join(self._script)
 
     @property
     def why_not(self) -> str:
@@ -86,8 +92,8 @@ class ScriptEvaluator:
                 f"{self._run.run_dir} names no script, for `thinwire run` has not run there; "
                 f"expected its path in {SCRIPT_VARIABLE}"
             )
-        if not pathlib.Path(self._script[0]).is_file():
-            return f"the script {self._script[0]} is not there any more"
+        if not pathlib.Path(self._path).is_file():
+            return f"the script {self._path} is not there any more"
         return "its evaluator has ended before" if self._state is _EvaluatorState.FAILED else ""
 
     @property
@@ -121,7 +127,10 @@ class ScriptEvaluator:
         self._output.parent.mkdir(parents=True, exist_ok=True)
         words = [*supervisor_flags.script_words(self._run), *self._more_flags]
         launcher = _package() / "launcher"
+        opened = self._input.open()
+        passed = () if opened is None else (opened,)
         watchdog = ["-I", str(launcher / "watchdog.py"), "inf", "10", "quiet"]
+        watchdog += [f"--input=fd:{descriptor}" for descriptor in passed]
         script = [sys.executable, "-P", str(launcher / "script.py"), *words, "--", *self._script]
         environment = {name: text for name, text in os.environ.items() if name != "TF_CONFIG"}
         self._copy = OutputFile(self._output, append=bool(self._num_starts))
@@ -133,7 +142,10 @@ class ScriptEvaluator:
             start_new_session=True,  # a terminal's Ctrl-C is the Supervisor's affair
             cwd=self._folder if os.path.isdir(self._folder) else None,
             env=environment,
+            pass_fds=passed,
         )
+        for descriptor in passed:
+            os.close(descriptor)
         self._process = process
         # The script does not write the file itself: its `print` would raise on a full disk.
         self._reader = threading.Thread(

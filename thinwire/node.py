@@ -14,6 +14,7 @@ import importlib.util
 import itertools
 import logging as standard_logging
 import os
+import re
 import signal
 import sys
 from typing import NoReturn
@@ -22,15 +23,15 @@ from absl import flags, logging
 
 from thinwire import help_text
 from thinwire.advisor import flags as advisor_flags
-from thinwire.flags import launch, observability
+from thinwire.flags import environment, launch, observability
 from thinwire.flags import run as run_flags
-from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
 from thinwire.launcher import tf_config
 from thinwire.ops.run.directory import LogFile, lock_of
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import configure_libraries, import_quietly
+from thinwire.ops.run.script_target import MODULE_OPTION, ScriptTarget
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
@@ -74,6 +75,7 @@ LEVELS = {
 }
 #: Roles that start other processes, which must not be left behind.
 _STARTERS = ("Cluster", "Advisor")
+_TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
 #: Roles that need no model of their own where workers bring it.
 _WITHOUT_MODEL = ("PS", "Supervisor")
 #: Roles that keep nothing elsewhere.
@@ -134,7 +136,7 @@ def _play(script: list[str] | None) -> int:
         script: What workers run, and its arguments; None: their role.
     """
     if script:
-        script_flags.require_file(script[0])  # before the Advisor's modules, which take seconds
+        ScriptTarget.of(script)  # before the Advisor's modules, which take seconds
     if script is not None:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
@@ -328,6 +330,9 @@ def run(
         FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
     if runs_script:
         own = list(launch.SCRIPT_DEFAULTS)
+    if runs_script or role == "Advisor":
+        arguments = _before_module(arguments)
+    arguments = [*_environment_words(own, arguments), *arguments]
     rest = _parse(program, own, arguments, role)
     if runs_script and FLAGS.like:
         rest = _parse(program, [*own, *_repeated_flags()], arguments, role)
@@ -347,6 +352,39 @@ def _repeated_flags() -> list[str]:
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIGURATION)
+
+
+def _before_module(arguments: list[str]) -> list[str]:
+    """Return the arguments with ``--`` before ``-m MODULE``, where that stands for the script.
+
+    absl would take -m for a flag, and what follows the module for flags of Thinwire.
+    """
+    words = iter(enumerate(arguments))
+    for position, word in words:
+        if word == MODULE_OPTION:
+            return [*arguments[:position], "--", *arguments[position:]]
+        if word == "--" or not word.startswith("-"):
+            break  # the script
+        name = word.lstrip("-")
+        if name in FLAGS and not FLAGS[name].boolean:
+            next(words, None)  # its value
+    return arguments
+
+
+def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
+    """Return the words of THINWIRE_FLAGS, without a launcher's flags on a node that is none.
+
+    They stand before the command line's own, whose values then count.
+    """
+    try:
+        found = environment.flags_of(os.environ, help_text.TOPICS)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIGURATION)
+    words = " ".join([*own, *arguments])
+    if not any(match[1] in _STARTERS for match in _TYPE_NODE.finditer(words)):
+        found = {name: words for name, words in found.items() if name not in launch.NAMES}
+    return [word for words in found.values() for word in words]
 
 
 def _check_flag_files(arguments: list[str]) -> None:

@@ -2,8 +2,9 @@
 
 ``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
 list of ``--flag=value`` words; keyword arguments win over it. What neither has comes from the file
-that `thinwire run` leaves for each worker, or else from TF_CONFIG or another cluster manager's
-variables. A script that none of these gives a place trains alone (`source_of`).
+that `thinwire run` leaves for each worker, or else from THINWIRE_FLAGS, and the place from
+TF_CONFIG or another cluster manager's variables. A script that none of these gives a place trains
+alone (`source_of`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import dataclasses
 import difflib
 import itertools
 import os
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from absl import flags, logging
 
-from thinwire.flags import observability, security
+from thinwire.advisor import flags as advisor_flags
+from thinwire.flags import environment, launch, observability, security
 from thinwire.flags import run as run_flags
 from thinwire.flags import script as script_flags
 from thinwire.flags.registration import define
@@ -34,6 +35,7 @@ from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.flags import PsFlags
+from thinwire.simulator import flags as simulator_flags
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.flags import WorkerFlags
@@ -55,6 +57,13 @@ _TOPICS = (
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
 #: More than these: a launcher's file has what only nodes heed.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
+#: Every flag of every role but --type_node: THINWIRE_FLAGS may be set for all nodes of a job.
+ALL_TOPICS = (
+    *_LAUNCHED_TOPICS,
+    *launch.TOPICS,
+    *simulator_flags.TOPICS,
+    *advisor_flags.TOPICS,
+)
 #: Flags that a script under a launcher may set by itself: they concern this worker alone, or its
 #: data, which no other node looks at.
 _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"} | {
@@ -97,7 +106,7 @@ class ScriptSettings:
         given: Names that the script itself gave.
         local: Whether this is mode msgd: no server.
         source: What gave this process its place: "thinwire run", "arguments", "TF_CONFIG", "Slurm",
-            "torchrun" or "Kubernetes".
+            "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
     """
 
     run: Run
@@ -140,12 +149,24 @@ def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
     return None if found is None else found[0]
 
 
-def _position() -> tuple[str, ClusterPosition] | None:
-    """Return the place that a cluster manager's variables give this process, and which."""
+def _position() -> tuple[str, ClusterPosition | None] | None:
+    """Return the variables that give this process a place, and the place.
+
+    The place is None where flags alone give it.
+
+    Raises:
+        ConfigurationError: Variables that cannot be read, or one number for several workers.
+    """
     place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
-    if place is not None:
-        return TF_CONFIG, place
-    return schedulers.position(os.environ)
+    found = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
+    if "id_worker" not in environment.flags_of(os.environ, ALL_TOPICS):
+        return found
+    if found is not None:
+        raise ConfigurationError(
+            f"{environment.VARIABLE} has --id_worker, and {found[0]} numbers the workers; leave "
+            "--id_worker out of it."
+        )
+    return environment.VARIABLE, None
 
 
 def read_settings(
@@ -189,16 +210,15 @@ def read_settings(
     values = _new_values(type_node)
     for name, value in (defaults or {}).items():
         values.set_default(name, value)
-    _fill_from_environment(values, source_of(args, keywords) if type_node == "Worker" else None)
+    _parse(values, _environment_words(elsewhere))
+    before = {name: values[name].present for name in _OPTIONS}
     _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
     if momentum is not None and not local:
         _give_momentum(values, momentum)
-    given = frozenset(name for name in _OPTIONS if values[name].present)
+    given = frozenset(name for name in _OPTIONS if values[name].present > before[name])
     for name in given:
         _check_name(name, elsewhere)
-    found = _position()
-    if found is not None and (type_node == "Worker" or found[0] == TF_CONFIG):
-        tf_config.fill_position(values, found[1], found[0])
+    found = _fill_place(values, type_node)
     is_placed = bool(given & _PLACES) or args is not None
     if not is_placed and type_node == "Worker":
         values.set_default("model_from", FROM_WORKER)
@@ -220,23 +240,41 @@ def read_settings(
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
-    source = ARGUMENTS if is_placed or found is None else found[0]
+    source = ARGUMENTS if is_placed or found is None else found
     return ScriptSettings(run, values, given, local, source)
 
 
-def _fill_from_environment(values: flags.FlagValues, source: str | None) -> None:
-    """Set what a variable gives every worker of a cluster manager; the script's own words win.
+def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
+    """Set the place that variables give this process; return which do, None: none does."""
+    found = _position()
+    if found is None:
+        return None
+    source, place = found
+    if place is not None and (type_node == "Worker" or source == TF_CONFIG):
+        tf_config.fill_position(values, place, source)
+    return source
+
+
+def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
+    """Return the words of THINWIRE_FLAGS that are for a script.
+
+    Args:
+        elsewhere: Flags that a script has other ways for -> what those are.
 
     Raises:
-        ConfigurationError: It is no list of flags of a worker.
+        ConfigurationError: The variable holds no list of flags.
     """
-    if source not in schedulers.NAMES:
-        return
-    theirs = _new_values("Worker")
-    _parse(theirs, shlex.split(os.environ.get(schedulers.FLAGS_VARIABLE, "")))
-    for name in _OPTIONS:
-        if theirs[name].present:
-            values.set_default(name, theirs[name].value)
+    found = environment.flags_of(os.environ, ALL_TOPICS)
+    for name in sorted(found.keys() & elsewhere.keys()):
+        logging.warning(
+            "%s: --%s counts for other nodes only: %s", environment.VARIABLE, name, elsewhere[name]
+        )
+    return [
+        word
+        for name, words in found.items()
+        if name in _OPTIONS and name not in elsewhere
+        for word in words
+    ]
 
 
 def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:

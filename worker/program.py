@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from thinwire.ops.run.program import Program, digest_of, module_name
-from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.run.script_settings import read_settings_file
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.worker.script import RECORD
 
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -43,20 +42,6 @@ def program_here(compiled: Mapping[str, str]) -> Program:
         files[script.name] = digest
     name = "" if script is None else script.name
     return Program(name, files, tuple(_arguments()), dict(compiled))
-
-
-def exit_in_words() -> None:
-    """Let a script without a launcher end with one line and code 2 where its run is another's."""
-    before = sys.excepthook
-
-    def report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        if not isinstance(error, OtherRun):
-            before(kind, error, trace)
-            return
-        sys.stderr.write(f"{error}\n")
-        raise SystemExit(EXIT_CONFIGURATION)  # Python heeds that of a hook
-
-    sys.excepthook = report
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
@@ -94,7 +79,7 @@ def _local_files(
 def _arguments() -> Sequence[str]:
     launched = read_settings_file(os.environ)
     if launched is not None:  # the script may have changed sys.argv since
-        return launched.script[1:]
+        return launched.script[2 if launched.script[0] == MODULE_OPTION else 1 :]
     return [*_without_places(sys.argv[1:])]
 
 

@@ -78,17 +78,18 @@ def _settle(worker: int, state: State) -> None:
 
 
 def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
-    """Count the iterations of worker 1; take the snapshot after every `every` of them.
+    """Count the iterations of worker 1; take the snapshot in each `every`-th of them.
 
-    The first is taken in its iteration `every` + 1, as the original does. Whoever has a replica is
-    to receive it; a snapshot that somebody still waits for is replaced.
+    The original takes it in the iterations 151, 301 and so on; its first iteration is a gradient of
+    the start that it discards. So these are the pushes 150, 300 and so on. All workers with a
+    replica are to receive the snapshot; one that a worker still waits for is replaced.
     """
     resync = state["resync"]
     if request.worker != _PACEMAKER or request.step <= resync["step"]:  # a retry counts once
         return
     resync["step"] = request.step
     resync["iterations"] += 1
-    if resync["iterations"] > 1 and resync["iterations"] % every == 1 % every:
+    if resync["iterations"] % every == 0:
         resync["pending"] = sorted(state["replicas"], key=int)
         resync["snapshot"] = shard.theta.copy()
 

@@ -207,7 +207,7 @@ class Partition:
         for slot in slots:
             if slot.numbers.size and not is_dropped:
                 unreliable.append(self._unreliable(slot))
-            reliable.append(_reliable(slot, self._k, self._context.kernels))
+            reliable.append(_reliable(slot, self._context.kernels))
         unreliable.sort(key=lambda part: part.slot)
         reliable.sort(key=lambda block: block.slot)
         if self._kept is not None and self._choices.dgt_error_feedback:
@@ -253,11 +253,14 @@ class Partition:
         )
 
 
-def _reliable(slot: ScoredBlock, k: float, kernels: Kernels) -> Block:
-    """Return the blocks of the slot that travel on the stream; all: the same object."""
+def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
+    """Return the blocks of the slot that travel on the stream; all: the same object.
+
+    What is counted as skipped stays out at each k, so that counters and bytes agree.
+    """
     block, stays = slot.block, slot.is_sent.copy()
     stays[slot.numbers] = False
-    if stays.all() or k >= 1:
+    if stays.all():
         return on_host(block)
     if block.indices is not None:
         chosen = np.repeat(stays, np.diff(slot.edges))

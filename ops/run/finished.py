@@ -11,6 +11,7 @@ from thinwire.ops.run.directory import SUMMARY_FILE, launched_with
 from thinwire.ops.run.fingerprint import fingerprint, shard_settings
 from thinwire.ops.run.program import digest_of
 from thinwire.ops.run.resuming import OtherRun, first_setting, refusal
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
 
 #: Where a summary or a checkpoint keeps the `deciding_settings` of its run.
@@ -129,9 +130,10 @@ def _other_script(run: Run, script: Sequence[str]) -> str | None:
     before = launched_with(run.run_dir).get("script")
     if not script or not isinstance(before, dict):
         return None
-    path, *arguments = script
-    if before.get("sha256") != digest_of(pathlib.Path(path)):
-        return f"the script was {before.get('path')}, and {path} is not the same"
+    target = ScriptTarget.of(script)
+    arguments = list(target.arguments)
+    if before.get("sha256") != digest_of(target.path):
+        return f"the script was {before.get('path')}, and {target.shown} is not the same"
     if before.get("arguments") != arguments:
         return f"the script's arguments were {before.get('arguments')} and are {arguments}"
     return None

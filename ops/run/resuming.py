@@ -7,11 +7,11 @@ that was started by hand, or by Kubernetes, looks there itself.
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from thinwire.ops.run import program
 from thinwire.ops.run.program import Rows
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.types import ConfigurationError, State
 
 
@@ -59,11 +59,12 @@ def changed_script(programs: Mapping[int, Rows], script: Sequence[str]) -> str |
 
     Args:
         programs: Of the workers.
-        script: Its path and its arguments; empty: workers run none.
+        script: A file or a module, and its arguments; empty: workers run none.
     """
     if not script or not programs:
         return None
-    path, before = pathlib.Path(script[0]).resolve(), programs[min(programs)]
+    target, before = ScriptTarget.of(script), programs[min(programs)]
+    path = target.path.resolve()
     return program.changed_file(before, path.parent, path.name) or program.changed_arguments(
-        before, script[1:]
+        before, target.arguments
     )

@@ -21,6 +21,9 @@ from thinwire.ops.types import ConfigurationError
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
 #: A word among a worker's flags: the script's own folder becomes the current one.
 IN_SCRIPT_FOLDER = "--in_script_folder"
+#: Where a host that gets the code by a copy has the script's folder; of a module, the folder in
+#: which the launcher was started.
+SENT_SCRIPT = "sent/script"
 #: Begins a word among a worker's flags: `fit` measures into this file, and nobody trains.
 MEASURED_TO = "--measured_to="
 #: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.
@@ -30,6 +33,8 @@ RUN_BEGAN = "--run_began="
 #: In the run directory.
 SETTINGS_FOLDER = "settings"
 _EVALUATOR = "evaluator"
+#: Begins the name of a copy of the launcher's standard input, on a host that got one.
+INPUT_COPY = "stdin-"
 #: Ends the name of a list of the files that a node has written; the chief's list has this name.
 WRITTEN, CHIEF = ".written", "chief"
 #: The name of a file that shows, by its time, that workers have begun to train.
@@ -87,6 +92,8 @@ def remove_own_settings(path: pathlib.Path) -> None:
 def _remove_shared(folder: pathlib.Path) -> None:
     for name in (f"{CHIEF}{WRITTEN}", TRAINING):
         (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(f"{INPUT_COPY}*"):
+        path.unlink(missing_ok=True)
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:

@@ -6,9 +6,10 @@ import json
 import pytest
 
 from tests.certificates import Papers
+from thinwire import help_text
 from thinwire.ops.run.script_settings import EVALUATES, SETTINGS_VARIABLE, write_settings
 from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.settings import read_settings, source_of
+from thinwire.settings import ALL_TOPICS, read_settings, source_of
 
 WORDS = (
     "--type_node=Worker",
@@ -196,16 +197,71 @@ def test_cluster_managers_give_a_worker_its_place(
     assert found.run.addresses == (address,) and found.run.model_is_offered
 
 
-def test_a_variable_gives_flags_to_every_worker_of_a_cluster_manager(monkeypatch):
-    monkeypatch.setenv("THINWIRE_FLAGS", "--method=dgs --compression_rate=0.3 --lease_seconds=7")
-    assert read(nb_workers=2).run.lease_seconds != 7  # a place of the script's own
+#: Variables that give a place, each with its name: none here has flags of a method.
+GIVING_PLACES = {
+    "TF_CONFIG": {
+        "TF_CONFIG": '{"cluster": {"ps": ["a:1"], "worker": ["b:1", "c:1"]},'
+        ' "task": {"type": "worker", "index": 1}}'
+    },
+    "Slurm": {**STEP, "SLURM_PROCID": "1"},
+    "torchrun": {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"},
+    "THINWIRE_FLAGS": {},
+}
+
+
+@pytest.mark.parametrize("source", GIVING_PLACES)
+def test_a_variable_gives_flags_wherever_the_place_comes_from(monkeypatch, source):
+    words = "--method=dgs --compression_rate=0.3 --lease_seconds=7 --restart_workers=1 --device=cpu"
+    for name, value in GIVING_PLACES[source].items():
+        monkeypatch.setenv(name, value)
+    if source == "THINWIRE_FLAGS":
+        words += " --id_worker=2 --nb_workers=2 --ps_hosts=a:1"
+    monkeypatch.setenv("THINWIRE_FLAGS", words)
+    found = read()
+    assert source_of(None, {}) == found.source == source
+    assert (found.run.method.name, found.run.lease_seconds) == ("dgs", 7)
+    assert found.values.compression_rate == 0.3
+    assert found.worker().id_worker == 2 and not found.given
+    other = read(lease_seconds=9)  # what the script gives wins, flag by flag
+    assert (other.run.method.name, other.run.lease_seconds) == ("dgs", 9)
+    assert other.given == {"lease_seconds"}
+
+
+def test_its_flags_win_over_the_place_that_a_manager_gives(monkeypatch):
     for name, value in {**STEP, "SLURM_PROCID": "1"}.items():
         monkeypatch.setenv(name, value)
-    assert (read().run.method.name, read().run.lease_seconds) == ("dgs", 7)
-    assert read(clip_norm=1.0).run.method.name == "dgs"
-    monkeypatch.setenv("THINWIRE_FLAGS", "--compresion_rate=0.3")
-    with pytest.raises(ConfigurationError, match="compresion_rate"):
+    monkeypatch.setenv("THINWIRE_FLAGS", "--ps_hosts=mine:9")
+    assert read().run.addresses == ("mine:9",)
+    monkeypatch.setenv("THINWIRE_FLAGS", "--id_worker=1")
+    with pytest.raises(ConfigurationError, match="id_worker, and Slurm numbers the workers"):
         read()
+
+
+def test_without_a_place_its_flags_leave_a_script_alone(monkeypatch):
+    monkeypatch.setenv("THINWIRE_FLAGS", "--method=dgs --nb_workers=4")
+    assert source_of(None, {}) is None
+    assert read(id_worker=1).run.method.name == "dgs"  # a place of the script's own
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--compresion_rate=0.3", "compresion_rate"),
+        ("--method=dgs train.py", "'train.py' is no flag"),
+        ("--lease_seconds=-1", "lease_seconds"),
+        ("--method='dgs", "quotation"),
+    ],
+)
+def test_a_variable_that_is_no_list_of_flags_is_refused(monkeypatch, text, words):
+    monkeypatch.setenv("THINWIRE_FLAGS", text)
+    with pytest.raises(ConfigurationError, match=f"^THINWIRE_FLAGS=.*{words}.*Expected flags"):
+        read(id_worker=1)
+
+
+def test_it_knows_the_flags_of_every_role():
+    names = {option.name for topic in help_text.TOPICS for option in topic.options}
+    known = {option.name for topic in ALL_TOPICS for option in topic.options}
+    assert names - known == {"type_node"}
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from thinwire.models.flat_model import has_gpu
 from thinwire.models.measured import MeasuredModel, load
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.run.script_settings import MEASURED_TO
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -46,11 +47,11 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     Raises:
         ConfigurationError: No such file, or flags that a script's run does not heed.
     """
-    path = script_flags.require_file(script[0])
+    target = ScriptTarget.of(script)
     given = [name for name in FLAGS if FLAGS[name].present]
     script_flags.refuse(name for name in given if name not in _OF_DEVICES)
     if FLAGS.run_dir is None:
-        FLAGS["run_dir"].value = f"runs/{path.stem}"
+        FLAGS["run_dir"].value = f"runs/{target.label}"
     return list(script)
 
 
@@ -127,7 +128,8 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         *(f"--nb_workers={run.nb_workers}", f"--device={run.device}", f"{MEASURED_TO}{path}"),
         *("--", *script),
     ]
-    logging.info("measuring the script %s: a few steps of its own fit", script[0])
+    name = ScriptTarget.of(script).shown
+    logging.info("measuring the script %s: a few steps of its own fit", name)
     try:
         done = subprocess.run(
             command,
@@ -141,7 +143,7 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         output = f"{done.stdout}\n{done.stderr}"
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(
-            f"{script[0]} came to no steps of fit within {_PATIENCE_SECONDS:g} s; advise on a "
+            f"{name} came to no steps of fit within {_PATIENCE_SECONDS:g} s; advise on a "
             "smaller part of its data, by an argument of the script."
         ) from error
     finally:
@@ -151,7 +153,7 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
     except (OSError, ValueError) as error:
         lines = [line for line in output.splitlines() if line.strip()][-_LAST_LINES:]
         raise ConfigurationError(
-            f"{script[0]} ended with code {done.returncode} before its fit could be measured: "
+            f"{name} ended with code {done.returncode} before its fit could be measured: "
             f"{' / '.join(lines)[-800:] or 'it wrote nothing'}. Expected a script that calls "
             "thinwire.distribute(model) and then model.fit(...)."
         ) from error

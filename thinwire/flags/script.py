@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterable, Mapping
+import itertools
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 from thinwire.flags import run as run_flags
 from thinwire.ops.methods.method import Method
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.types import ConfigurationError, Kind
 
 _MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model and data")
@@ -34,6 +36,11 @@ NEVER = OWN_MODEL_AND_DATA | {
     "num_restarts": "`thinwire run` counts the restarts",
 }
 _RATES = ("learning_rate", "lr_schedule")
+#: Names that scripts often have for arguments of their own, beside `NEVER`.
+_OFTEN_OF_SCRIPTS = (
+    *("device", "epochs", "help", "iter_max", "log_level", "max_seconds", "overwrite", "port"),
+    *("quiet", "resume", "run_dir", "seed", "shard", "target"),
+)
 #: Flags of the optimizers, by what workers send.
 OPTIMIZER = {
     Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
@@ -43,20 +50,38 @@ OPTIMIZER = {
     ),
 }
 
+_USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 
-def require_file(script: str) -> pathlib.Path:
-    """Return the path of a script that a command line names.
 
-    Raises:
-        ConfigurationError: There is no such file.
+def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
+    """Return a warning of flags of Thinwire behind the script, which only the script gets.
+
+    Names that scripts often have themselves, and names in the script's own text, are the script's.
+    So is everything behind ``--``.
+
+    Args:
+        target: The script and its arguments.
+        known: Names of all flags of Thinwire.
+
+    Returns:
+        One line; empty: there are none.
     """
-    path = pathlib.Path(script)
-    if not path.is_file():
-        raise ConfigurationError(
-            f"{path} is no file; expected the path of a Python script. Flags of Thinwire stand "
-            "before it, the script's own arguments after it."
-        )
-    return path
+    words = itertools.takewhile(lambda word: word != "--", target.arguments)
+    text = target.path.read_text(errors="replace")
+    found = []
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--")
+        is_ours = word.startswith("--") and name in known and name not in _USUAL
+        if is_ours and not re.search(rf"\b{name}\b", text):
+            found.append(word)
+    if not found:
+        return ""
+    verb, them = ("stands", "it") if len(found) == 1 else ("stand", "them")
+    return (
+        f"{' '.join(found)} {verb} behind {target.shown}, so the script gets {them} and Thinwire "
+        f"does not read {them}. A flag of Thinwire stands before the script: thinwire run "
+        f"{found[0]} {target.shown}"
+    )
 
 
 def refuse(given: Iterable[str]) -> None:

@@ -19,11 +19,11 @@ from thinwire.keras.loops import look_fresh, models_of
 from thinwire.keras.measure import measure_fit
 from thinwire.keras.saving import save_once
 from thinwire.keras.session import ModelSession
+from thinwire.launcher.error_reasons import exit_with_reason
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import ScriptSettings, read_settings, source_of
 from thinwire.worker.held_files import report_held
-from thinwire.worker.program import exit_in_words
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary
 
@@ -175,7 +175,7 @@ def _new_session(
     if chosen.local:
         raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
     if not (chosen.is_launched or RECORD.is_distributed):
-        exit_in_words()
+        exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
     save_once(model, session.central)
     look_fresh(model, session.loop)

@@ -23,9 +23,10 @@ from typing import Any
 
 import cloudpickle
 
+from thinwire.flags.environment import VARIABLE
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
-from thinwire.launcher.output import Screen, report_losses
+from thinwire.launcher.output import LOG_PREFIX, Screen, report_losses
 from thinwire.ops.run.script_settings import SETTINGS_VARIABLE
 from thinwire.ops.run.settings import EXIT_DONE
 from thinwire.ops.types import ConfigurationError
@@ -106,7 +107,8 @@ def run(
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
     )
-    process = SupervisedProcess(supervised, output, announced=False)
+    given = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+    process = SupervisedProcess(supervised, output, announced=False, variables=given)
     try:
         code = _wait(process)
     finally:
@@ -245,7 +247,8 @@ class _RepeatedLines:
     """Repeats lines on the caller's stdout and stderr, which a notebook has replaced.
 
     Attributes:
-        last_error: The last line of stderr; a worker's, if one has written any.
+        last_error: The last line of stderr, without the time and the level of a log: the reason of
+            a run that did not end well.
     """
 
     last_error = ""
@@ -255,9 +258,8 @@ class _RepeatedLines:
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
-        by_worker, before = "[worker " in line, "[worker " in self.last_error
-        if is_error and line.strip() and by_worker >= before:
-            self.last_error = line
+        if is_error and line.strip():
+            self.last_error = LOG_PREFIX.sub("", line)
         self._screen.write(line, is_error, "the run")
 
     def close(self) -> str:

@@ -15,6 +15,7 @@ from thinwire.launcher.role import given_flags
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.run.directory import LAUNCH_FILE, launched_with
 from thinwire.ops.run.program import digest_of
+from thinwire.ops.run.script_target import ScriptTarget, module_words
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 
@@ -32,15 +33,17 @@ def write(run: Run, script: Sequence[str], began: float) -> None:
 
 def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
     """Return the flags, the versions and the script of a run, as summary.json has them too."""
-    path = pathlib.Path(script[0]).resolve()
+    target = ScriptTarget.of(script)
+    path = target.path.resolve()
     words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES))
     return {
         "flags": [*words, f"--seed={run.seed}", f"--method={run.method.name}"],
         "versions": versions(),
         "script": {
             "path": str(path),
+            "module": target.module,
             "folder": str(pathlib.Path.cwd()),
-            "arguments": list(script[1:]),
+            "arguments": list(target.arguments),
             "sha256": digest_of(path),
         },
     }
@@ -56,6 +59,11 @@ class RecordedLaunch:
     folder: str  # where it was started
     arguments: list[str]
     sha256: str  # of the script
+    module: str = ""  # that python -m would run; empty: the path was given
+
+    def words(self) -> list[str]:
+        """Return the script and its arguments, as a command line has them."""
+        return module_words(self.module, self.path, self.arguments)
 
     def warnings(self) -> Iterator[str]:
         """Yield what is different now, and may change the result."""
@@ -90,6 +98,7 @@ def recorded(run_dir: str) -> RecordedLaunch:
             str(script["folder"]),
             [str(word) for word in script["arguments"]],
             str(script["sha256"]),
+            str(script.get("module", "")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(

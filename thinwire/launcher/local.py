@@ -48,6 +48,7 @@ def watchdog_command(
     announce: bool = True,
     silence_seconds: float = SILENCE_SECONDS,
     grace_seconds: float = watchdog.GRACE_SECONDS,
+    given_input: str = "",
 ) -> list[str]:
     """Return the command line that runs another one under a watchdog.
 
@@ -58,9 +59,11 @@ def watchdog_command(
         announce: Whether the watchdog reports that it was started; needed to follow its output.
         silence_seconds: The watchdog ends the command after this long without a heartbeat.
         grace_seconds: How long it gives the command to end by itself; 0: it kills it.
+        given_input: The command's standard input, as the watchdog takes it; none: /dev/null.
     """
-    manner = "announce" if announce else "quiet"
-    return [python, *entry, str(silence_seconds), str(grace_seconds), manner, *command]
+    words = ["announce" if announce else "quiet"]
+    words += [f"{watchdog.INPUT}{given_input}"] if given_input else []
+    return [python, *entry, str(silence_seconds), str(grace_seconds), *words, *command]
 
 
 def exit_code(code: int) -> int:
@@ -84,10 +87,23 @@ def start_here(
         variables: Of its environment, beside this process's.
     """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
+    opened = None if node.input is None else node.input.open()
     supervised = watchdog_command(
-        sys.executable, WATCHDOG, command, announce=False, silence_seconds=NO_SILENCE_SECONDS
+        sys.executable,
+        WATCHDOG,
+        command,
+        announce=False,
+        silence_seconds=NO_SILENCE_SECONDS,
+        given_input="" if opened is None else f"fd:{opened}",
     )
-    return SupervisedProcess(supervised, node.output, announced=False, variables=variables)
+    passed = () if opened is None else (opened,)
+    try:
+        return SupervisedProcess(
+            supervised, node.output, announced=False, variables=variables, passed=passed
+        )
+    finally:
+        for descriptor in passed:
+            os.close(descriptor)
 
 
 class SupervisedProcess:
@@ -99,6 +115,7 @@ class SupervisedProcess:
         output: LineSink | None,
         announced: bool = True,
         variables: Mapping[str, str] | None = None,
+        passed: Sequence[int] = (),
     ) -> None:
         """Start it.
 
@@ -107,6 +124,7 @@ class SupervisedProcess:
             output: Takes each line that the command writes; None lets it write by itself.
             announced: Whether the watchdog reports the start.
             variables: Of its environment, beside this process's.
+            passed: Descriptors that it inherits.
         """
         self._output, self.is_followed = output, output is not None
         self._was_started = threading.Event()
@@ -120,6 +138,7 @@ class SupervisedProcess:
             stderr=pipe,
             start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
             env=environment() | dict(variables or {}),
+            pass_fds=passed,
         )
         os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
         if not announced or output is None:
@@ -234,9 +253,9 @@ class LocalLauncher:
         """Do nothing: there is nothing to give back."""
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> LocalLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
     """Return the launcher of a run; a script needs nothing more on this machine."""
-    del script
+    del script_folder
     return LocalLauncher(run)
 
 

@@ -22,6 +22,7 @@ from typing import TextIO
 from absl import logging
 
 from thinwire.launcher.failures import COMPLETED, Failure
+from thinwire.launcher.line_merger import MergedLines
 from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
 #: Bytes that are read of a node's output together.
@@ -30,6 +31,8 @@ _LONGEST_LINE = 1 << 20
 _USUAL_COLUMNS = 80  # of a terminal that reports no width
 _PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
+#: Begins a line of a node's log, as `thinwire.node` has them: date, time, name and level.
+LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -260,6 +263,9 @@ class NamedLines:
 class NodeOutput:
     """Repeats a node's lines on the screen, with its name.
 
+    Attributes:
+        last_error: The last line that the node has written to stderr as an error; empty: none.
+
     Args:
         name: Of the node.
         screen: Of the launcher.
@@ -270,9 +276,13 @@ class NodeOutput:
         self, name: str, screen: Screen, is_over: Callable[[], bool] = lambda: False
     ) -> None:
         self._name, self._screen, self._is_over = name, screen, is_over
+        self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Repeat one line."""
+        logged = LOG_PREFIX.match(line)
+        if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
+            self.last_error = line if logged is None else line[logged.end() :]
         if not self._is_over():
             self._screen.write(f"[{self._name}] {line}", is_error, self._name)
 
@@ -311,6 +321,7 @@ class WorkerOutput:
         screen: Of the launcher.
         path: The file; what it held is replaced.
         on_failure: Called with the worker and its failure, in place of a line.
+        merged: Takes each line that is to be shown, and decides when; None: nobody decides.
     """
 
     def __init__(
@@ -319,7 +330,9 @@ class WorkerOutput:
         screen: Screen,
         path: pathlib.Path,
         on_failure: Callable[[int, Failure], None],
+        merged: MergedLines | None = None,
     ) -> None:
+        self._merged = merged
         self._worker, self._screen, self._on_failure = worker, screen, on_failure
         self.is_complete = False
         self._source = f"worker {worker}"
@@ -336,15 +349,24 @@ class WorkerOutput:
         line, failure = Failure.read(line) if is_error else (line, None)
         if line or failure is None:
             self._keep(_ESCAPES.sub("", line))
-            self._screen.write(f"{self._name} {line}", is_error, self._source)
+            if self._merged is None:
+                self.write(line, is_error)
+            else:
+                self._merged.line(self._worker, line, is_error)
         if failure is not None:
             self._keep(failure.text)
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show some lines that are not the worker's own."""
+        """Show some lines that are not the worker's own, after those that it has written."""
+        if self._merged is not None:
+            self._merged.release(self._worker)
         for line in text.splitlines():
-            self._screen.write(f"{self._name} {line}", is_error=True, source=self._source)
+            self.write(line, is_error=True)
+
+    def write(self, line: str, is_error: bool) -> None:
+        """Show one line with the worker's name."""
+        self._screen.write(f"{self._name} {line}", is_error, self._source)
 
     def _keep(self, text: str) -> None:
         self.file.put(f"{text}\n", self._source)

@@ -42,7 +42,7 @@ from thinwire.launcher.local import (
 )
 from thinwire.launcher.output import READ_BYTES, NamedLines, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
-from thinwire.launcher.role import LineSink, Node, threads_of
+from thinwire.launcher.role import LineSink, Node, threads_of, whole_input
 from thinwire.launcher.ssh import copied_code
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.settings import Run
@@ -51,6 +51,7 @@ from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
 from thinwire.proto.moved import MOVED_VARIABLE, moved_lines
 from thinwire.proto.security.credentials import TOKEN_VARIABLE
+from thinwire.runtime.standard_input import StandardInput
 
 FLAGS = flags.FLAGS
 #: A Ray that grows by machines of a cloud takes minutes.
@@ -194,12 +195,12 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
 class RayLauncher:
     """Starts nodes in actors."""
 
-    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Connect to Ray with the code, and have the actors placed.
 
         Args:
             run: The run's settings.
-            script: What workers run; None: they play their role.
+            script_folder: That of the workers' script; None: they play their role.
 
         Raises:
             ConfigurationError: No ray here, bad resources or runtime environment, or an address
@@ -219,12 +220,14 @@ class RayLauncher:
                 "leave one out."
             )
         self._run = run
+        self._input: Any = None
+        self._is_input_known = False
         self._bundles = {
             **{("PS", shard): requested("PS") for shard in range(run.nb_ps)},
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
         self._screen = Screen()  # of nodes whose output nobody else takes
-        self._code = copied_code("", script)
+        self._code = copied_code("", script_folder)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
         try:
@@ -320,12 +323,22 @@ class RayLauncher:
             self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
             return self._supervisor
         place = node.role, node.number
+        if node.input is not None and not self._is_input_known:
+            self._input, self._is_input_known = self._put_input(node.input), True
         output = node.output or NamedLines(node.name, self._screen)
         process = RayProcess(
             self._ray, self._actors[place], lambda found: self._arrange(node, found), output
         )
         self._started[place] = process
         return process
+
+    def _put_input(self, given: StandardInput) -> Any:
+        """Return a reference to the standard input in Ray's store; None: there is none."""
+        found = whole_input(given)
+        if found is None:
+            return None
+        with found:
+            return self._ray.put(found.read())
 
     def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
         """Return a node's command line at its place, and where shards have moved."""
@@ -348,9 +361,19 @@ class RayLauncher:
             own.append("--overwrite")
         python = launch.remote_python() if FLAGS.remote_python else found.python
         command = [python, *self._code.words(node, own)]
+        given_input = ""
+        if node.input is not None and self._input is not None:
+            path = self._ray.get(self._actors[place].take_input.remote(self._input))
+            given_input = f"file:{path}"
         # What is lost is replaced, so it must not end the run for all by a gentle end of its own.
         supervised = watchdog_command(
-            python, self._code.watchdog, command, False, NO_SILENCE_SECONDS, grace_seconds=0.0
+            python,
+            self._code.watchdog,
+            command,
+            announce=False,
+            silence_seconds=NO_SILENCE_SECONDS,
+            grace_seconds=0.0,
+            given_input=given_input,
         )
         return supervised, moved
 
@@ -400,9 +423,9 @@ class RayLauncher:
             ) from error
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> RayLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
     """Return the launcher of a run; raises as `RayLauncher` does."""
-    return RayLauncher(run, script)
+    return RayLauncher(run, script_folder)
 
 
 def requested(role: str) -> dict[str, float]:

@@ -48,6 +48,7 @@ class NodeActor:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._input: pathlib.Path | None = None
 
     def find(self, token_variable: str) -> ActorLocation:
         """Return where this is.
@@ -73,13 +74,30 @@ class NodeActor:
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
-        environment.pop("TF_CONFIG", None)
+        for name in ("TF_CONFIG", "THINWIRE_FLAGS"):  # the command line has what they give
+            environment.pop(name, None)
         if not importlib.import_module("ray").get_gpu_ids():  # none was requested
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
             command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment, cwd=_code_folder()
         )
+
+    def take_input(self, content: bytes) -> str:
+        """Keep the node's standard input in a file that only this user can read.
+
+        Args:
+            content: All of it.
+
+        Returns:
+            The file's path, for the watchdog. The file goes when the node has ended.
+        """
+        self._input = _code_folder() / f"stdin-{os.getpid()}"
+        self._input.unlink(missing_ok=True)
+        descriptor = os.open(self._input, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        return str(self._input)
 
     def note_moved(self, moved: str) -> None:
         """Let the nodes here know where shards are now.
@@ -107,4 +125,8 @@ class NodeActor:
         """Return the watchdog's exit code, once it has ended."""
         if self._process is None:
             raise RuntimeError("no node was started here")
-        return self._process.wait()
+        try:
+            return self._process.wait()
+        finally:
+            if self._input is not None:
+                self._input.unlink(missing_ok=True)

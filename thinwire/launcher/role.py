@@ -15,10 +15,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from absl import flags, logging
 
+from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.output import Screen, shown_log
 from thinwire.launcher.run_locks import start_in_claimed_directory
@@ -35,6 +36,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import END_SIGNALS, handle_signals
 from thinwire.proto.grpc import Unreachable
+from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices
 
@@ -66,7 +68,12 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
+#: Variables that give this process flags, which its children have on their command lines.
+NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
 _TURN_SECONDS = 0.1
+#: How long a stream that other hosts get a copy of may bring nothing: many programs are started
+#: with a pipe that nobody writes to, and these must not wait long.
+_INPUT_SECONDS = 2.0
 #: How long PS and Supervisor may take to end by themselves where no worker is left to wait for.
 _ALONE_SECONDS = 2.0
 #: Children have a session of their own: what ends us must be passed on, a closed terminal too.
@@ -148,6 +155,7 @@ class Node:
     num_restarts: int = 0  # how often it has been started before
     script: tuple[str, ...] = ()  # a worker's script and its arguments; none: it plays its role
     output: LineSink | None = None  # None: it writes to the launcher's terminal itself
+    input: StandardInput | None = None  # None: it reads /dev/null
 
     def words(
         self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
@@ -273,10 +281,14 @@ def main(run: Run) -> int:
     run = start.run
     launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run)
     try:
+        cluster = Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES)
         with shown_log(Screen()):
-            return Cluster(run, launcher, nodes_of(run, launcher.addresses), RULES).run()
+            code = cluster.run()
     finally:
         launcher.close()
+    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # in the last line, where people look first
+        logging.error("%s", cluster.describe_end())
+    return code
 
 
 #: A run of more shards has its model built here first: each would otherwise do so to refuse it.
@@ -348,8 +360,32 @@ def given_flags(left_out: Collection[str]) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child; its place in the run comes with its flags."""
-    return {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
+    """Return the environment of a child; its place in the run, and all else, are its flags."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+
+
+def _signal_name(code: int) -> str:
+    """Return the name of the signal that an exit code -n stands for."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def whole_input(given: StandardInput) -> IO[bytes] | None:
+    """Return all of the input, for workers on other hosts, which get a copy before they start.
+
+    Returns:
+        A file; None: there is no input, or a stream that does not end. A warning names the latter.
+    """
+    found = given.whole(_INPUT_SECONDS)
+    if found is None and given.kind is InputKind.STREAM:
+        logging.warning(
+            "stdin has brought nothing for %g s and has not ended: the workers on other hosts get "
+            "an empty one. Give the input as a file, or < /dev/null where there is none.",
+            _INPUT_SECONDS,
+        )
+    return found
 
 
 class Cluster:
@@ -361,6 +397,7 @@ class Cluster:
         nodes: What is started, in this order.
         rules: What their ends mean.
         read_code: Returns what the exit code of a node that has ended counts as.
+        on_turn: Called every fraction of a second while nodes run.
     """
 
     def __init__(
@@ -370,7 +407,9 @@ class Cluster:
         nodes: Sequence[Node],
         rules: EndRules,
         read_code: Callable[[Node, Process, int], int] = _as_it_is,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_turn = on_turn
         self.run_settings, self.rules, self._read_code = run, rules, read_code
         self.launcher, self.nodes = launcher, nodes
         self.children: list[Child] = []
@@ -382,6 +421,7 @@ class Cluster:
             "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
         }
         self.root_cause: int | None = None  # exit code of the failure that ended the run
+        self.culprit: Child | None = None  # the node with that failure
         self.at_fault: set[int] = set()  # workers that failed by themselves, whatever their code
 
     def run(self) -> int:
@@ -413,6 +453,7 @@ class Cluster:
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
+            self._on_turn()
             self._restart_nodes()
             now = time.monotonic()
             if self.root_cause is None:
@@ -484,16 +525,20 @@ class Cluster:
         for child in self._of("PS"):
             code = child.poll() if child.is_gone else None
             if code not in (None, EXIT_DONE):
+                self.culprit = child
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
         own_fault = [code for code in codes if code and code > 0]  # the others were killed
         if self.rules.one_failure_is_all:
             for child, code in zip(self._of("Worker"), codes, strict=True):
                 if code and code > 0 and not self._is_lost(child):
+                    self.culprit = child
                     return code
         has_all = len(codes) == self.run_settings.nb_workers  # else others may train on
         if has_all and all(code not in (None, EXIT_DONE) for code in codes):
-            return next(iter(own_fault), EXIT_UNREACHABLE)
+            code = next(iter(own_fault), EXIT_UNREACHABLE)
+            self.culprit = self._of("Worker")[codes.index(code) if own_fault else 0]
+            return code
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
@@ -536,11 +581,32 @@ class Cluster:
         found = self.root_cause or max(
             0, *(code for name, code in codes.items() if name not in lost)
         )
+        if self.culprit is None and found:
+            self.culprit = next(each for each in self.children if each.poll() == found)
         absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
         if found == EXIT_DONE and absent:
             names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
             logging.warning("the run has gone on without %s", names)
         return found
+
+    def describe_end(self) -> str:
+        """Return which node ended the run and how, in one line; empty: none did."""
+        child = self.culprit
+        if child is None:
+            return ""
+        name, code, log = child.node.name, child.poll() or 0, self.run_settings.run_dir / "logs"
+        resumes = "the same command resumes the run"
+        if child.node.role == "Worker" and len(self._killed_workers()) == len(self._of("Worker")):
+            return f"every worker was killed ({_signal_name(code)}); {resumes}"
+        if code < 0:
+            return f"{name} was killed by {_signal_name(code)}; {resumes}"
+        reason = getattr(child.node.output, "last_error", "")
+        if reason:
+            return f"{name}: {reason}"
+        return f"{name} failed with exit code {code}; its log is {log / name}.log"
+
+    def _killed_workers(self) -> list[Child]:
+        return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
         """Return whether a script could not reach the PS, or go on with the others."""

@@ -7,11 +7,13 @@ repeated with their names, a failure is shown once, and one that fails ends the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import itertools
 import json
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -22,8 +24,9 @@ from absl import flags, logging
 from thinwire.flags import launch
 from thinwire.flags import script as script_flags
 from thinwire.launcher import dry_run, launch_document
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import Cause, Failure
 from thinwire.launcher.hosts import place
+from thinwire.launcher.line_merger import MergedLines
 from thinwire.launcher.output import (
     NodeOutput,
     Screen,
@@ -45,14 +48,15 @@ from thinwire.launcher.role import (
 from thinwire.launcher.run_locks import start_in_claimed_directory
 from thinwire.ops.run.directory import forget_failure, launched_with, note_failure
 from thinwire.ops.run.script_settings import RUN_BEGAN, remove_settings
+from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_SCRIPT,
-    EXIT_UNREACHABLE,
     Run,
 )
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
@@ -62,6 +66,11 @@ FLAGS = flags.FLAGS
 RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
+_INPUT_TAKEN = (
+    "stdin goes to every worker, from its beginning; a shell loop around this command finds it "
+    "taken: give it < /dev/null there"
+)
+_READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
 #: Flags of a node that a script's worker does not have.
 _OF_ROLES = ("--quiet", "--batch_size=")
 #: How long a shard 0 that does not answer is looked for, to end the run for others.
@@ -74,8 +83,8 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     """Set what follows from the script, before the flags are read; return script and arguments.
 
     Args:
-        script: Its path and its arguments, as the command line has them; with --like it may be
-            empty.
+        script: A file, or -m and a module, and the script's arguments, as the command line has
+            them; with --like it may be empty.
 
     Raises:
         ConfigurationError: No script, or flags that a script's run does not heed.
@@ -84,29 +93,31 @@ def complete_flags(script: Sequence[str]) -> list[str]:
         before = launch_document.recorded(FLAGS.like)
         for text in before.warnings():
             logging.warning("--like=%s: %s", FLAGS.like, text)
-        script = script or [before.path, *before.arguments]
+        script = script or before.words()
     if not script:
         raise ConfigurationError(
             "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
-            "SCRIPT.py [arguments of the script]."
+            "SCRIPT.py [arguments of the script], or -m MODULE in the script's place."
         )
-    path = script_flags.require_file(script[0])
+    target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
         raise ConfigurationError(
             f"--model_from={FLAGS.model_from}: the script brings the model; leave it out."
         )
+    if misplaced := script_flags.misplaced(target, [*FLAGS]):
+        logging.warning("%s", misplaced)
     script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
         FLAGS["port"].value = 0  # any free one
     if FLAGS.run_dir is None:
-        FLAGS["run_dir"].value = _default_run_dir(path)
+        FLAGS["run_dir"].value = _default_run_dir(target.label)
     return list(script)
 
 
-def _default_run_dir(script: pathlib.Path) -> str:
+def _default_run_dir(label: str) -> str:
     """Return a folder named for the script; of a run that repeats another, one that is new."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
-    folders = (pathlib.Path("runs") / f"{script.stem}{suffix}" for suffix in names)
+    folders = (pathlib.Path("runs") / f"{label}{suffix}" for suffix in names)
     return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
 
 
@@ -121,26 +132,29 @@ def main(run: Run, script: Sequence[str]) -> int:
         ConfigurationError: Flags that do not fit the launcher, or a used run directory.
         Unreachable: A host that cannot be used; nothing is left running.
     """
-    name = _check(run)
+    name, target = _check(run), ScriptTarget.of(script)
     if run.on_metrics is not None:
-        metrics_hook.check(run.on_metrics, [pathlib.Path(script[0]).resolve().parent])
+        metrics_hook.check(run.on_metrics, [target.folder])
     check_nodes_here(run, name)
     start = start_in_claimed_directory(run, script, name in ELSEWHERE)
     if start.finished is not None:
         return EXIT_DONE
-    run, part, path, began = start.run, launch.part_here(), pathlib.Path(script[0]), time.time()
+    run, part, began = start.run, launch.part_here(), time.time()
     forget_failure(run.run_dir)
     if part is None or part.is_first:
         launch_document.write(run, script, began)
     else:
         began = float(launched_with(run.run_dir).get("began", began))
-    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, path)
+    launcher: Launcher = importlib.import_module(LAUNCHERS[name]).prepare(run, target.folder)
     nodes = nodes_of(run, launcher.addresses)
     try:
-        return _ScriptRun(run, launcher, nodes, script, began, start.updates).run()
+        script_run = _ScriptRun(run, launcher, nodes, script, began, start.updates)
+        code = script_run.run()
     finally:
         launcher.close()
         remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
+    script_run.report_end(code)  # the last line: a terminal shows it, and other tools quote it
+    return code
 
 
 def show(run: Run, script: Sequence[str]) -> int:
@@ -178,7 +192,7 @@ def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
         own = ("--quiet", "--status_interval_seconds=1")
         return dataclasses.replace(node, flags=(*node.flags, *own))
     if node.role == "PS":
-        preload = ("--preload_keras",) if _may_need_keras(run, pathlib.Path(script[0])) else ()
+        preload = ("--preload_keras",) if _may_need_keras(run, ScriptTarget.of(script).path) else ()
         return dataclasses.replace(node, flags=(*node.flags, *preload))
     words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
     return dataclasses.replace(node, flags=(*words, f"--seed={run.seed}"), script=tuple(script))
@@ -211,22 +225,86 @@ class _ScriptRun:
         self._began, self._begun_at = began, begun_at
         self._has_report = any(node.role == "Supervisor" for node in nodes)
         self._screen = Screen()
+        self._input = StandardInput(run.run_dir, on_first_bytes=lambda: logging.info(_INPUT_TAKEN))
         self._failures: dict[int, Failure] = {}  # by worker, in the order of arrival
+        self._exited: dict[int, int] = {}  # worker -> exit code of a script that reported nothing
         self._lock = threading.Lock()
         self._workers: dict[int, WorkerOutput] = {}
+        self._merged = MergedLines(
+            [node.number for node in nodes if node.role == "Worker"],
+            lambda line: self._workers[line.worker].write(line.text, line.is_error),
+        )
         followed = [self._node(node) for node in nodes]
-        self._cluster = Cluster(run, launcher, followed, RULES, self._read_code)
+        self._cluster = Cluster(run, launcher, followed, RULES, self._read_code, self._merged.look)
 
     def run(self) -> int:
         """Run everything to its end; return the exit code."""
         with shown_log(self._screen, lambda: [each.file for each in self._workers.values()]):
-            code = self._cluster.run()
+            self._warn_of_terminal()
+            try:
+                code = self._cluster.run()
+            finally:
+                for worker in self._workers:
+                    self._merged.release(worker)
             self._end_others()
             self._screen.end_progress()
-            if self._failures and code not in (EXIT_DONE, EXIT_INTERRUPTED):
-                code = next(iter(self._failures.values())).code  # of what happened first
+            if code not in (EXIT_DONE, EXIT_INTERRUPTED):
+                first = None if self._is_of_node else self._first
+                code = code if first is None else first[1].code  # of what happened first
             self._report(code)
         return code
+
+    def report_end(self, code: int) -> None:
+        """Log why the run ended before its time, and what to do; nothing of a run that is done."""
+        if code == EXIT_DONE:
+            return
+        if code == EXIT_INTERRUPTED and self._first is None:
+            logging.info("interrupted; the same command resumes the run")
+        else:
+            logging.error("%s", self._reason())
+
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._cluster.interrupted.is_set()
+
+    @property
+    def _first(self) -> tuple[int, Failure] | None:
+        """The worker that failed first and its failure; what followed from another comes last."""
+        failures = list(self._failures.items())
+        own = [each for each in failures if each[1].cause is not Cause.ELSEWHERE]
+        return next(iter(own or failures), None)
+
+    @property
+    def _is_of_node(self) -> bool:
+        """Whether a PS or the Supervisor ended the run, and no script failed before."""
+        culprit, first = self._cluster.culprit, self._first
+        is_of_node = culprit is not None and culprit.node.role != "Worker"
+        return is_of_node and (first is None or first[1].cause in (Cause.LOST, Cause.ELSEWHERE))
+
+    def _reason(self) -> str:
+        if self._first is not None and not self._is_of_node:
+            worker, failure = self._first
+            return failure.last_line(worker, str(self._path(worker)))
+        if self._exited and not self._is_of_node:
+            worker, code = next(iter(self._exited.items()))
+            text = f"the script left with exit code {code} and reported nothing, as os._exit does"
+            return Failure(code, text).last_line(worker, str(self._path(worker)))
+        return self._cluster.describe_end()
+
+    def _warn_of_terminal(self) -> None:
+        """Log that nobody reads what is typed, where the script seems to want it."""
+        if self._input.kind is not InputKind.TERMINAL:
+            return
+        with contextlib.suppress(OSError):
+            if _READS_INPUT.search(ScriptTarget.of(self._script).path.read_bytes()):
+                logging.warning(
+                    "stdin is a terminal, which the workers cannot share: a script that reads it "
+                    "finds its end. Give the input by a file or a pipe."
+                )
+
+    def _path(self, worker: int) -> pathlib.Path:
+        """Return the file with a worker's output."""
+        return self._run.run_dir / "logs" / f"worker-{worker}.out"
 
     def _node(self, node: Node) -> Node:
         """Return a cluster's node with what takes its output."""
@@ -234,18 +312,21 @@ class _ScriptRun:
         if node.role != "Worker":
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
             shown = kind(node.name, self._screen, lambda: bool(self._failures))
-            return dataclasses.replace(node, output=shown)
+            # The Supervisor passes its input on to the evaluator, which runs the script.
+            given_input = self._input if node.role == "Supervisor" else None
+            return dataclasses.replace(node, output=shown, input=given_input)
         node = dataclasses.replace(node, flags=(*node.flags, f"{RUN_BEGAN}{self._began}"))
-        folder = self._run.run_dir / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{node.name}.out"
-        output = WorkerOutput(node.number, self._screen, path, self._on_failure)
+        path = self._path(node.number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        output = WorkerOutput(node.number, self._screen, path, self._on_failure, self._merged)
         self._workers[node.number] = output
-        return dataclasses.replace(node, output=output)
+        return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
         """Count a script that has left without coming to its end as one that failed."""
         output = self._workers.get(node.number) if node.role == "Worker" else None
+        if output is not None:
+            self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
         process.wait()  # its last lines may still be on their way
@@ -254,12 +335,13 @@ class _ScriptRun:
             return code
         if output.is_complete:
             return code
+        name = ScriptTarget.of(self._script).shown
         text = (
-            f"{self._script[0]} left with exit code 0 before its end, as os._exit(0) does, and the "
-            "other workers would go on without it; expected it to return. To end fit early set "
+            f"{name} left with exit code 0 before its end, as os._exit(0) does, and the other "
+            "workers would go on without it; expected it to return. To end fit early set "
             "self.model.stop_training = True."
         )
-        self._on_failure(node.number, Failure(EXIT_SCRIPT, text))
+        self._on_failure(node.number, Failure(EXIT_SCRIPT, text, Cause.THINWIRE))
         note_failure(self._run.run_dir, text, self._begun_at)
         return EXIT_SCRIPT
 
@@ -267,18 +349,31 @@ class _ScriptRun:
         """Note that a script has left by itself and reported nothing, as os._exit(3) does."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
         if not self._failures and code < _EXIT_OF_SIGNALS and not over:
+            self._exited[worker] = code
             text = f"worker {worker} left with exit code {code}"
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure; the others are in their workers' files."""
+        """Show the first failure; the others are in their workers' files.
+
+        A failure of one line is the launcher's last line. One with a traceback is shown here.
+        """
+        if self._is_interrupted:  # what the script makes of its end is in the worker's file
+            return
+        is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
-            is_first = not self._failures
+            earlier = [
+                each for each in self._failures.values() if each.cause is not Cause.ELSEWHERE
+            ]
             self._failures[worker] = failure
-        if not failure.is_lost:
+        if is_own and not failure.is_lost:
             self._cluster.at_fault.add(worker)
-        if is_first and not failure.is_refused and not self._cluster.interrupted.is_set():
+        if not is_own or earlier or failure.is_refused:
+            return
+        if failure.has_page:
             self._workers[worker].show(failure.text)
+        else:
+            self._workers[worker].show("failed; the reason follows when the run has ended")
 
     def _end_others(self) -> None:
         """Let shard 0 end the run for the other tasks of a step, if a script has failed here.
@@ -305,9 +400,13 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log how the run ended, and where its report is."""
-        first = next(iter(self._failures.values()), None)
-        others = [worker for worker, each in self._failures.items() if each != first]
+        """Log who else failed, or how a run ended that is done, and where its report is."""
+        first = self._first
+        others = [
+            worker
+            for worker, each in self._failures.items()
+            if (first is None or each != first[1]) and each.cause is not Cause.ELSEWHERE
+        ]
         if others:
             names = ", ".join(map(str, others))
             logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
@@ -315,19 +414,13 @@ class _ScriptRun:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())
         except (OSError, ValueError):
             summary = {}
-        if code == EXIT_INTERRUPTED:
-            logging.info("interrupted; the same command resumes the run")
-        elif code == EXIT_UNREACHABLE and (first is None or first.is_lost):
-            logging.error("the PS is gone; the same command resumes the run")
-        elif code == EXIT_DONE and summary and self._has_report:
+        if code == EXIT_DONE and summary and self._has_report:
             logging.info(
                 "finished (%s): %d updates in %.1f s",
                 summary["stop_reason"],
                 summary["updates"],
                 summary["seconds"],
             )
-        if first is not None and first.is_refused:
-            logging.error("%s", first.headline)
         page = self._run.run_dir / "report" / "index.html"
         if self._has_report and page.exists() and code in (EXIT_DONE, EXIT_INTERRUPTED):
             logging.info("report: %s", page)

@@ -17,8 +17,6 @@ from thinwire.ops.types import ConfigurationError
 PS_VARIABLE = "THINWIRE_PS"
 #: How many workers a Kubernetes Job has, which its pods do not know.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
-#: Flags such as --method=dgs for every worker, where the script does not give them.
-FLAGS_VARIABLE = "THINWIRE_FLAGS"
 _DEFAULT_PORT = 2223
 
 Environment = Mapping[str, str]

@@ -23,10 +23,11 @@ import pathlib
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 if not __package__:  # run by its path, without a module path of ours: see `program`
@@ -35,7 +36,14 @@ if not __package__:  # run by its path, without a module path of ours: see `prog
     importlib.import_module("thinwire")  # found by its own path from here on
     sys.path.remove(_ROOT)
 
-from thinwire.launcher.failures import Failure, report_completion
+from thinwire.launcher.error_reasons import (
+    exit_code_of,
+    original_of,
+    place_of,
+    reason_of,
+    stop_reason_of,
+)
+from thinwire.launcher.failures import Cause, Failure, report_completion
 from thinwire.ops.run.autograph import keep_generated_code_in_memory
 from thinwire.ops.run.program import digest_of_bytes
 from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
@@ -44,39 +52,33 @@ from thinwire.ops.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
     RUN_BEGAN,
+    SENT_SCRIPT,
     SETTINGS_VARIABLE,
     remove_own_settings,
     write_settings,
 )
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.ops.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
-    EXIT_DIVERGED,
     EXIT_DONE,
     EXIT_INTERRUPTED,
-    EXIT_OF_STOP,
-    EXIT_REFUSED,
     EXIT_SCRIPT,
     EXIT_UNREACHABLE,
     SCRIPT_FAILED,
-    Diverged,
 )
 from thinwire.ops.run.signals import admit_signals
-from thinwire.ops.types import ConfigurationError
 from thinwire.worker.held_files import hold_back
 from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow
-from thinwire.worker.script import RECORD, LeftBehind
+from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
-#: (module, exception) by which a script learns that the run is over.
-_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
 #: Ends of a run that are reported elsewhere.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
 #: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
 _INTERRUPTED_SECONDS = 0.5
 _STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
-_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _HASH_SEED = "PYTHONHASHSEED"
 #: The signal by which the launcher has ended this script.
 _ENDED: list[int] = []
@@ -93,20 +95,35 @@ def main(arguments: Sequence[str]) -> int:
     given = _values(words)
     _fix_hashes(int(given["seed"]))
     _prepare_process(given)
-    path = pathlib.Path(script[0]).resolve()
     if IN_SCRIPT_FOLDER in words:
         words.remove(IN_SCRIPT_FOLDER)
-        script[0] = path.name
-        os.chdir(path.parent)
+        _go_to_folder(script)
     evaluates = EVALUATES in words
     node = "evaluator" if evaluates else f"worker-{int(given['id_worker'])}"
     settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
     _hold_files(given, node)
     try:
-        return _evaluate(path, script) if evaluates else _run(path, script)
+        return _evaluate(script) if evaluates else _run(script)
     finally:
         remove_own_settings(settings)
+
+
+def _go_to_folder(script: list[str]) -> None:
+    """Change to the script's folder; of a module, to the copy of the launcher's."""
+    if script[0] == MODULE_OPTION:
+        os.chdir(SENT_SCRIPT)
+        return
+    path = pathlib.Path(script[0]).resolve()
+    script[0] = path.name
+    os.chdir(path.parent)
+
+
+def _name_of(script: Sequence[str]) -> str:
+    """Return what messages call the script: its file's name, or -m and the module."""
+    if script[0] == MODULE_OPTION:
+        return " ".join(script[:2])
+    return pathlib.Path(script[0]).name
 
 
 def _absolute(word: str) -> str:
@@ -241,37 +258,32 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 # -- the script ---------------------------------------------------------------------------------
 
 
-def _run(path: pathlib.Path, words: Sequence[str]) -> int:
+def _run(words: Sequence[str]) -> int:
     """Run the script to its end, report a failure, and return the exit code."""
-    code, failure = EXIT_DONE, None
+    name, thread_errors = _name_of(words), _note_thread_errors()
     try:
-        _execute(path, words)
+        _execute(words)
+        code, failure = EXIT_DONE, None
     except SystemExit as error:
         code = _code_of(error)
-        if code == EXIT_DONE and RECORD.has_left_fit_by(error):
-            failure = Failure(
-                EXIT_SCRIPT,
-                f"{path.name} ended with exit code 0 in the middle of fit, which the other workers "
-                "would go on with; expected fit to return: set self.model.stop_training = True.",
-            )
+        failure = _failure_of_exit(error, code, name)
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        code, failure = EXIT_INTERRUPTED, None
         time.sleep(_INTERRUPTED_SECONDS)
     except BaseException as error:  # noqa: BLE001 - the script's own
-        error = RECORD.cause_of(error)
         if (ended := _code_of_signal(error)) is not None:
             return ended
-        failure = _failure(error, path)
-        if failure is None:  # the run was ended by others
-            return _code_of_end(error)
-    if failure is None and code == EXIT_DONE:
-        failure = _idleness(path)
-    elif failure is None and not _ENDED:
-        what = "was interrupted" if code == EXIT_INTERRUPTED else f"ended with exit code {code}"
-        failure = Failure(code, f"{path.name} {what}")
+        failure = _failure(error)
+        code = failure.code
+    if code == EXIT_DONE and failure is None:
+        failure = _failure(thread_errors[0]) if thread_errors else _idleness(name)
+    elif code == EXIT_INTERRUPTED and failure is None and not _ENDED:
+        failure = Failure(code, f"{name} was interrupted", Cause.INTERRUPTED)
     if failure is not None:
         code = failure.code
         failure.report()
+    if failure is not None and failure.cause is Cause.ELSEWHERE:
+        return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
     with contextlib.suppress(Exception):  # the launcher ends the run anyway
@@ -279,6 +291,40 @@ def _run(path: pathlib.Path, words: Sequence[str]) -> int:
     if code == EXIT_DONE:
         report_completion()
     return code
+
+
+def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
+    """Return what a script that has left by `sys.exit` leaves behind; None: it ended well."""
+    if _ENDED or code == EXIT_INTERRUPTED:
+        return None
+    if code:
+        words = "" if isinstance(error.code, int) else f": {' '.join(str(error.code).split())}"
+        return Failure(code, f"{name} ended with exit code {code}{words}")
+    if RECORD.has_left_fit_by(error):
+        text = (
+            f"{name} ended with exit code 0 in the middle of fit, which the other workers "
+            "would go on with; expected fit to return: set self.model.stop_training = True."
+        )
+        return Failure(EXIT_SCRIPT, text, Cause.THINWIRE)
+    return None
+
+
+def _note_thread_errors() -> list[BaseException]:
+    """Return a list that gets each error of Thinwire's own that ends a thread of the script.
+
+    Its training has failed, although the main thread may come to the end of the script.
+    """
+    errors: list[BaseException] = []
+    before = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is None or exit_code_of(original_of(args.exc_value)) is None:
+            before(args)
+        else:
+            errors.append(args.exc_value)
+
+    threading.excepthook = note
+    return errors
 
 
 def _is_cancelled(code: int) -> bool:
@@ -304,36 +350,80 @@ def _code_of_signal(error: BaseException) -> int | None:
     return None
 
 
-def _evaluate(path: pathlib.Path, words: Sequence[str]) -> int:
+def _evaluate(words: Sequence[str]) -> int:
     """Run the script as the evaluator, whose end is that of the run; return the exit code."""
     try:
-        _execute(path, words)
+        _execute(words)
     except SystemExit as error:
         return _code_of(error)
     except BaseException as error:  # noqa: BLE001 - the script's own
-        failure = _failure(error, path)
-        sys.stderr.write(f"{failure.text}\n" if failure is not None else "")
-        return EXIT_BAD_FLAG if failure is None else failure.code
+        failure = _failure(error)
+        sys.stderr.write("" if failure.cause is Cause.ELSEWHERE else f"{failure.text}\n")
+        return failure.code
     return EXIT_DONE
 
 
-def _execute(path: pathlib.Path, words: Sequence[str]) -> None:
-    """Run the file as the main module, which it then stays."""
+def _execute(words: Sequence[str]) -> None:
+    """Run the script as the main module, which it then stays."""
     admit_signals()  # from here on what they raise is caught
+    if words[0] == MODULE_OPTION:
+        _execute_module(words[1], words[2:])
+        return
+    path = pathlib.Path(words[0]).resolve()
     source = path.read_bytes()
     RECORD.source = path, digest_of_bytes(source)
-    main_module: Any = types.ModuleType("__main__")
-    main_module.__file__ = words[0]
-    main_module.__builtins__ = builtins
-    main_module.__cached__ = None
-    main_module.__spec__ = None
+    main_module = _new_main_module(words[0], None)
     main_module.__loader__ = importlib.machinery.SourceFileLoader("__main__", str(path))
     sys.argv[:] = list(words)
-    if not sys.flags.safe_path:  # -m puts the current folder there
-        del sys.path[0]
-    sys.path.insert(0, str(path.parent))
-    sys.modules["__main__"] = main_module
+    _begin_module_path(str(path.parent))
     exec(compile(source, words[0], "exec"), main_module.__dict__)
+
+
+def _execute_module(name: str, arguments: Sequence[str]) -> None:
+    """Run a module as ``python -m`` does, with its packages and its spec.
+
+    `runpy.run_module` would put the former main module back at the end, where threads and exit
+    handlers of the script still need theirs.
+    """
+    sys.argv[:] = [MODULE_OPTION, *arguments]  # as long as packages are imported
+    _begin_module_path(os.getcwd())
+    spec = importlib.util.find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(
+                f"No module named {name}.__main__; {name!r} is a package and cannot be directly "
+                "executed"
+            )
+    if spec is None or spec.origin is None or spec.loader is None:
+        raise ImportError(f"No module named {name}")
+    loader: Any = spec.loader
+    code = loader.get_code(spec.name)
+    path = pathlib.Path(spec.origin).resolve()
+    RECORD.source = path, digest_of_bytes(path.read_bytes())
+    main_module = _new_main_module(spec.origin, spec)
+    main_module.__loader__ = loader
+    sys.argv[0] = spec.origin
+    exec(code, main_module.__dict__)
+
+
+def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> Any:
+    """Return an empty main module, which stands in `sys.modules`."""
+    main_module: Any = types.ModuleType("__main__")
+    main_module.__file__ = file
+    main_module.__builtins__ = builtins
+    main_module.__cached__ = None if spec is None else spec.cached
+    main_module.__spec__ = spec
+    if spec is not None:
+        main_module.__package__ = spec.parent
+    sys.modules["__main__"] = main_module
+    return main_module
+
+
+def _begin_module_path(folder: str) -> None:
+    if not sys.flags.safe_path:  # -m, by which this module runs, puts the current folder there
+        del sys.path[0]
+    sys.path.insert(0, folder)
 
 
 def _code_of(error: SystemExit) -> int:
@@ -346,83 +436,45 @@ def _code_of(error: SystemExit) -> int:
     return EXIT_BAD_FLAG
 
 
-def _idleness(path: pathlib.Path) -> Failure | None:
+def _idleness(name: str) -> Failure | None:
     """Return what is wrong with a script that has ended well and trained with nobody."""
     if not RECORD.is_distributed:
         return Failure(
             EXIT_CONFIGURATION,
-            f"{path.name} ended without a call of thinwire.distribute(): this worker exchanged "
+            f"{name} ended without a call of thinwire.distribute(): this worker exchanged "
             "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or start "
-            f"it alone: python {path.name}.",
+            f"it alone: python {name}.",
+            Cause.THINWIRE,
         )
     if not RECORD.has_exchanged:
         return Failure(
             EXIT_CONFIGURATION,
-            f"{path.name} called thinwire.distribute() and ended without an exchange: what it "
+            f"{name} called thinwire.distribute() and ended without an exchange: what it "
             "trained, if anything, this worker trained alone. Expected fit of the model that "
             "distribute() was given; in a training loop of its own, steps of `optimizer = "
             "thinwire.distribute(optimizer, model=model)`.",
+            Cause.THINWIRE,
         )
     return None
 
 
-def _code_of_end(error: BaseException) -> int:
-    """Return the exit code of a script whose run is over."""
-    return EXIT_OF_STOP.get(_cause_of_end(error), EXIT_BAD_FLAG)
-
-
-def _cause_of_end(error: BaseException) -> str:
-    """Return why the run is over, if that is what the error reports; else nothing."""
-    for module, name in _ENDS:
-        kind = getattr(sys.modules.get(module), name, None)  # else nothing can have ended
-        if kind is not None and isinstance(error, kind):
-            return str(getattr(error, "cause", ""))
-    return ""
-
-
-def _failure(error: BaseException, path: pathlib.Path) -> Failure | None:
-    """Return what a script that raised leaves behind; None: it was ended from outside."""
-    if _cause_of_end(error) in _OTHERS_CAUSES:
-        return None
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next  # of this module
-    code = _expected_code(error)
+def _failure(error: BaseException) -> Failure:
+    """Return what a script that raised leaves behind."""
+    original = original_of(error)
+    code, stop_reason = exit_code_of(original), stop_reason_of(original)
+    place, reason = place_of(error), reason_of(error)
+    placed = f"{place}: {reason}" if place else reason
     if code is None:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next  # of this module
         text = "".join(traceback.format_exception(type(error), error, trace))
-        return Failure(EXIT_BAD_FLAG, text.rstrip())
-    if isinstance(error, OtherRun):
-        return Failure(code, f"{error}", is_refused=True)
-    frames = list(_outside(traceback.extract_tb(trace)))
-    where = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-    return Failure(code, f"{where}{error}", is_lost=code == EXIT_UNREACHABLE)
-
-
-def _expected_code(error: BaseException) -> int | None:
-    """Return the documented exit code of what Thinwire itself raises."""
-    if isinstance(error, ConfigurationError):
-        return EXIT_CONFIGURATION
-    if isinstance(error, Diverged):
-        return EXIT_DIVERGED
-    if isinstance(error, LeftBehind):
-        return EXIT_UNREACHABLE
-    if _cause_of_end(error):
-        return _code_of_end(error)
-    if "grpc" not in sys.modules:
-        return None
-    from thinwire.proto.grpc import Unreachable
-    from thinwire.proto.grpc.session import RequestRejected
-
-    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
-    return next((code for kind, code in codes if isinstance(error, kind)), None)
-
-
-def _outside(frames: Sequence[traceback.FrameSummary]) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames before the first one of this package."""
-    for frame in frames:
-        if frame.filename.startswith(_PACKAGE):
-            return
-        yield frame
+        return Failure(EXIT_SCRIPT, text.rstrip(), reason=placed)
+    if stop_reason in _OTHERS_CAUSES:
+        return Failure(code, reason, Cause.ELSEWHERE)
+    if isinstance(original, OtherRun):
+        return Failure(code, reason, Cause.OTHER_RUN)
+    return Failure(code, placed, Cause.LOST if code == EXIT_UNREACHABLE else Cause.THINWIRE)
 
 
 if __name__ == "__main__":

@@ -48,11 +48,11 @@ class SlurmLauncher:
         """Do nothing: there is nothing to give back."""
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> SlurmLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLauncher:
     """Return the launcher of this task's part of a run.
 
     Raises:
         ConfigurationError: Several hosts without certificates, a token or --insecure.
     """
-    del script
+    del script_folder
     return SlurmLauncher(run, launch.step_here())

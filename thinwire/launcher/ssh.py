@@ -21,7 +21,7 @@ import socket
 import subprocess
 import tarfile
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from absl import flags, logging
 
@@ -30,9 +30,15 @@ from thinwire.launcher import program
 from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines, Screen, report_losses
-from thinwire.launcher.role import Node, threads_of
+from thinwire.launcher.role import Node, threads_of, whole_input
 from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
+from thinwire.ops.run.script_settings import (
+    IN_SCRIPT_FOLDER,
+    INPUT_COPY,
+    SENT_SCRIPT,
+    SETTINGS_FOLDER,
+)
+from thinwire.ops.run.script_target import MODULE_OPTION
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
@@ -58,6 +64,7 @@ _OPTIONS = (
 )
 _PROBE_SECONDS = 30.0
 _COPY_SECONDS = 600.0
+_BEAT_SECONDS = 1.0
 _MOST_CONNECTIONS = 16  # hosts at a time
 _SSH_FAILED = 255
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
@@ -92,22 +99,24 @@ class Ssh:
         """Return the command line that runs a shell's line on a host."""
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
-    def run(self, host: Host, remote: str, given: bytes, seconds: float) -> str:
+    def run(self, host: Host, remote: str, given: bytes | IO[bytes], seconds: float) -> str:
         """Run a line on a host to its end; return its output.
 
         Args:
             host: Where.
             remote: A line for the host's shell.
-            given: Its standard input.
+            given: Its standard input; a file is read from its position, and not into memory.
             seconds: Patience.
 
         Raises:
             HostFailed: It did not end well, or in time.
         """
+        sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
             done = subprocess.run(
                 self.command(host, remote),
-                input=given,
+                input=sent,
+                stdin=read,
                 capture_output=True,
                 timeout=seconds,
                 check=False,
@@ -250,18 +259,18 @@ class CodeDeployment:
             own_flags: What the host adds.
         """
         if node.script and self.archive is not None:
-            path, arguments = pathlib.Path(node.script[0]).resolve(), node.script[1:]
-            there = f"{_place(_SCRIPT, path.parent)}/{path.name}"
-            node = dataclasses.replace(node, script=(there, *arguments))
+            if node.script[0] != MODULE_OPTION:
+                there = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
+                node = dataclasses.replace(node, script=(there, *node.script[1:]))
             own_flags = [*own_flags, IN_SCRIPT_FOLDER]
         return node.words(self.node, self.script, [*self.flags, *own_flags])
 
 
-def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
+def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
     """Return where hosts have the code: this folder, or that of --sync_dst_dir.
 
     Args:
-        script: What workers run; its folder is copied with the code.
+        script_folder: That of the script, which is copied with the code; None: there is none.
 
     Raises:
         ConfigurationError: A folder that a host would not find, or a file that is missing here.
@@ -276,23 +285,23 @@ def code_deployment(script: pathlib.Path | None = None) -> CodeDeployment:
             f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
             "the home directory, such as /tmp/thinwire or ~/thinwire."
         )
-    return copied_code(folder, script)
+    return copied_code(folder, script_folder)
 
 
-def copied_code(folder: str, script: pathlib.Path | None = None) -> CodeDeployment:
+def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
     """Return what is copied into a folder of each host.
 
     Args:
         folder: There.
-        script: What workers run; its folder is copied with the code.
+        script_folder: That of the script, which is copied with the code; None: there is none.
 
     Raises:
         ConfigurationError: A file that is missing here, or too large.
     """
     files = _named_files()
     flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
-    if script is not None:
-        files[_SCRIPT] = script.resolve().parent
+    if script_folder is not None:
+        files[_SCRIPT] = script_folder.resolve()
     return CodeDeployment(
         folder,
         program.COPIED_NODE,
@@ -320,7 +329,7 @@ def _named_files() -> dict[str, pathlib.Path]:
 
 
 def _place(name: str, path: pathlib.Path) -> str:
-    return f"{_SENT}/{name}" if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
+    return SENT_SCRIPT if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
 
 
 def pack(files: dict[str, pathlib.Path]) -> bytes:
@@ -369,12 +378,12 @@ def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
 class SshLauncher:
     """Starts nodes on the hosts of a file."""
 
-    def __init__(self, run: Run, script: pathlib.Path | None = None) -> None:
+    def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Probe every host and copy the code.
 
         Args:
             run: The run's settings.
-            script: What workers run; None: they play their role.
+            script_folder: That of the workers' script; None: they play their role.
 
         Raises:
             ConfigurationError: Flags or a hosts file that cannot be used.
@@ -382,10 +391,14 @@ class SshLauncher:
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
+        self._run_dir = run.run_dir
+        self._input: IO[bytes] | None = None
+        self._is_input_known = False
+        self._has_input: set[Host] = set()
         self._screen = Screen()  # of nodes whose output nobody else takes
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
-        self._code = code_deployment(script)
+        self._code = code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
@@ -421,7 +434,9 @@ class SshLauncher:
             if earlier == host:
                 _demand_start(earlier, process)
         output = node.output or NamedLines(f"{node.name}@{host}", self._screen)
-        process = SupervisedProcess(self._ssh.command(host, self._line(node, host)), output)
+        given_input = self._send_input(node, host)
+        line = self._line(node, host, given_input)
+        process = SupervisedProcess(self._ssh.command(host, line), output)
         self._started.append((host, process))
         return process
 
@@ -439,6 +454,8 @@ class SshLauncher:
 
     def close(self) -> None:
         """Finish the nodes' output. The copied code stays for the next time."""
+        if self._input is not None:
+            self._input.close()
         self._screen.close()
         report_losses(self._screen.copies)
 
@@ -449,7 +466,42 @@ class SshLauncher:
             return self._placement.shards[node.number]
         return self._placement.workers[node.number - 1]
 
-    def _line(self, node: Node, host: Host) -> str:
+    def _send_input(self, node: Node, host: Host) -> str:
+        """Copy the standard input to a host, once; return it as the watchdog takes it.
+
+        Each host has a copy of its own, because hosts may share the folder. A node that is started
+        again gets another copy: the last node of a host removes the copy. Nodes that run already
+        get their heartbeats meanwhile.
+
+        Raises:
+            Unreachable: The host does not take it.
+        """
+        if node.input is not None and not self._is_input_known:
+            self._input, self._is_input_known = whole_input(node.input), True
+        if node.input is None or self._input is None:
+            return ""
+        number = self._placement.hosts.index(host)
+        folder = f"{self._run_dir}/{SETTINGS_FOLDER}"
+        path = f"{folder}/{INPUT_COPY}{number}"
+        if host not in self._has_input or node.num_restarts:
+            self._input.seek(0)
+            words = [shlex.quote(each) for each in (self._code.folder, folder, f"{path}.new", path)]
+            line = "cd {0} && umask 077 && mkdir -p -- {1} && cat > {2} && exec mv -- {2} {3}"
+            remote = line.format(*words)
+            try:
+                with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                    copied = pool.submit(self._ssh.run, host, remote, self._input, _COPY_SECONDS)
+                    while not concurrent.futures.wait([copied], _BEAT_SECONDS).done:
+                        self.tend()
+                    copied.result()
+            except HostFailed as error:
+                raise Unreachable(
+                    f"{_where(host)}: stdin cannot be copied there: {error}"
+                ) from error
+            self._has_input.add(host)
+        return f"file:{path}"
+
+    def _line(self, node: Node, host: Host, given_input: str = "") -> str:
         """Return the line for the host's shell that runs a node there."""
         workers = sum(each == host for each in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
@@ -458,7 +510,9 @@ class SshLauncher:
         if not node.num_restarts:  # a restarted worker resumes
             own += self._overwrite
         command = [self._python, *self._code.words(node, own)]
-        supervised = watchdog_command(self._python, self._code.watchdog, command)
+        supervised = watchdog_command(
+            self._python, self._code.watchdog, command, given_input=given_input
+        )
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
@@ -521,9 +575,9 @@ class SshLauncher:
             check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
 
 
-def prepare(run: Run, script: pathlib.Path | None = None) -> SshLauncher:
+def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
     """Return the launcher of a run; raises as `SshLauncher` does."""
-    return SshLauncher(run, script)
+    return SshLauncher(run, script_folder)
 
 
 def read_hosts() -> tuple[Host, ...]:

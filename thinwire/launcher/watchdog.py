@@ -1,10 +1,15 @@
 """Runs one node of a run on a host, and ends it when the launcher is gone.
 
-``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet COMMAND...`` The launcher holds
-the other end of the standard input, through ssh or a pipe. However the launcher ends, this input
-ends too; where a network swallows that, the missing heartbeats show it. So nothing is left running:
-on Linux not even a process that the command has started in a session of its own. Where its parents
-have ended, the system makes it a child of the watchdog, which ends all its children.
+``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet [--input=INPUT] COMMAND...``
+
+The launcher holds the other end of the standard input, through ssh or a pipe. However the launcher
+ends, this input ends too; where a network swallows that, the missing heartbeats show it. So nothing
+is left running: on Linux not even a process that the command has started in a session of its own.
+Where its parents have ended, the system makes it a child of the watchdog, which ends all its
+children.
+
+The command has another input: /dev/null, an inherited descriptor (``--input=fd:NUMBER``), or a file
+(``--input=file:PATH``).
 
 This file runs by itself on a host whose packages are not known yet: it imports the standard library
 only.
@@ -28,6 +33,8 @@ SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
 BEAT = b"."
 #: The line that is written to the standard output once the command was started.
 STARTED = "thinwire: the command has been started"
+#: Begins the argument that names the command's input.
+INPUT = "--input="
 #: What nodes are usually given to end by themselves.
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -41,7 +48,13 @@ _END_SECONDS = 5.0
 class Watchdog:
     """Supervises one command on behalf of the launcher."""
 
-    def __init__(self, command: list[str], silence_seconds: float, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        silence_seconds: float,
+        grace_seconds: float,
+        given_input: int = subprocess.DEVNULL,
+    ) -> None:
         """Start the command.
 
         Args:
@@ -49,6 +62,7 @@ class Watchdog:
             silence_seconds: The launcher is considered dead after it has written nothing this long.
             grace_seconds: From the gentle signal to the other one, where the launcher is gone; 0:
                 without the gentle one.
+            given_input: The command's standard input, a descriptor; it is closed here then.
         """
         self.silence_seconds, self.grace_seconds = silence_seconds, grace_seconds
         self.last_read_at = time.monotonic()
@@ -59,9 +73,11 @@ class Watchdog:
         # A node admits them when it can handle them: an interpreter that is starting cannot.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_die_with_parent()
+            command, stdin=given_input, start_new_session=True, preexec_fn=_die_with_parent()
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if given_input >= 0:  # else a launcher would not see that the command reads no more
+            os.close(given_input)
 
     def run(self) -> int:
         """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
@@ -147,10 +163,19 @@ def _die_with_parent() -> Callable[[], None] | None:
     return lambda: system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _open_input(place: str) -> int:
+    """Return the descriptor of ``fd:NUMBER`` or of ``file:PATH``."""
+    kind, _, name = place.partition(":")
+    return int(name) if kind == "fd" else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def main(arguments: list[str]) -> int:
     """Supervise the command that the arguments name; return its exit code."""
     silence_seconds, grace_seconds, manner, *command = arguments
-    watchdog = Watchdog(command, float(silence_seconds), float(grace_seconds))
+    given_input = subprocess.DEVNULL
+    if command[0].startswith(INPUT):
+        given_input = _open_input(command.pop(0).removeprefix(INPUT))
+    watchdog = Watchdog(command, float(silence_seconds), float(grace_seconds), given_input)
     if manner == "announce":
         sys.stdout.write(f"{STARTED}\n")
         sys.stdout.flush()

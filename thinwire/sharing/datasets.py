@@ -390,7 +390,7 @@ class _WorkerPart:
         worker that has passed over fits has not iterated, so what can be made again is.
         """
         fit, sources = self._place.fit, pipeline.inputs_of(node)
-        has_cache = any(pipeline.name_of(each) == pipeline.CACHE for each in (*self._nodes, node))
+        has_cache = any(pipeline.name_of(each) in pipeline.KEEPING for each in (*self._nodes, node))
         if fit is None or not fit.uses or len(sources) != 1 or has_cache:
             return node
         source = self._source(sources[0]) if pipeline.is_rebuilt_whole(node) else sources[0]
@@ -416,7 +416,7 @@ class _WorkerPart:
         if seed is None:
             before_data = 0 if fit is None else fit.before_data
             seed = mixed_seed(self._place.rule.seed, before_data)
-        is_kept = any(pipeline.name_of(each) == pipeline.CACHE for each in self._nodes[:number])
+        is_kept = any(pipeline.name_of(each) in pipeline.KEEPING for each in self._nodes[:number])
         if fit is None or is_kept or not pipeline.reshuffles(node):
             return seed
         return mixed_seed(seed, fit.uses)

@@ -12,12 +12,14 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
-from tensorflow.python.data.ops import dataset_ops, ragged_batch_op, unbatch_op
+from tensorflow.python.data.ops import dataset_ops, ragged_batch_op, snapshot_op, unbatch_op
 from tensorflow.python.data.util import structure
 from tensorflow.python.framework import op_def_registry
 
 Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
 
+#: Where the reader function of `Dataset.load` is from if it was given none.
+_LOAD_MODULE = "tensorflow.python.data.ops.load_op"
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
 #: Of an `interleave` that has none, which would take the machine's number of cores.
 _CYCLE_LENGTH = 8
@@ -140,7 +142,9 @@ _ONE_TO_ONE = (
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
-REPEAT = "_RepeatDataset"
+REPEAT, SNAPSHOT = "_RepeatDataset", "_SnapshotDataset"
+#: They give the elements of their first pass again.
+KEEPING = (CACHE, SNAPSHOT)
 #: After these an element is no longer a batch of the batching before.
 _OTHER_ELEMENTS = (
     "_UnbatchDataset",
@@ -150,7 +154,7 @@ _OTHER_ELEMENTS = (
     "ParallelInterleaveDataset",
 )
 #: They hold functions that were traced for a certain shape of the elements.
-_WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset")
+_WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset", SNAPSHOT)
 
 
 def is_one_to_one(node: Pipeline) -> bool:
@@ -229,7 +233,7 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 def commutes(node: Pipeline) -> bool:
     """Return whether parts of the input give parts of the output."""
-    return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, CACHE, *BATCHES)
+    return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
@@ -295,6 +299,14 @@ def _rebuilt(
     if name == CACHE:
         file = node._filename.numpy().decode()
         return source.cache(f"{file}-worker-{worker}" if file else "")
+    if name == SNAPSHOT:
+        return snapshot_op._SnapshotDataset(
+            source,
+            f"{node._path}-worker-{worker}",
+            _again(node._shard_func),
+            node._compression,
+            _again(node._reader_func),
+        )
     if name in BATCHES:
         return _batched(node, source, batch_size or size_of_batch(node), in_order)
     return _REBUILD[name](node, source, in_order)
@@ -507,6 +519,27 @@ def _records(node: Pipeline, unordered: bool) -> str:
     return "TFRecordDataset reads in parallel, in an order that depends on the machine"
 
 
+def _loaded(node: Pipeline, unordered: bool) -> str:
+    """Check what `Dataset.load` gives: the shards that `save` has written, by a reader function."""
+    reader = node._reader_func
+    is_default = getattr(reader._func, "__module__", "") == _LOAD_MODULE
+    if is_default and len(tf.io.gfile.glob(f"{node._path}/*/*/")) > 1:
+        return (
+            "load reads several shards, as many together as this machine has processors; give it a "
+            "reader_func such as lambda shards: shards.interleave(lambda x: x, cycle_length=8)"
+        )
+    reason = _impure(reader.function.graph.as_graph_def())
+    if not reason and unordered and not is_default:
+        reason = "the option deterministic=False"
+    return f"load calls a reader_func with {reason}" if reason else ""
+
+
+def _snapshot(node: Pipeline, unordered: bool) -> str:
+    """Have the input of a snapshot shared, not what it gives: each worker has its own files."""
+    del node, unordered
+    return "snapshot keeps files that workers must not share"
+
+
 def _graph(node: Pipeline, unordered: bool) -> str:
     """Check a dataset that is known by its graph only."""
     del unordered
@@ -527,6 +560,8 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "ParallelInterleaveDataset": _parallel,
     "TFRecordDatasetV2": _records,
     "_VariantDataset": _graph,
+    "_LoadDataset": _loaded,
+    SNAPSHOT: _snapshot,
 }
 #: Transformations whose order can be fixed.
 _WITH_OPEN_ORDER = (

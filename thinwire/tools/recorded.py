@@ -14,6 +14,7 @@ from typing import Any
 
 from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, SUMMARY_FILE, lock_files
 from thinwire.ops.run.lock import LockOwner, is_held, owner_of
+from thinwire.ops.run.script_target import module_words
 from thinwire.ops.telemetry.evaluation import ranges_in
 from thinwire.ops.telemetry.run_status import RunStatus
 
@@ -81,7 +82,8 @@ class RecordedRun:
         """The script that `thinwire run` runs, and its arguments; empty: it runs none."""
         try:
             found = json.loads((self.directory / LAUNCH_FILE).read_text())["script"]
-            return [str(found["path"]), *map(str, found["arguments"])]
+            module, path = str(found.get("module", "")), str(found["path"])
+            return module_words(module, path, [*map(str, found["arguments"])])
         except (OSError, ValueError, KeyError, TypeError):
             return []
 

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.ops import routers
 from tests.ops.routers import (
@@ -82,11 +84,59 @@ def test_where_all_is_reliable_the_same_objects_come_back(choices):
 
 def test_an_adaptive_k_of_one_gives_the_same_objects_and_goes_on_averaging():
     policy = Dgt(dgt_k=1.0, dgt_adaptive_k=True, **SMALL)
-    blocks = (dense(0, blocks_of(0, 2, 1)), sparse(1, 40, [3, 30], [1, 2]))
+    blocks = (dense(0, blocks_of(3, 2, 1)), sparse(1, 40, [3, 30], [1, 2]))
     out, state = routed(policy, shard_of(12, 40), blocks, loss=2.0)
     assert all(one is other for one, other in zip(out.reliable, blocks, strict=True))
     out, _ = routed(policy, shard_of(12, 40), blocks, state, loss=0.4)
     assert out.unreliable
+
+
+@pytest.mark.parametrize("clears", [True, False])
+@pytest.mark.parametrize("drops", [True, False])
+@settings(max_examples=60, deadline=None)
+@given(
+    k=st.sampled_from([0.0, 0.2, 0.5, 0.9, 0.999, 1.0]),
+    heights=st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    scope=st.sampled_from(["tensor", "model"]),
+    present=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_what_is_counted_is_what_travels_at_each_k(clears, drops, k, heights, scope, present, seed):
+    """Blocks that are skipped are not sent, and all others are: of dense and of sparse packets."""
+    policy = Dgt(
+        dgt_k=k,
+        dgt_adaptive_k=True,
+        dgt_clear_zero=clears,
+        dgt_send_drop=drops,
+        dgt_scope=scope,
+        **SMALL,
+    )
+    values = blocks_of(*heights)
+    at = np.flatnonzero(np.random.default_rng(seed).random(values.size) < present)
+    blocks = [dense(0, values), sparse(1, values.size, at, values[at])]
+    out, _ = routed(policy, shard_of(values.size, values.size), blocks)
+    parts = {part.slot: part for part in out.unreliable}
+    num_unreliable = sum(part.blocks.size for part in parts.values())
+    total = out.num_reliable + out.num_skipped + out.num_dropped + num_unreliable
+    assert total == out.num_blocks == 2 * len(heights)
+    assert drops or not out.num_dropped
+    reliable = {block.slot: block for block in out.reliable}
+    num_sent = reliable[0].values.data.size + 4 * (parts[0].blocks.size if 0 in parts else 0)
+    is_zero = [not height for height in heights[:-1]]  # the end is sent whatever it holds
+    has_none = [not np.any((at // 4) == number) for number in range(len(heights) - 1)]
+    is_left_out = [none or (zero and clears) for none, zero in zip(has_none, is_zero, strict=True)]
+    num_skipped_dense = sum(is_zero) if clears else 0
+    assert out.num_skipped == num_skipped_dense + sum(is_left_out)
+    if not drops:
+        assert num_sent == values.size - 4 * num_skipped_dense
+        low = parts[1].blocks if 1 in parts else []
+        on_channels = {int(number) for number in np.asarray(low)}
+        sent = [int(each) // 4 for each in reliable[1].indices]
+        assert not on_channels & set(sent)
+        assert not (on_channels | set(sent)) & {n for n, out_ in enumerate(is_left_out) if out_}
+        num_present = sum(int(np.sum(at // 4 == number)) for number in on_channels)
+        left_out = sum(int(np.sum(at // 4 == n)) for n, out_ in enumerate(is_left_out) if out_)
+        assert len(sent) + num_present == at.size - left_out
 
 
 def test_a_product_of_factors_travels_whole():

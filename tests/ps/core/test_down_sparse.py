@@ -167,13 +167,13 @@ def test_nothing_to_say_is_no_blocks():
 
 
 def test_a_snapshot_of_worker_1s_iteration_is_everybodys_next_reply():
-    """As the original: in iterations N + 1, 2 N + 1 ... of worker 1, and of that very moment."""
+    """In the updates N, 2 N ... of worker 1, and of that very moment."""
     world = World(sending(resync_every=4))
-    for _ in range(4):
+    for _ in range(3):
         world.push(1)
         world.push(2)
     assert world.counts["resyncs"] == 0
-    world.push(1)  # its fifth iteration
+    world.push(1)  # its fourth
     snapshot = world.theta.copy()
     np.testing.assert_array_equal(world.base(1), snapshot)
     for _ in range(2):
@@ -186,13 +186,38 @@ def test_a_snapshot_of_worker_1s_iteration_is_everybodys_next_reply():
         world.push(2)  # its own iterations do not count
     assert world.counts["resyncs"] == 2
     world.push(1)
-    world.push(1)  # its ninth
+    world.push(1)  # its eighth
     assert world.counts["resyncs"] == 3
+
+
+def original_trace(every, num_updates):
+    """Return the updates of worker 1 in which the original program takes a snapshot.
+
+    Its worker sends a gradient at its start, which the server discards and counts: "first hit 151".
+    """
+    return [
+        update
+        for iteration, update in enumerate(range(num_updates + 1), 1)
+        if iteration > 1 and iteration % every == 1 % every
+    ]
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_snapshots_are_taken_in_the_updates_of_the_original(every):
+    world, found = World(sending(resync_every=every)), []
+    world.push(2)
+    for update in range(1, 14):
+        before = world.counts["resyncs"]
+        world.push(1)
+        if world.counts["resyncs"] > before:
+            found.append(update)
+    assert found == original_trace(every, 13)
+    assert original_trace(150, 301) == [150, 300]
 
 
 def test_a_snapshot_waits_for_its_workers_over_a_restart_of_the_shard():
     world = World(sending(resync_every=3))
-    for _ in range(3):
+    for _ in range(2):
         world.push(2)
         world.push(1)
     world.push(1)

@@ -62,7 +62,7 @@ def test_a_script_s_folder_goes_with_the_code(tmp_path, monkeypatch):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     monkeypatch.setattr(ssh, "FLAGS", Flags())
-    deployment = ssh.code_deployment(folder / "train.py")
+    deployment = ssh.code_deployment(folder)
     with open_archive(deployment.archive) as archive:
         sent = {name for name in archive.getnames() if name.startswith("sent")}
     assert sent == {"sent/script", "sent/script/train.py", "sent/script/helper.py"}

@@ -1,6 +1,8 @@
 """What the Ray launcher requests and sends, and its actor, without a cluster."""
 
+import pathlib
 import signal
+import stat
 import subprocess
 import sys
 import types
@@ -11,6 +13,8 @@ from absl import flags
 from tests.command_line import given
 from thinwire.flags.run import read_run
 from thinwire.launcher import ray
+from thinwire.launcher.local import watchdog_command
+from thinwire.launcher.program import WATCHDOG
 from thinwire.launcher.ray_actor import NodeActor
 from thinwire.launcher.ssh import copied_code
 from thinwire.ops.types import ConfigurationError
@@ -53,7 +57,7 @@ def test_the_code_runs_where_ray_unpacks_it(tmp_path):
     script.parent.mkdir()
     script.write_text("")
     with given():
-        code = copied_code("", script)
+        code = copied_code("", script.parent)
     there = tmp_path / "there"
     ray.unpack(code.archive, there)
     assert {path.name for path in there.iterdir()} == {"thinwire", "sent"}
@@ -84,3 +88,19 @@ def test_an_actor_runs_a_node(monkeypatch, tmp_path):
     assert actor.wait() == 0
     actor.write(b"x")  # to nobody
     assert ray._BYTE_OF[signal.SIGKILL] == b"K"
+
+
+def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", types.SimpleNamespace(get_gpu_ids=lambda: []))
+    monkeypatch.chdir(tmp_path)
+    actor = NodeActor()
+    path = pathlib.Path(actor.take_input(b"the first"))
+    assert actor.take_input(b"given") == str(path)  # of one that is started again
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    reads = [sys.executable, "-c", "import sys; print(sys.stdin.read())"]
+    command = watchdog_command(
+        sys.executable, WATCHDOG, reads, announce=False, given_input=f"file:{path}"
+    )
+    actor.start(command, "")
+    assert actor.read(False, 100).strip() == b"given"
+    assert actor.wait() == 0 and not path.exists()

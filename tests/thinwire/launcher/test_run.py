@@ -1,17 +1,27 @@
 """What `thinwire run` takes, refuses and shows before it starts anything."""
 
 import json
+import os
 import subprocess
 import sys
+import types
 
 import pytest
 
+from tests.command_line import given
 from tests.nodes import MAIN
+from thinwire import node
+from thinwire.flags.run import read_run
+from thinwire.launcher import launch_document, role
+from thinwire.ops.run.program import Program, digest_of
+from thinwire.ops.run.resuming import changed_script
+from thinwire.supervisor.script_evaluator import ScriptEvaluator
+from thinwire.tools.recorded import RecordedRun
 
 SCRIPT = "import keras  # with Adam\n"
 
 
-def run(folder, *words, script="train.py"):
+def run(folder, *words, script="train.py", **environment):
     (folder / "train.py").write_text(SCRIPT)
     arguments = [*words, *([script] if script else []), *(["--own=1"] if script else [])]
     return subprocess.run(
@@ -20,6 +30,7 @@ def run(folder, *words, script="train.py"):
         capture_output=True,
         text=True,
         timeout=60,
+        env=os.environ | environment,
     )
 
 
@@ -98,3 +109,123 @@ def test_a_run_is_repeated_with_what_is_different_named(tmp_path):
     worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-3"))
     assert "--seed=9" in worker and worker.endswith(f"-- {tmp_path / 'train.py'} --old=2")
     assert "numpy was 0.1 and is" in done.stderr and "train.py has changed" in done.stderr
+
+
+def test_flags_of_the_environment_count_and_the_command_line_wins(tmp_path):
+    flags = "--method=dgs --compression_rate=0.3 --restart_workers=2"
+    done = run(tmp_path, "--dry_run", "--compression_rate=0.2", THINWIRE_FLAGS=flags)
+    assert done.returncode == 0, done.stderr
+    assert "method: dgs" in done.stdout
+    worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-1: "))
+    assert worker.count("--compression_rate=") == 1 and "--compression_rate=0.2" in worker
+    assert "--restart_workers" not in worker  # the launcher's own
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        ("--method=dgs other.py", 2, "'other.py' is no flag"),
+        ("--no_such_flag", 2, "no_such_flag"),
+        ("--type_node=PS", 1, "--type_node=PS"),
+        ("--network=cnn", 2, "--network is not for `thinwire run`"),
+    ],
+)
+def test_flags_of_the_environment_are_checked_as_others(tmp_path, flags, code, words):
+    done = run(tmp_path, "--dry_run", THINWIRE_FLAGS=flags)
+    assert done.returncode == code and words in done.stderr, done.stderr
+
+
+def test_a_node_takes_the_environment_s_flags_but_a_launcher_s(monkeypatch):
+    monkeypatch.setenv("THINWIRE_FLAGS", "--lease_seconds 7 --restart_workers=2")
+    assert node._environment_words([], ["--type_node=PS"]) == ["--lease_seconds=7.0"]
+    both = ["--lease_seconds=7.0", "--restart_workers=2"]
+    assert node._environment_words(["--type_node=Cluster"], []) == both
+    assert node._environment_words([], ["--type_node", "Advisor"]) == both
+    assert "THINWIRE_FLAGS" not in role.environment()  # children have them as flags
+
+
+@pytest.fixture
+def package(tmp_path):
+    (tmp_path / "pack").mkdir()
+    for name in ("__init__", "__main__", "train"):
+        (tmp_path / "pack" / f"{name}.py").write_text(SCRIPT)
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "__init__.py").write_text("raise RuntimeError('imported')")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "run_dir"),
+    [
+        (["-m", "pack.train"], "pack.train", "runs/train"),
+        (["--method", "dgs", "--nb_workers=2", "-m", "pack"], "pack", "runs/pack"),
+        (["--overwrite", "-m", "pack.train"], "pack.train", "runs/train"),
+    ],
+)
+def test_a_module_stands_in_the_script_s_place(package, words, module, run_dir):
+    done = run(package, "--dry_run", *words, "--nb_ps=7", "-m", "x", script=None)
+    assert done.returncode == 0, done.stderr
+    worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-2: "))
+    assert worker.endswith(f"-- -m {module} --nb_ps=7 -m x"), worker
+    assert f"run directory: {run_dir}\n" in done.stdout
+
+
+def test_an_m_behind_a_script_is_the_script_s(tmp_path):
+    done = run(tmp_path, "--dry_run", "train.py", "-m", "pack", script=None)
+    worker = next(line for line in done.stdout.splitlines() if line.startswith("worker-2: "))
+    assert worker.endswith("-- train.py -m pack")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["-m"], "-m is the last word"),
+        (["-m", "pack.missing"], "-m pack.missing: there is no module pack.missing in"),
+        (["-m", "none.missing"], "no module none.missing"),  # and nothing is imported
+        (["-m", "none"], "a package without __main__.py"),
+        (["-m", "train.py"], "its name without .py"),
+    ],
+)
+def test_a_module_that_does_not_exist_is_refused(package, words, text):
+    done = run(package, "--dry_run", *words, script=None)
+    assert done.returncode == 2 and text in done.stderr, done.stderr
+
+
+def test_a_module_is_repeated_and_evaluated_as_one(package, monkeypatch):
+    monkeypatch.chdir(package)
+    folder = package / "runs" / "train"
+    folder.mkdir(parents=True)
+    words = ["-m", "pack.train", "--old=2"]
+    with given("--type_node=Cluster"):
+        found = read_run()
+        document = launch_document.document(found, words)
+    (folder / "launch.json").write_text(json.dumps(document | {"began": 1.0}))
+    assert launch_document.recorded(str(folder)).words() == words
+    assert RecordedRun(folder).script == words
+    evaluator = ScriptEvaluator(types.SimpleNamespace(run_dir=folder))
+    assert (evaluator._script, evaluator._folder, evaluator.why_not) == (words, str(package), "")
+    rows = Program("train.py", {"train.py": digest_of(package / "pack" / "train.py")}, ("--old=2",))
+    assert changed_script({1: rows.rows()}, words) is None
+    assert "arguments" in changed_script({1: rows.rows()}, [*words[:2], "--old=3"])
+    (package / "pack" / "train.py").write_text("edited")
+    assert "train.py has changed" in changed_script({1: rows.rows()}, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "warned"),
+    [
+        ("", ["--nb_workers=4", "--epochs=2"], ["--nb_workers=4"]),
+        ("", ["--nb_workers", "4", "--method=dgs"], ["--nb_workers", "--method=dgs"]),
+        ("", ["--", "--nb_workers=4"], []),
+        ("", ["--batch_size=4", "--seed=1", "--unknown=1", "-m", "nb_workers"], []),
+        ("add_argument('--method')", ["--method=x"], []),
+    ],
+)
+def test_a_flag_of_thinwire_behind_the_script_is_named(tmp_path, text, words, warned):
+    (tmp_path / "mine.py").write_text(text)
+    done = run(tmp_path, "--dry_run", "mine.py", *words, script=None)
+    lines = [line for line in done.stderr.splitlines() if "behind mine.py" in line]
+    assert done.returncode == 0 and len(lines) == bool(warned), done.stderr
+    if warned:
+        assert f" W {' '.join(warned)} stand" in lines[0]
+        assert lines[0].endswith(f"before the script: thinwire run {warned[0]} mine.py")

@@ -145,8 +145,10 @@ def test_a_script_trains_to_its_end_once(command, tmp_path):
 def test_a_script_that_raises_in_one_worker_ends_the_run(command, tmp_path):
     run = command("--method=asgd", "toy.py", "raise", "500")
     assert run.end() == 1
-    assert run.output().count("ValueError: oh no") == 1
-    assert "[worker 2]" in next(line for line in run.output().splitlines() if "oh no" in line)
+    assert run.output().count("Traceback") == 1
+    lines = run.output().splitlines()
+    assert "[worker 2]" in next(line for line in lines if "ValueError: oh no" in line)
+    assert "worker 2: toy.py:" in lines[-1] and "ValueError: oh no. Correct" in lines[-1]
     assert run.summary()["stop_reason"] == "script_failed"
     assert "ValueError: oh no" in (tmp_path / "run" / "logs" / "worker-2.out").read_text()
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.nodes import MAIN
 from thinwire.launcher import program
-from thinwire.launcher.failures import Failure
+from thinwire.launcher.failures import Cause, Failure
 
 FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.
@@ -68,6 +68,61 @@ print(os.environ["TF_FORCE_GPU_ALLOW_GROWTH"])  # the evaluator may have the sam
     seen = ["__main__", "sub/mine.py", ["sub/mine.py", "--epochs=3", "--", "x"], folder]
     lines = [str([*seen, f"{folder}/sub", "helper"]), "False", "true", "END False "]
     assert out.splitlines() == lines
+
+
+SHOWS = """
+import os, pickle, sys
+from . import helper
+def function(): pass
+assert pickle.loads(pickle.dumps(function)) is function
+spec = sys.modules["__main__"].__spec__
+print([__name__, __package__, __file__, spec.name, spec.origin, __cached__ == spec.cached])
+print(sys.argv, sys.path[0], os.getcwd(), helper.name, type(__loader__).__name__)
+"""
+
+
+@pytest.mark.parametrize("module", ["pack.sub.train", "pack.sub", "pack.__main__"])
+def test_a_module_runs_as_python_runs_it(tmp_path, module):
+    folder = tmp_path / "pack" / "sub"
+    folder.mkdir(parents=True)
+    init = "import sys; print('package', sys.argv[0])"
+    for package in (folder, folder.parent):
+        (package / "__init__.py").write_text(init)
+        (package / "helper.py").write_text("name = __name__")
+        (package / "__main__.py").write_text(SHOWS)
+    (folder / "train.py").write_text(SHOWS)
+    words = ["-m", module, "--epochs=3", "--", "x"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    alone = subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, env=environment
+    )
+    assert alone.returncode == 0 and module.partition(".__")[0] in alone.stdout, alone.stderr
+    launched = subprocess.run(
+        [sys.executable, *program.SCRIPT, *FLAGS, "--", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert launched.stdout == alone.stdout, launched.stderr
+    failure = Failure.read(launched.stderr.strip())[1]
+    assert f"-m {module} ended without a call of thinwire.distribute()" in failure.text
+
+
+@pytest.mark.parametrize(("module", "words"), [("no.such", "no"), ("empty", "empty.__main__")])
+def test_a_module_that_cannot_run_fails_as_with_python(tmp_path, module, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, *program.SCRIPT, *FLAGS, "--", "-m", module],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    failure = Failure.read(done.stderr.strip())[1]
+    assert done.returncode == 1 and f"No module named '{words}'" in failure.headline.replace(
+        f"named {words}", f"named '{words}'"
+    )
 
 
 def test_its_settings_are_a_file_of_its_own_that_goes_with_it(tmp_path):
@@ -161,10 +216,56 @@ def test_a_failure_is_reported_once_with_its_exit_code(tmp_path, text, code, wor
         assert f"END True {failure.headline}" in out
 
 
-def test_a_script_whose_run_others_ended_is_quiet(tmp_path):
-    text = "from thinwire.worker.client.control import RunHalted\nraise RunHalted('{}')"
-    assert run(tmp_path, text.format("script_failed"))[::3] == (1, None)
-    assert run(tmp_path, text.format("interrupted"))[::3] == (130, None)
+@pytest.mark.parametrize(("reason", "code"), [("script_failed", 1), ("interrupted", 130)])
+def test_a_script_whose_run_others_ended_leaves_their_reason_and_no_traceback(
+    tmp_path, reason, code
+):
+    text = (
+        "from thinwire.worker.client.control import RunHalted\n"
+        f"raise RunHalted('{reason}', 'worker 2: oh no')"
+    )
+    got, out, error, failure = run(tmp_path, TRAINED + text)
+    assert (got, failure.code, failure.cause) == (code, code, Cause.ELSEWHERE), error
+    assert "worker 2: oh no" in failure.headline and "END" not in out
+    assert len(error.splitlines()) == 1
+
+
+def test_an_error_of_thinwire_in_a_thread_fails_the_script(tmp_path):
+    """The main thread comes to the end of the script, and nothing has trained."""
+    text = """
+import threading, thinwire
+def train(): raise thinwire.ConfigurationError("--x=1: no. Give 2.")
+thread = threading.Thread(target=train)
+thread.start(); thread.join()
+"""
+    code, _, error, failure = run(tmp_path, TRAINED + text)
+    assert (code, failure.code, failure.cause) == (2, 2, Cause.THINWIRE), error
+    assert failure.headline.endswith("--x=1: no. Give 2.") and "Traceback" not in error
+
+
+def test_an_error_of_the_script_in_a_thread_is_shown_as_alone(tmp_path):
+    text = """
+import threading
+def load(): raise ValueError("no file")
+thread = threading.Thread(target=load)
+thread.start(); thread.join()
+"""
+    code, _, error, failure = run(tmp_path, TRAINED + text)
+    assert (code, failure) == (0, None)
+    assert "Traceback" in error and "ValueError: no file" in error
+
+
+def test_the_reason_is_one_line_where_the_error_has_several(tmp_path):
+    text = "raise ValueError('no such column\\nsee the header')"
+    _, _, _, failure = run(tmp_path, text)
+    assert failure.headline.endswith("sub/mine.py:1: ValueError: no such column")
+    assert failure.text.endswith("see the header") and failure.has_page
+
+
+def test_words_of_sys_exit_are_the_reason(tmp_path):
+    code, _, error, failure = run(tmp_path, "import sys; sys.exit('no data here')")
+    assert (code, failure.headline) == (1, "mine.py ended with exit code 1: no data here")
+    assert error.splitlines()[0] == "no data here"
 
 
 def test_one_that_cannot_come_back_is_lost_and_ends_nothing(tmp_path):

@@ -85,18 +85,19 @@ def test_one_command_starts_follows_and_ends_a_cluster(nodes, sshd):
 
 
 SCRIPT = """
-import helper, keras, numpy, os, thinwire
+import helper, keras, numpy, os, sys, thinwire
+word = sys.stdin.read()
 x = numpy.loadtxt("rows.txt", dtype="float32", ndmin=2)
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 thinwire.distribute(model).fit(x, x[:, :1], batch_size=4, verbose=0)
-print(helper.WORD, os.path.basename(os.getcwd()))
+print(helper.WORD, os.path.basename(os.getcwd()), word)
 """
 
 
 @pytest.mark.product
 @needs_sshd
-def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
+def test_a_script_runs_on_the_hosts_with_its_folder_and_its_input(nodes, sshd):
     folder = nodes.folder / "my script"
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
@@ -111,6 +112,7 @@ def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
             *(f"--run_dir={nodes.run_dir}", str(folder / "train.py")),
         ],
         cwd=nodes.folder,
+        input="given",
         capture_output=True,
         text=True,
         timeout=200,
@@ -118,7 +120,9 @@ def test_a_script_runs_on_the_hosts_with_its_folder(nodes, sshd):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert "[worker 1] helped script" in lines and "[worker 2] helped script" in lines
+    for worker in (1, 2):
+        assert f"[worker {worker}] helped script given" in lines
+    assert not list((nodes.folder / "there").rglob("stdin-*"))
     assert nodes.summary()["stop_reason"] == "finished"
     assert not list((nodes.run_dir / "settings").glob("*"))
     wait_for_none(nodes.run_dir)

@@ -163,3 +163,31 @@ def test_a_process_in_a_session_of_its_own_ends_with_the_command(manner, code):
             for pid in filter(is_alive, pids):
                 os.kill(pid, signal.SIGKILL)
             process.kill()
+
+
+@pytest.mark.parametrize("kind", ["nothing", "descriptor", "file"])
+def test_the_command_has_an_input_of_its_own(tmp_path, kind):
+    path = tmp_path / "input"
+    path.write_bytes(b"seven\n")
+    reads = [sys.executable, "-c", "import sys; print([sys.stdin.read()])"]
+    with open(path, "rb") as file:
+        words = {
+            "nothing": [],
+            "descriptor": [f"{watchdog.INPUT}fd:{file.fileno()}"],
+            "file": [f"{watchdog.INPUT}file:{path}"],
+        }[kind]
+        process = subprocess.Popen(
+            [sys.executable, *WATCHDOG, "60", "10", "quiet", *words, *reads],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=[file.fileno()],
+        )
+        try:
+            assert process.stdout.readline() == (
+                "['']\n" if kind == "nothing" else "['seven\\n']\n"
+            )
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.communicate()

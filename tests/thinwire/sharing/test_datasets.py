@@ -329,7 +329,7 @@ def test_how_often_a_script_has_looked_at_its_data_does_not_matter():
          .batch(4), "no cycle_length"),
         (lambda: source().interleave(lambda x, y: Data.from_tensors(x).shuffle(2), cycle_length=2)
          .take(9).batch(4), "a shuffle in it"),
-        (lambda: source().snapshot("/nowhere").batch(4), "Snapshot may give any order"),
+        (lambda: source().snapshot("/a").snapshot("/b").batch(4), "workers must not share"),
     ),
 )  # fmt: skip
 def test_what_cannot_be_shown_to_be_shared_is_refused(make, reason, one_group):
@@ -385,3 +385,105 @@ def test_keras_utilities_give_datasets_that_can_be_shared(tmp_path):
     for dataset in (images, series, left.batch(4)):
         for one_group in BOTH:
             check_disjoint_and_complete(dataset, numbers(dataset), 2, one_group)
+
+
+def of_three_shards(folder, **keywords):
+    path = str(folder / "three")
+    if not (folder / "three").exists():
+        source().save(path, shard_func=lambda x, y: tf.cast(y["y"] % 3, tf.int64))
+    return Data.load(path, **keywords)
+
+
+def interleaved(shards):
+    return shards.interleave(lambda shard: shard, cycle_length=2)
+
+
+@pytest.mark.parametrize("load", [Data.load, tf.data.experimental.load], ids=["load", "old"])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_saved_dataset_is_shared(tmp_path, load, workers):
+    path = str(tmp_path / "saved")
+    source().save(path)
+    check_disjoint_and_complete(lambda: load(path).batch(6), range(N), workers)
+    check_disjoint_and_complete(lambda: load(path).shuffle(N).batch(6), range(N), workers)
+    batched = str(tmp_path / "batched")
+    source().batch(6).save(batched)
+    check_disjoint_and_complete(lambda: load(batched), range(N), workers)
+
+
+def test_a_saved_dataset_of_several_shards_is_shared_if_its_order_is_fixed(tmp_path):
+    make = lambda **more: of_three_shards(tmp_path, **more).batch(6)  # noqa: E731
+    check_disjoint_and_complete(lambda: make(reader_func=interleaved), range(N), 2)
+    with pytest.raises(ConfigurationError, match="several shards.*processors; give it a reader_fu"):
+        parts(make, 2)
+
+
+@pytest.mark.parametrize(
+    ("reader", "words"),
+    [
+        (lambda shards: interleaved(shards.shuffle(3)), "a reader_func with a shuffle in it"),
+        (lambda shards: interleaved(shards).shuffle(9, seed=1), "a shuffle in it"),
+        (
+            lambda shards: shards.interleave(
+                lambda x: x, cycle_length=2, num_parallel_calls=2, deterministic=False
+            ),
+            "a reader_func with deterministic=False",
+        ),
+        (
+            lambda shards: interleaved(shards).filter(lambda x, y: tf.random.uniform([]) < 0.5),
+            "a reader_func with RandomUniform",
+        ),
+    ],
+    ids=["shuffled shards", "shuffled rows", "unordered", "drawn"],
+)
+def test_a_reader_function_whose_order_is_open_is_refused_by_name(tmp_path, reader, words):
+    with pytest.raises(ConfigurationError, match=words):
+        parts(lambda: of_three_shards(tmp_path, reader_func=reader).batch(6), 2)
+
+
+def test_a_saved_dataset_in_any_order_is_refused(tmp_path):
+    options = tf.data.Options()
+    options.deterministic = False
+    dataset = of_three_shards(tmp_path, reader_func=interleaved).with_options(options).batch(6)
+    with pytest.raises(ConfigurationError, match="the option deterministic=False"):
+        parts(dataset, 2)
+
+
+SNAPSHOTS = {
+    "rows": lambda path: source().snapshot(path).batch(6),
+    "batches": lambda path: source().batch(6).snapshot(path),
+    "behind a shuffle": lambda path: source().shuffle(N, seed=1).snapshot(path).batch(6),
+    "before a shuffle": lambda path: source().snapshot(path).shuffle(N).batch(6),
+    "its own functions": lambda path: (
+        source()
+        .snapshot(
+            path,
+            reader_func=lambda shards: interleaved(shards.shuffle(5)),
+            shard_func=lambda x, y: y["y"] % 4,
+        )
+        .batch(6)
+    ),
+    "full batches": lambda path: source(36).snapshot(path).batch(6, drop_remainder=True),
+}
+
+
+@pytest.mark.parametrize("form", SNAPSHOTS)
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_snapshot_is_each_worker_s_own(tmp_path, form, workers):
+    path = str(tmp_path / "snapshot")
+    whole = range(36 if form == "full batches" else N)
+    check_disjoint_and_complete(
+        lambda: SNAPSHOTS[form](path), whole, workers, epochs=3, batch="worker"
+    )
+    names = {each.name for each in tmp_path.iterdir()}
+    assert f"snapshot-worker-{workers}" in names and "snapshot" not in names
+
+
+def test_what_stands_before_a_snapshot_must_keep_its_order(tmp_path):
+    unsure = source().filter(lambda x, y: tf.random.uniform([]) < 2.0)
+    with pytest.raises(ConfigurationError, match="RandomUniform"):
+        parts(unsure.snapshot(str(tmp_path / "snapshot")).batch(6), 2)
+    path = str(tmp_path / "snapshot")
+    with pytest.raises(
+        ConfigurationError, match="snapshot keeps files that workers must not share"
+    ):
+        parts(source().snapshot(path).snapshot(f"{path}2").batch(6), 2)

@@ -1,0 +1,112 @@
+"""What the workers of a run execute: a file, as ``python train.py``, or a module, as ``python -m``.
+
+The words of a command line carry it from process to process: ``train.py --epochs=3``, or ``-m
+package.train --epochs=3``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.machinery
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from thinwire.ops.types import ConfigurationError
+
+#: Python's option before a module's name.
+MODULE_OPTION = "-m"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScriptTarget:
+    """What workers execute.
+
+    Attributes:
+        path: The file.
+        module: The module's name as it was given; empty: the file was given.
+        arguments: The script's own.
+    """
+
+    path: pathlib.Path
+    module: str
+    arguments: tuple[str, ...]
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder that the script finds its modules in: its own, or the current one."""
+        return pathlib.Path.cwd() if self.module else self.path.resolve().parent
+
+    @property
+    def shown(self) -> str:
+        """What a command line has: the file, or -m and the module."""
+        return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
+
+    @property
+    def label(self) -> str:
+        """A short name for a run directory."""
+        return self.module.rpartition(".")[2] or self.path.stem
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> ScriptTarget:
+        """Read the words of a command line.
+
+        Args:
+            words: A file or a module, then the script's arguments.
+
+        Raises:
+            ConfigurationError: There is no such file or module.
+        """
+        if words[0] != MODULE_OPTION:
+            path = pathlib.Path(words[0])
+            if not path.is_file():
+                raise ConfigurationError(
+                    f"{path} is no file; expected the path of a Python script, or -m and a "
+                    "module. Flags of Thinwire stand before it, the script's own arguments "
+                    "after it."
+                )
+            return cls(path, "", tuple(words[1:]))
+        if len(words) == 1:
+            raise ConfigurationError(
+                "-m is the last word; expected a module behind it, as in -m package.train."
+            )
+        return cls(_file_of(words[1]), words[1], tuple(words[2:]))
+
+
+def module_words(module: str, path: str, arguments: Sequence[str]) -> list[str]:
+    """Return the words of a target.
+
+    Args:
+        module: The module's name; empty: a file.
+        path: The file.
+        arguments: The script's own.
+    """
+    return [*([MODULE_OPTION, module] if module else [path]), *arguments]
+
+
+def _file_of(module: str) -> pathlib.Path:
+    """Return the file that ``python -m`` runs, and import nothing.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    folder, spec = str(pathlib.Path.cwd()), None
+    place = [folder, *sys.path]
+    names = module.split(".")
+    for number, _ in enumerate(names):
+        spec = importlib.machinery.PathFinder.find_spec(".".join(names[: number + 1]), place)
+        if spec is None:
+            raise ConfigurationError(
+                f"-m {module}: there is no module {'.'.join(names[: number + 1])} in "
+                f"{folder} or among the installed ones; expected its name without .py. Start "
+                "in the folder that holds its package, as for python -m."
+            )
+        place = list(spec.submodule_search_locations or ())
+    if place:  # a package
+        spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
+    if spec is None or spec.origin is None or not spec.has_location:
+        raise ConfigurationError(
+            f"-m {module}: it is a package without __main__.py, or has no file; expected a module "
+            "that python -m runs. Give one of the package's modules."
+        )
+    return pathlib.Path(spec.origin)

@@ -1,0 +1,165 @@
+"""The reason of an error that ends a script, in one line, and the exit code that documents it.
+
+Keras and TensorFlow put pages around an error that is raised in a model or within a `tf.function`:
+the arguments of each layer, the traceback of the graph. The reason stands somewhere among them.
+This module finds it, for the launcher's last line (`thinwire.launcher.script`) and for a script
+that another launcher, or a shell, has started (`exit_with_reason`).
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from types import TracebackType
+
+from thinwire.ops.run.settings import (
+    EXIT_BAD_FLAG,
+    EXIT_CONFIGURATION,
+    EXIT_DIVERGED,
+    EXIT_OF_STOP,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Diverged,
+)
+from thinwire.ops.types import ConfigurationError
+from thinwire.worker.script import RECORD, LeftBehind
+
+#: (module, exception) by which a script learns that the run is over.
+_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
+_PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
+_INSTALLED = {"site-packages", "dist-packages"}
+_STANDARD = sysconfig.get_paths()["stdlib"]
+#: In the text of an error that Keras or AutoGraph has made of another one.
+_REPLACED = re.compile(
+    r"in user code:|Exception encountered when calling |Could not automatically infer the output "
+)
+#: Lines of an error of a graph that are not its reason.
+_OF_GRAPH = re.compile(
+    r"\s*(Graph execution error:|Detected at node |<stack traces|File \"|\[\[\{\{node |"
+    r"\d+ root error\(s\) found|\d+ (successful|derived))"
+)
+#: Begins what this package adds to an error of the script, such as `explain_batch`.
+_NOTE = "Thinwire: "
+_NUMBER = re.compile(r"^\s*\(\d+\) ")  # of several root errors
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+
+
+def exit_code_of(error: BaseException) -> int | None:
+    """Return the documented exit code of what Thinwire itself raises; None: it is the script's."""
+    if isinstance(error, ConfigurationError):
+        return EXIT_CONFIGURATION
+    if isinstance(error, Diverged):
+        return EXIT_DIVERGED
+    if isinstance(error, LeftBehind):
+        return EXIT_UNREACHABLE
+    if stop_reason := stop_reason_of(error):
+        return EXIT_OF_STOP.get(stop_reason, EXIT_BAD_FLAG)
+    if "grpc" not in sys.modules:
+        return None
+    from thinwire.proto.grpc import Unreachable
+    from thinwire.proto.grpc.session import RequestRejected
+
+    codes = ((Unreachable, EXIT_UNREACHABLE), (RequestRejected, EXIT_REFUSED))
+    return next((code for kind, code in codes if isinstance(error, kind)), None)
+
+
+def stop_reason_of(error: BaseException) -> str:
+    """Return why the run is over, if that is what the error reports; else nothing."""
+    for module, name in _ENDS:
+        kind = getattr(sys.modules.get(module), name, None)  # not imported: nothing can have ended
+        if kind is not None and isinstance(error, kind):
+            return str(getattr(error, "cause", ""))
+    return ""
+
+
+def original_of(error: BaseException) -> BaseException:
+    """Return the error that libraries have replaced by another one, or the error itself.
+
+    TensorFlow's error of a step stands for the one that the step has recorded. AutoGraph and Keras
+    raise a new error whose text quotes the first one, which is then among the contexts.
+    """
+    error = RECORD.cause_of(error)
+    passed = {id(error)}
+    while _REPLACED.search(str(error)):
+        cause = error.__cause__ or error.__context__
+        if cause is None or id(cause) in passed or not _is_quoted(cause, error):
+            break
+        passed.add(id(cause))
+        error = cause
+    return error
+
+
+def _is_quoted(cause: BaseException, error: BaseException) -> bool:
+    return all(line.strip() in str(error) for line in str(cause).splitlines())
+
+
+def reason_of(error: BaseException) -> str:
+    """Return an error in one line: Thinwire's own as it is, another one with its type."""
+    error = original_of(error)
+    text = _ESCAPES.sub("", str(error))
+    if exit_code_of(error) is not None:
+        return " ".join(text.split())
+    lines = [line for line in text.splitlines() if line.strip() and not _OF_GRAPH.match(line)]
+    name = type(error).__name__
+    reason = f"{name}: {_NUMBER.sub('', lines[0]).strip()}" if lines else name
+    notes = (note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE))
+    return ". ".join([reason.rstrip("."), *notes])
+
+
+def place_of(error: BaseException) -> str:
+    """Return the line of the script that an error has come through, as ``file:line``, or nothing.
+
+    It is the innermost line of the script's own files, before the first frame of this package.
+    """
+    frames = [*_before_thinwire(error.__traceback__)]
+    own = [frame for frame in frames if _is_of_script(frame.filename)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
+    """Yield the frames up to this package's first one that the script has called.
+
+    The frames that run the script come before its own and are of this package as well.
+    """
+    frames = [*traceback.extract_tb(trace)]
+    while frames and frames[0].filename.startswith(_PACKAGE):
+        del frames[0]
+    for frame in frames:
+        if frame.filename.startswith(_PACKAGE):
+            return
+        yield frame
+
+
+def _is_of_script(name: str) -> bool:
+    is_generated = name.startswith("<") or "__autograph_generated" in name
+    is_installed = _INSTALLED & {*pathlib.Path(name).parts} or name.startswith(_STANDARD)
+    return not (is_generated or is_installed)
+
+
+def exit_with_reason() -> None:
+    """Let a script that `thinwire run` has not started end with the reason as its last line.
+
+    An error of Thinwire's own is one line, and the exit code is the documented one. An error of
+    the script keeps its traceback; where a graph's page follows the reason there, a last line
+    repeats the reason.
+    """
+    before = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        code, reason = exit_code_of(original_of(error)), reason_of(error)
+        if code is None:
+            before(kind, error, trace)
+            if not str(error).rstrip().endswith(reason.partition(": ")[2]):
+                sys.stderr.write(f"{reason}\n")
+            return
+        place = place_of(error)
+        sys.stderr.write(f"{place}: {reason}\n" if place else f"{reason}\n")
+        raise SystemExit(code)  # Python heeds that of a hook
+
+    sys.excepthook = report
