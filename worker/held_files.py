@@ -35,6 +35,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.run.script_settings import SETTINGS_FOLDER, TRAINING
+from thinwire.worker.made_folders import MadeFolders
 from thinwire.worker.temporary import is_temporary
 from thinwire.worker.written_files import WrittenFiles, watch_opens
 
@@ -65,7 +66,7 @@ class HeldFiles:
         self._of_nodes = tuple(os.path.join(whole, name) + os.sep for name in _OF_NODES)
         self._is_active, self._lifted_at = True, math.inf
         self._gone: set[str] = set()  # files and folders that the script takes for deleted
-        self._own_folders: set[str] = set()
+        self._folders = MadeFolders(began)
         self._unnamed: list[str] = []  # held back, and not in the log yet
         self._is_collecting = True  # until the script has come to `distribute`
         self._originals: dict[str, Callable[..., Any]] = {}
@@ -114,7 +115,7 @@ class HeldFiles:
         whole = _whole(name, follow)
         if "__pycache__" in whole or whole.startswith(self._of_nodes) or is_temporary(whole):
             return False
-        return not (whole in self._own_folders if is_folder else self._written.is_own(whole))
+        return not (self._folders.is_own(whole) if is_folder else self._written.is_own(whole))
 
     @property
     def _leads(self) -> bool:
@@ -152,7 +153,7 @@ class HeldFiles:
         """Refuse what got around the functions below."""
         if event == "os.mkdir":
             if not os.path.lexists(arguments[0]):
-                self._own_folders.add(_whole(os.fsdecode(arguments[0])))
+                self._folders.add_own(_whole(os.fsdecode(arguments[0])))
             return
         targets = {"os.remove": arguments[:1], "os.truncate": arguments[:1]}
         folders = {"os.remove": arguments[-1:], "os.rename": arguments[-2:]}.get(event, (-1, -1))
@@ -357,7 +358,26 @@ class HeldFiles:
         if self._is_active and place in self._gone and os.path.isdir(place):
             self._gone.discard(place)
             return None
-        return self._originals["os.mkdir"](path, mode, dir_fd=dir_fd)
+        return self.make_folder(
+            place, lambda: self._originals["os.mkdir"](path, mode, dir_fd=dir_fd), FileExistsError
+        )
+
+    def make_folder(self, path: str, make: Callable[[], Any], exists: type[Exception]) -> Any:
+        """Make a folder as the script alone does, although other workers make the same one.
+
+        Args:
+            path: As the script names it.
+            make: Makes it.
+            exists: Raised by `make` where there is such a folder.
+        """
+        place = _whole(path)
+        is_made = place in self._folders
+        try:
+            return make()
+        except exists:
+            if is_made or not self._folders.share(place):
+                raise
+            return None
 
     def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> Any:
         place = os.fsdecode(_in_folder(path, dir_fd))
@@ -366,7 +386,10 @@ class HeldFiles:
             if all(self._is_gone(each) for each in left) and (left or self.keeps(place)):
                 self._gone.add(_whole(place))
                 return None
-        return self._originals["os.rmdir"](path, dir_fd=dir_fd)
+        whole = _whole(place)
+        removed = self._originals["os.rmdir"](path, dir_fd=dir_fd)
+        self._folders.forget(whole)
+        return removed
 
     def _is_gone(self, path: str) -> bool:
         """Return whether the script takes a file or folder for deleted."""
@@ -432,6 +455,7 @@ class HeldFiles:
             self._gone.add(_whole(folder))
         else:
             attempt(self._originals["os.rmdir"], folder)
+            self._folders.forget(_whole(folder))
         return is_kept
 
     def keeps_within(self, folder: Any) -> bool:

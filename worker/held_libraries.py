@@ -17,6 +17,7 @@ def hold_tensorflow() -> None:
     for held in held_files():
         _hold_deletions(held)
         _hold_writing(held)
+        _share_folders(held)
 
 
 def hold_h5py(h5py: Any) -> None:
@@ -57,6 +58,18 @@ def _hold_deletions(held: HeldFiles) -> None:
 
     native.DeleteFile, native.DeleteRecursively = delete_file, delete_recursively
     native.RenameFile = rename_file
+
+
+def _share_folders(held: HeldFiles) -> None:
+    from tensorflow import errors
+
+    native = _native()
+    create = native.CreateDir
+
+    def create_folder(path: Any) -> Any:
+        return held.make_folder(os.fsdecode(path), lambda: create(path), errors.AlreadyExistsError)
+
+    native.CreateDir = create_folder
 
 
 def _hold_writing(held: HeldFiles) -> None:

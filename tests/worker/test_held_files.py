@@ -250,3 +250,57 @@ def test_an_empty_lock_of_several_processes_stays_the_same_file(folder):
     before = lock.stat().st_ino
     ended = folder.run("fd = os.open('lock', os.O_RDWR | os.O_TRUNC); print(os.fstat(fd).st_ino)")
     assert ended.stdout == f"{before}\n" and not ended.stderr
+
+
+#: Each makes "theirs", which another worker has made a moment before.
+MAKING = {
+    "os.mkdir": "os.mkdir('theirs')",
+    "os.makedirs": "os.makedirs('theirs')",
+    "below it": "os.makedirs('theirs/deep')",
+    "Path.mkdir": "pathlib.Path('theirs').mkdir()",
+    "in a folder": "os.mkdir('theirs', dir_fd=os.open('.', os.O_RDONLY))",
+    "by a link": "os.symlink('.', 'here'); os.mkdir('here/theirs')",
+    "in training": "lift_hold(); os.mkdir('theirs')",
+    "deleted and made": "os.mkdir('theirs'); os.rmdir('theirs'); os.mkdir('theirs')",
+    "copytree": "shutil.copytree('empty', 'theirs')",
+}
+
+
+@pytest.mark.parametrize("start", [*STARTS.values(), "the first chief"], ids=[*STARTS, "chief"])
+def test_a_folder_that_another_worker_has_just_made_counts_as_made(folder, start):
+    if start == "the first chief":
+        (folder.run_dir / "settings" / "training").unlink()
+        start = (1, "first")
+    for name, top in MAKING.items():
+        for made in ("theirs", "theirs/deep", "empty"):
+            (folder.path / made).mkdir(exist_ok=True)
+        if name == "below it":
+            (folder.path / "theirs" / "deep").rmdir()
+        if name == "deleted and made":
+            (folder.path / "theirs" / "deep").rmdir()
+        ended = folder.run(top, start)
+        assert ended.returncode == 0, (name, ended.stderr)
+        assert not ended.stderr and (folder.path / "theirs").is_dir(), (name, ended.stderr)
+        if (folder.path / "here").is_symlink():
+            (folder.path / "here").unlink()
+
+
+@pytest.mark.parametrize(
+    "top",
+    [
+        "os.mkdir('theirs'); os.mkdir('theirs')",
+        "os.mkdir('mine'); os.mkdir('mine')",
+        "os.mkdir('mine'); os.rmdir('mine'); os.mkdir('mine'); pathlib.Path('mine').mkdir()",
+        "os.mkdir('out/log.csv')",
+        "import tempfile; os.mkdir(tempfile.mkdtemp())",
+    ],
+)
+def test_other_folders_are_there_already_as_alone(folder, top):
+    (folder.path / "theirs").mkdir()
+    assert "FileExistsError" in folder.run(top).stderr
+
+
+def test_a_folder_that_is_older_than_the_run_is_there_already(folder):
+    (folder.path / "theirs").mkdir()
+    folder.began = 1e12
+    assert "FileExistsError" in folder.run("os.mkdir('theirs')").stderr

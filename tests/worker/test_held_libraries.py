@@ -26,6 +26,7 @@ TOPS = {
 def test_what_the_chief_has_written_stays(tmp_path):
     """One process, as TensorFlow takes long to import; what each is named by shows which it was."""
     folder = Folder(tmp_path)
+    (tmp_path / "theirs").mkdir()  # as another worker makes it
     program = [
         "from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow",
         "import h5py, numpy as np",
@@ -43,6 +44,7 @@ def test_what_the_chief_has_written_stays(tmp_path):
         "own = h5py.File('own.h5', 'w'); own.close(); h5py.File('own.h5', 'w').close()",
         "with tf.io.gfile.GFile('own.txt', 'w') as f: f.write('own')",
         "tf.io.gfile.remove('own.txt')",
+        "tf.io.gfile.mkdir('theirs')",
         "print('end', os.path.exists('own.txt'))",
     ]
     ended = folder.run("\n".join(program))

@@ -117,11 +117,11 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(results)
     def results_of_all(logs: Any) -> Any:
-        is_of_epoch = session.fits.merge_metrics()
-        found = results(logs)
-        if is_of_epoch:
-            session.fits.name_separate(found or {}, are_results=found is not logs)
-        return found
+        is_of_epoch = session.fits.merge_metrics(logs)
+        present = results(logs)
+        if not is_of_epoch or present is None:
+            return present
+        return session.fits.complete_logs(present, are_results=present is not logs)
 
     @functools.wraps(train_step)
     def step(data: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
@@ -199,8 +199,11 @@ class FitLifecycle:
         if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
             self._metrics.begin_epoch()
 
-    def merge_metrics(self) -> bool:
+    def merge_metrics(self, logs: Any) -> bool:
         """End an epoch's steps, and give its metrics the states of all workers; once.
+
+        Args:
+            logs: What the last step has returned.
 
         Returns:
             Whether the metrics are those of an epoch of training, and no others.
@@ -217,13 +220,13 @@ class FitLifecycle:
         if not isinstance(answer, pb.EpochMeeting):
             member.take_end(answer)
             return False
+        self._metrics.note_returned(logs)
         self._metrics.take(answer.states)
         return True
 
-    def name_separate(self, logs: Mapping[str, Any], are_results: bool) -> None:
-        """Name what an epoch's logs have of this worker's rows alone; see `TrainMetrics`."""
-        if self._member.is_chief:
-            self._metrics.name_separate(logs, are_results)
+    def complete_logs(self, logs: Any, are_results: bool) -> Any:
+        """Return an epoch's logs with the metrics of all workers; see `TrainMetrics`."""
+        return self._metrics.complete(logs, are_results)
 
     def end_epoch(self) -> None:
         """End an epoch after its callbacks, and this `fit` with it where all scripts end it."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import enum
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -26,6 +26,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 
 from thinwire.keras.own_states import OWN_PREFIX
 from thinwire.keras.run_member import RunMember
+from thinwire.keras.step_results import StepResults
 from thinwire.proto import thinwire_pb2 as pb
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class TrainMetrics:
         self._verdicts: dict[int, tuple[Any, Any]] = {}  # by identity: a metric, its verdict
         self._initial: dict[int, NDArray[np.float64]] = {}  # by identity, see begin_epoch
         self._separate: set[str] = set()  # names of metrics that could not be merged
+        self._returned: StepResults | None = None
         self._has_named = False
 
     def begin_fit(self) -> None:
@@ -101,23 +103,41 @@ class TrainMetrics:
             else:
                 self._separate.add(metric.name)
 
-    def name_separate(self, logs: Mapping[str, Any], are_results: bool) -> None:
-        """Warn, once, of what an epoch's logs have of this worker's rows alone.
+    def note_returned(self, logs: Any) -> None:
+        """Find the metrics whose results the last step has returned, before states are merged.
 
         Args:
-            logs: Of the epoch.
+            logs: What the step has returned.
+        """
+        self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
+
+    def complete(self, logs: Any, are_results: bool) -> Any:
+        """Return an epoch's logs with what the metrics of all workers have.
+
+        One warning names the numbers that are of this worker's rows alone.
+
+        Args:
+            logs: Of the epoch, after the states were merged.
             are_results: Whether they are the results of metrics; else a train_step has made them.
         """
-        outputs = ["", *(f"{name}_" for name in getattr(self._member.model, "output_names", ()))]
-        separate = {f"{output}{name}" for output in outputs for name in self._separate}
-        names = [key for key in logs if not are_results or key in separate]
-        if names and not self._has_named:
+        if not are_results and self._returned is not None:
+            logs, names = self._returned.renew(logs, self._separate)
+        else:
+            parts = getattr(self._member.model, "output_names", ())
+            outputs = ["", *(f"{name}_" for name in parts)]
+            separate = {f"{output}{name}" for output in outputs for name in self._separate}
+            names = [key for key in logs if key in separate]
+        self._name_separate(names)
+        return logs
+
+    def _name_separate(self, names: list[str]) -> None:
+        if names and not self._has_named and self._member.is_chief:
             self._has_named = True
             logging.warning(
                 "training metrics that each worker has of its own rows alone: %s. They are no "
-                "metrics with a state that adds up over the workers, so callbacks that read them "
-                "may act in different epochs. Metrics of Keras, and others that only add to their "
-                "state, are merged",
+                "results of metrics with a state that adds up over the workers, so callbacks that "
+                "read them may act in different epochs. Metrics of Keras, and others that only add "
+                "to their state, are merged",
                 ", ".join(names),
             )
 

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tests.thinwire.keras.runs import BATCH, LOSS, RNG, X, Y, alone, plain_model, scripts
+from thinwire.keras.step_results import StepResults
 from thinwire.keras.train_metrics import TrainMetrics, _probe, _Verdict
 
 CLASSES = 4
@@ -197,6 +198,84 @@ def test_logs_that_a_train_step_makes_itself_are_named(tmp_path, caplog):
     assert [history["rows"] for _, history in results] == [[BATCH / 2] * 2] * 2
     (warning,) = [each for each in caplog.messages if "training metrics" in each]
     assert "rows" in warning
+
+
+class Renames(keras.Model):
+    """Returns results under its own names, one of them with a number that is no result."""
+
+    def __init__(self, *args, **keywords):
+        super().__init__(*args, **keywords)
+        self.total = keras.metrics.Mean(name="total_loss")
+        self.hits = keras.metrics.SparseCategoricalAccuracy(name="hits")
+        self.unused = keras.metrics.Mean(name="unused")
+
+    @property
+    def metrics(self):
+        return [self.total, self.hits, self.unused]
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            loss = tf.reduce_mean(LOSS(y, logits))
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        self.total.update_state(loss)
+        self.hits.update_state(y, logits)
+        results = {"loss": self.total.result(), "parts": {"accuracy": self.hits.result()}}
+        return results | {"rows": tf.cast(tf.shape(x)[0], tf.float32)}
+
+
+class Guided(keras.Model):
+    """Is what Keras' guide on train_step shows: a dictionary of all results within another."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=logits)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        for metric in self.metrics:
+            metric.update_state(*((loss,) if metric.name == "loss" else (y, logits)))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+@pytest.mark.parametrize(("kind", "named"), [(Renames, "rows"), (Guided, None)])
+def test_results_that_a_train_step_returns_itself_are_those_of_all_rows(
+    kind, named, tmp_path, caplog
+):
+    def make():
+        base = plain_model()
+        model = kind(base.inputs, base.outputs)
+        model.compile(keras.optimizers.SGD(0.3), LOSS, metrics=["accuracy"])
+        return model
+
+    expected = alone(make, epochs=3)[1]
+    with scripts(tmp_path, "bsp", 2) as run:
+        results = run.fit(make, epochs=3)
+    for _, history in results:
+        assert set(history) == set(expected) and len(expected) == 2 + bool(named)
+        assert_alike(history, expected, names=set(expected) - {named})
+    warnings = [each for each in caplog.messages if "training metrics" in each]
+    assert len(warnings) == bool(named)
+    assert all("alone: rows. " in each for each in warnings)
+
+
+def test_a_number_that_two_metrics_have_is_that_of_its_name():
+    first, second = keras.metrics.Mean(name="first"), keras.metrics.Mean(name="second")
+    other = keras.metrics.Mean(name="other")
+    for metric in (first, second):
+        metric.update_state(2.0)
+    other.update_state(5.0)
+    logs = {"second": 2.0, "third": 2.0, "fifth": 5.0, "none": None, "text": "2.0"}
+    returned = StepResults(logs, [first, second, other])
+    second.update_state(4.0)
+    other.update_state(7.0)
+    renewed, own = returned.renew(logs, separate=["other"])
+    assert renewed | {"second": float(renewed["second"])} == logs | {"second": 3.0}
+    assert own == ["third", "fifth", "none", "text"]
+    assert StepResults(None, [first]).renew({}, ()) == ({}, [])
 
 
 def watching(monitor):
