@@ -23,6 +23,7 @@ from thinwire.keras.optimizers import ScriptOptimizers, settings_with_momentum
 from thinwire.keras.own_loop import OwnLoop
 from thinwire.keras.phases import Phases
 from thinwire.keras.plan import Pairs, PlannedStep, StepPlan, named
+from thinwire.keras.row_sums import RowSums
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, count_rows, watch_steps
 from thinwire.keras.succession import Succession
@@ -76,6 +77,7 @@ class ModelSession(LeavesOnExit):
         self._phases = Phases(
             member, self._optimizers, self._trial, joining, self.evaluations, stop
         )
+        self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
             member=member,
             succession=succession,
@@ -86,6 +88,7 @@ class ModelSession(LeavesOnExit):
             evaluations=self.evaluations,
             stop=stop,
             metrics=TrainMetrics(member),
+            row_sums=self._row_sums,
         )
         self.loop = OwnLoop(
             member=member,
@@ -223,12 +226,13 @@ class ModelSession(LeavesOnExit):
         """
         call = self.call = StepCall(count_rows(data), ends_later=True)
         try:
-            logs = self._trial.train_step(data)
-            if not call.applied:
-                self._trial.refuse_without_step()
-            self._optimizers.sequence = [step.number for step in call.applied]
-            if self.takes_weights:
-                call.applied[-1].exchange_weights()
+            with self._row_sums.step(data):
+                logs = self._trial.train_step(data)
+                if not call.applied:
+                    self._trial.refuse_without_step()
+                self._optimizers.sequence = [step.number for step in call.applied]
+                if self.takes_weights:
+                    call.applied[-1].exchange_weights()
             return logs
         finally:
             self.call = self._endless

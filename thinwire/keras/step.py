@@ -70,9 +70,9 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[StepRecorder]:
+def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
     """Let no optimizer step in this thread, and record what each is given."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
     finally:
@@ -392,7 +392,9 @@ class ExchangeStep:
         values = [
             values,
             tf.cast(rows, tf.int64),
-            tf.zeros([0]) if loss is None else tf.reshape(tf.cast(loss, tf.float32), [1]),
+            tf.zeros([0])
+            if loss is None
+            else tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1]),
             tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
             session.assignments.has_any if session.takes_weights else tf.constant(False),
             session.flat_statistics.joined(),

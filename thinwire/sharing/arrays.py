@@ -20,6 +20,7 @@ from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import Rounds, UnknownRounds, dealt_rounds, full_rounds
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32
@@ -83,22 +84,49 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if not batch_size:
         batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
     own = place.part_of_batch(batch_size)
-    short_by = 0
+    short_by, sizes = 0, None
     if place.is_shared:
         parts = _parts(data, total, batch_size, bool(_reorders(given.get("shuffle", True))), place)
+        sizes = [len(part) for part in parts]
         mine = take_rows(data, parts[place.worker - 1])
         given["x"], given["y"], given["sample_weight"] = mine
         if steps:
             given["steps_per_epoch"] = place.steps(steps)
         else:
-            short_by = _short_by([len(part) for part in parts], batch_size, place)
+            short_by = _short_by(sizes, batch_size, place)
+    rounds = _rounds(place, batch_size, total, sizes, bool(steps))
     if own != batch_size or steps or place.is_shared:
         if given.get("validation_data") is not None and not given.get("validation_batch_size"):
             given["validation_batch_size"] = batch_size
         given["batch_size"] = own
     if place.is_shared and _reorders(given.get("shuffle", True)):
         given |= _shuffled(given, place)
-    return Shared(given, batch_size, total if place.shard == "auto" else None, short_by)
+    num_examples = total if place.shard == "auto" else None
+    return Shared(given, batch_size, num_examples, short_by, rounds)
+
+
+def _rounds(
+    place: WorkerPlace, batch_size: int, total: int, sizes: list[int] | None, repeats: bool
+) -> Rounds | None:
+    """Return the rows of all workers' steps, where they divide batches.
+
+    Args:
+        place: This worker's.
+        batch_size: The script's.
+        total: Rows that the script has given to this worker.
+        sizes: Rows of every worker's part; None: the script itself has shared its rows.
+        repeats: Whether the script gives a number of steps.
+    """
+    if not place.divides_batch:
+        return None
+    if sizes is not None:
+        return dealt_rounds(place, batch_size, sizes, repeats)
+    if total % place.part_of_batch(batch_size) == 0:
+        return full_rounds(place, batch_size)
+    return UnknownRounds(
+        f"the script gives each worker rows of its own, and the {total} rows of this one end with "
+        "a short batch"
+    )
 
 
 def _reorders(shuffle: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
 from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.rounds import EvenRounds, Rounds, UnknownRounds, check_rows
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1
@@ -37,7 +38,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
-        return Shared(given)
+        return Shared(given, rounds=_unshared_rounds(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
@@ -57,7 +58,29 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     if steps:
         given["steps_per_epoch"] = place.steps(steps)
     short_by = 0 if steps or not place.one_group else mine.short_by
-    return Shared(given, sizes.first, sizes.num_examples, short_by)
+    return Shared(given, sizes.first, sizes.num_examples, short_by, _rounds(mine, place, steps))
+
+
+def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
+    """Return the rows of all workers' steps where the script gives each worker its own batches."""
+    if not place.divides_batch:
+        return None
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    return UnknownRounds("the script gives each worker a PyDataset of its own")
+
+
+def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
+    """Return the rows of all workers' steps, where they divide batches."""
+    if not place.divides_batch:
+        return None
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    if steps and not mine.is_even:
+        return UnknownRounds(
+            "fit was given steps_per_epoch and a PyDataset that ends with a short batch"
+        )
+    return mine
 
 
 def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras.utils.PyDataset:
@@ -129,8 +152,10 @@ class SharedBatches(keras.utils.PyDataset):
         self._whole, self._place, self._shuffled = whole, place, shuffled
         # A last batch with fewer rows than workers is one worker's.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
+        self._sizes = sizes
         self._epoch = 0
-        self._plan = self._new_plan()
+        self._plan = self._plan_of(place.worker)
+        self._plans: list[list[tuple[int, int]] | None] | None = None  # of all, in this epoch
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
@@ -160,10 +185,11 @@ class SharedBatches(keras.utils.PyDataset):
 
     def __getitem__(self, step: int) -> Any:
         """Return what this worker trains on in a step of the epoch."""
-        index, part = self._endless(step) if self._plan is None else self._plan[step]
+        place, plan = self._place, self._plan
+        index, part = self._endless(step, place.worker) if plan is None else plan[step]
         if part == _WHOLE:
             return self._whole[index]
-        workers = self._place.num_workers
+        workers = place.num_workers
         with self._lock:
             made = self._made.setdefault(index, _MadeBatch())
             made.num_parts += 1
@@ -189,16 +215,43 @@ class SharedBatches(keras.utils.PyDataset):
         with same_randomness(self._whole, self._place, 2 * self._epoch + 1):
             self._whole.on_epoch_end()
         self._epoch += 1
-        self._plan = self._new_plan()
+        self._plan, self._plans = self._plan_of(self._place.worker), None
         self._made = {}
 
-    def _new_plan(self) -> list[tuple[int, int]] | None:
-        """Return an epoch's (batch, part of it) by step; None if there is no end."""
+    @property
+    def is_even(self) -> bool:
+        """Whether all batches of the script have as many rows."""
+        return self._sizes.last == self._sizes.first
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step; see `Rounds`."""
+        place = self._place
+        plans = self._plans
+        if plans is None:
+            plans = self._plans = [self._plan_of(n + 1) for n in range(place.num_workers)]
+        rows = [self._rows_of(plan, worker, step) for worker, plan in enumerate(plans, 1)]
+        check_rows(step, own, rows[place.worker - 1])
+        return sum(rows)
+
+    def _rows_of(self, plan: list[tuple[int, int]] | None, worker: int, step: int) -> int:
+        """Return the rows of a worker's step."""
+        if plan is None:
+            index, part = self._endless(step, worker)
+        elif step < len(plan):
+            index, part = plan[step]
+        else:
+            return 0
+        number, sizes = self._whole.num_batches, self._sizes
+        rows = sizes.last if number is not None and index == number - 1 else sizes.first
+        return rows if part == _WHOLE else len(range(part, rows, self._place.num_workers))
+
+    def _plan_of(self, worker_number: int) -> list[tuple[int, int]] | None:
+        """Return a worker's (batch, part of it) by step of an epoch; None if there is no end."""
         number = self._whole.num_batches
         if number is None:
             return None
         place, last = self._place, number - 1
-        worker, workers = place.worker - 1, place.num_workers
+        worker, workers = worker_number - 1, place.num_workers
         order = list(range(last if self._last_is_short else number))
         if self._shuffled:
             seed = [place.rule.seed, self._epoch, place.fits_before]
@@ -216,9 +269,9 @@ class SharedBatches(keras.utils.PyDataset):
             plan.append((last, _WHOLE))
         return plan
 
-    def _endless(self, step: int) -> tuple[int, int]:
+    def _endless(self, step: int, worker_number: int) -> tuple[int, int]:
         place = self._place
-        worker, workers = place.worker - 1, place.num_workers
+        worker, workers = worker_number - 1, place.num_workers
         if not place.divides_batch:
             return step * workers + worker, _WHOLE
         if not self._shuffled:

@@ -21,6 +21,7 @@ from thinwire.sharing import pipeline
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
 from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import Rounds, UnknownRounds, dealt_rounds, full_rounds
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
@@ -59,7 +60,8 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     num_examples, short_by = _epoch_of_all(plan, place)
     if place.shard == "off":
         num_examples = None
-    return Shared(given, batch_size, num_examples, 0 if steps else short_by)
+    rounds = _rounds(plan, place, bool(steps)) if place.divides_batch else None
+    return Shared(given, batch_size, num_examples, 0 if steps else short_by, rounds)
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
@@ -405,3 +407,36 @@ def _epoch_of_all(plan: _Plan, place: WorkerPlace) -> tuple[int | None, int]:
     repeats = int(plan.nodes[0].cardinality()) < 0
     short_by = max(steps) - steps[place.worker - 1] if place.one_group and not repeats else 0
     return rows, short_by
+
+
+def _rounds(plan: _Plan, place: WorkerPlace, has_steps: bool) -> Rounds:
+    """Return the rows of all workers' steps.
+
+    Args:
+        plan: Of the script's dataset.
+        place: This worker's; it divides batches.
+        has_steps: Whether the script gives a number of steps.
+    """
+    size, batching = plan.batch_size, plan.batching
+    if size is None:
+        return UnknownRounds("the batch size of the tf.data.Dataset cannot be found")
+    if batching is None:
+        has_static_rows = {size} == {
+            spec.shape[0] for spec in tf.nest.flatten(plan.nodes[0].element_spec)
+        }
+        return full_rounds(place, size) if has_static_rows else dealt_rounds(place, size, None)
+    if pipeline.drops_remainder(plan.nodes[batching]):
+        return full_rounds(place, size)
+    total = int(plan.nodes[batching + 1].cardinality())
+    if total == tf.data.INFINITE_CARDINALITY:
+        return full_rounds(place, size)
+    if total < 0 or not place.is_shared:
+        return dealt_rounds(place, size, None)
+    # A worker's part may be taken before the data are repeated. Then it is the part of one pass,
+    # several times, and not the part of all passes.
+    repeats = any(pipeline.name_of(node) == pipeline.REPEAT for node in plan.nodes)
+    if repeats and total % size == 0 and plan.num_examples is not None:
+        total = plan.num_examples
+    workers = range(1, place.num_workers + 1)
+    totals = [len(deal(total, size, worker, place.num_workers)) for worker in workers]
+    return dealt_rounds(place, size, totals, repeats or has_steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from thinwire.data.partition import PartitionRule
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import FitNumber
+
+if TYPE_CHECKING:
+    from thinwire.sharing.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +124,14 @@ class Shared:
         num_examples: Rows of the whole training set; None if they cannot be known.
         short_by: Steps by which this worker's epoch is shorter than the longest of the others,
             which one group has to do without it.
+        rounds: The rows of all workers in each step; None: batches are not divided.
     """
 
     arguments: dict[str, Any]
     batch_size: int | None = None
     num_examples: int | None = None
     short_by: int = 0
+    rounds: Rounds | None = None
 
 
 def deal(total: int, run_batch: int, worker: int, num_workers: int) -> NDArray[np.int64]:

@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE
-from thinwire.sharing.place import Shared, WorkerPlace
+from thinwire.sharing.place import Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import dealt_rounds
 
 _MODULE = "ray.data"
 
@@ -69,7 +70,12 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         given["steps_per_epoch"] = place.steps(steps)
     elif place.is_shared and place.one_group:
         short_by = int(0 < total % run_batch <= first)
-    return Shared(given, size, total if place.shard == "auto" else None, short_by)
+    rounds = None
+    if place.divides_batch:
+        everyone = range(1, place.num_workers + 1)
+        totals = [len(deal(total, size, worker, place.num_workers)) for worker in everyone]
+        rounds = dealt_rounds(place, size, totals if place.is_shared else None, bool(steps))
+    return Shared(given, size, total if place.shard == "auto" else None, short_by, rounds)
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
