@@ -21,9 +21,7 @@ the order of the graph's steps, so what a step knows is kept in plain Python.
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -36,16 +34,12 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from thinwire.keras.exchange import StepExchange
 from thinwire.keras.plan import running_eagerly
+from thinwire.keras.row_kinds import Kind, kind_of_gradients, kinds_of, moved, repeated, rows_of
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import count_rows, recording
 from thinwire.keras.trial import StepTrial
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.rounds import Rounds
-
-#: A sum in float32 over many rows may differ by so much, relative to its size.
-_ROUNDING = 1e-3
-#: Values of a model with dropout or noise differ by more. A mean seldom grows by three quarters.
-_NOISE = 0.25
 
 #: Within a `tf.function` of the script's own nothing here is converted to a graph's control flow.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -54,16 +48,6 @@ _REMEDY = (
     "Or give --batch=worker, with which each worker takes batches of the script's size and the "
     "server takes the mean over the workers."
 )
-
-
-class Kind(enum.Enum):
-    """How a value depends on the number of rows."""
-
-    UNDECIDED = enum.auto()  # nothing has shown it so far
-    FIXED = enum.auto()  # a mean over the rows, or the same for any rows
-    SUM = enum.auto()  # over the rows
-    MIXED = enum.auto()  # the total of both
-    OTHER = enum.auto()  # something else, such as a loss that compares rows with each other
 
 
 class _Part:
@@ -102,7 +86,7 @@ class RowSums:
         self._rows: int | None = None  # of this worker in the present step; None: in no step
         self._repeats: int | None = None  # of each row, while a train_step is tried
         self._data: Any = None  # of the present call of a train_step
-        self._needs_trial = False
+        self._whole = _Part("train_step", Kind.FIXED)  # of the script's own
 
     # -- where the fit is -------------------------------------------------------------------------
 
@@ -113,16 +97,9 @@ class RowSums:
             rounds: Rows of all workers in each step; None: batches are not divided.
         """
         self._rounds = rounds
-        if rounds is None:
-            return
-        for part in (*self._added.values(), *(each.part for each in self._compiled.values())):
+        compiled = [each.part for each in self._compiled.values()]
+        for part in (self._whole, *self._added.values(), *compiled):
             part.kind = Kind.UNDECIDED
-        self._needs_trial = not self._is_standard
-        model = self._member.model
-        if "_aggregate_additional_loss" not in vars(model):
-            alone = model._aggregate_additional_loss
-            model._aggregate_additional_loss = _as_it_is(functools.partial(self._aggregate, alone))
-        self._watch(getattr(model, "_compile_loss", None))
 
     def begin_epoch(self) -> None:
         """Count the steps from 0 on."""
@@ -136,15 +113,20 @@ class RowSums:
     def step(self, data: Any) -> Iterator[None]:
         """Scale the losses of one call of the model's train_step.
 
+        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So it asks in
+        each step whether there is anything to scale.
+
         Args:
             data: Its mini-batch.
         """
-        if self._rounds is None:
+        settings = self._member.settings
+        if settings is None or settings.run.nb_workers == 1:
             yield
             return
         self._data = data
+        self._watch_losses()
         if not self._is_standard:
-            self._once(lambda: not self._needs_trial, self._try_step, data)
+            self._once(self._whole, self._try_step, data)
         tf.numpy_function(self._begin_step, [count_rows(data)], [])
         try:
             yield
@@ -167,6 +149,13 @@ class RowSums:
         return is_own and self._trial.is_standard
 
     # -- parts of the loss ------------------------------------------------------------------------
+
+    def _watch_losses(self) -> None:
+        model = self._member.model
+        if "_aggregate_additional_loss" not in vars(model):
+            alone = model._aggregate_additional_loss
+            model._aggregate_additional_loss = _as_it_is(functools.partial(self._aggregate, alone))
+        self._watch(getattr(model, "_compile_loss", None))
 
     def _watch(self, compile_loss: Any) -> None:
         """Let each loss that `compile` was given be scaled, from when Keras knows them."""
@@ -202,69 +191,73 @@ class RowSums:
             y: Its arguments.
             y_pred: Its arguments.
             sample_weight: Its arguments.
-
-        Raises:
-            ConfigurationError: It is not reduced to one value.
         """
-        if self._rounds is None or part is None:
+        if self._data is None or part is None:
             return value
         if len(value.shape):
-            raise ConfigurationError(
-                f"the loss {part.name!r} gives a value for each row (reduction=None), so its "
-                "gradient is that of their sum, and the loss in History is their mean; expected "
-                'one of both where workers share a batch. Give it reduction="sum" or '
-                'reduction="sum_over_batch_size".'
-            )
+            self._once(part, lambda arguments: self._refuse_rows(part), (y, y_pred, sample_weight))
+            return value
 
         def evaluate(arguments: Any, is_moved: bool) -> list[float]:
             y, y_pred, sample_weight = arguments
             if is_moved:
-                y_pred = tf.nest.map_structure(_moved, y_pred)
+                y_pred = tf.nest.map_structure(moved, y_pred)
             return [float(loss(y, y_pred, sample_weight))]
 
         def judge(arguments: Any) -> None:
-            self._decide([part], _kinds(evaluate, arguments, _ROUNDING))
+            self._decide([part], kinds_of(evaluate, arguments) or [Kind.OTHER])
 
-        self._once(lambda: part.kind is not Kind.UNDECIDED, judge, (y, y_pred, sample_weight))
+        self._once(part, judge, (y, y_pred, sample_weight))
         return self._scaled(part, value)
+
+    def _refuse_rows(self, part: _Part) -> None:
+        part.kind = Kind.OTHER
+        self._refuse(
+            f"the {part.name} of {self._member.model.name!r} gives a value for each row "
+            "(reduction=None): its gradient is that of their sum, and the loss in History is their "
+            'mean; expected one of both where workers share a batch. Give it reduction="sum" or '
+            'reduction="sum_over_batch_size".'
+        )
 
     def _aggregate(self, alone: Callable[[Any], Any], loss: Any) -> Any:
         """Return the sum of one of the model's additional losses, scaled if it is one over rows."""
         total = alone(loss)
-        if self._rounds is None or self._data is None:
+        if self._data is None:
             return total
         added = _added_losses(self._member.model)
         position = next((n for n, each in enumerate(added) if each is loss), None)
         if position is None:  # a regularizer of weights
             return total
-        has_rows = len(loss.shape) and loss.shape[0] == _static_rows(self._data)
-        usual = Kind.SUM if has_rows else Kind.FIXED
-        name = f"{position}. value of add_loss or activity_regularizer"
-        part = self._added.setdefault(position, _Part(name, usual))
+        part = self._added.get(position)
+        if part is None:
+            layer = next(
+                layer
+                for layer in self._member.model._flatten_layers()
+                if any(loss is each for each in layer._get_own_losses())
+            )
+            is_by_row = len(loss.shape) > 0 and loss.shape[0] == rows_of(self._data)
+            usual = Kind.SUM if is_by_row else Kind.FIXED
+            name = f"value that layer {layer.name!r} adds to the loss"
+            part = self._added[position] = _Part(name, usual)
         if _is_at_hand(self._data):
-            decided = lambda: part.kind is not Kind.UNDECIDED  # noqa: E731
-            self._once(decided, self._judge_added, self._data)
+            self._once(part, self._judge_added, self._data)
         return self._scaled(part, total)
 
     def _judge_added(self, data: Any) -> None:
         """Find of which kind the model's additional losses are."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
-        is_noisy = any("seed" in each.path for each in model.non_trainable_variables)
+        training = {"training": True} if model._call_has_training_arg else {}
 
         def evaluate(inputs: Any, is_moved: bool) -> list[float]:
-            moved = [(each, _moved(each.value)) for each in model.trainable_variables]
-            with keras.StatelessScope(moved if is_moved else None, collect_losses=True):
-                training = {"training": True} if model._call_has_training_arg else {}
+            variables = model.trainable_variables if is_moved else []
+            values = [(each, moved(each.value)) for each in variables]
+            with keras.StatelessScope(values, collect_losses=True):
                 model(inputs, **training)
                 return [float(tf.reduce_sum(each)) for each in _added_losses(model)]
 
-        kinds = _kinds(evaluate, x, _NOISE if is_noisy else _ROUNDING)
-        parts = [self._added.get(position) for position in range(len(kinds))]
-        self._decide(parts, kinds)
-        for part in self._added.values():
-            if part.kind is Kind.UNDECIDED and not kinds:  # the model cannot be called so
-                part.kind = Kind.OTHER
+        kinds = kinds_of(evaluate, x) or [Kind.OTHER] * len(self._added)
+        self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
 
     def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[Kind]) -> None:
         """Take the kinds of some parts; refuse one that cannot be scaled."""
@@ -311,33 +304,32 @@ class RowSums:
     # -- a train_step of the script's own ---------------------------------------------------------
 
     def _try_step(self, data: Any) -> None:
-        """Refuse a train_step whose own loss is a sum over rows; see the module."""
-        self._needs_trial = False
-        trial = self._trial
+        """Refuse a train_step whose own loss is a sum over rows.
 
-        def gradients(repeats: int) -> Any:
-            self._repeats = repeats
+        The parts that can be scaled are: so the gradients stay what they are, if nothing else is a
+        sum. Optimizers do not step meanwhile, and no variable of Keras changes.
+        """
+        trial, before = self._trial, self._data
+
+        def gradients(repeats: int) -> list[Any]:
+            self._repeats, self._data = repeats, repeated(data, repeats)
             with (
                 running_eagerly(),
                 recording(keeps_gradients=True) as recorder,
                 keras.StatelessScope(collect_losses=True),
             ):
-                trial.train_step(_repeated(data, repeats))
+                trial.train_step(self._data)
             return recorder.gradients
 
         try:
-            kind = _kind_of_vectors(gradients)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a train_step of the script does
-            logging.info("the train_step cannot be tried with repeated rows: %r", error)
-            return
+            self._whole.kind = kind_of_gradients(gradients, rows_of(data))
         finally:
-            self._repeats = None
-        if kind in (Kind.SUM, Kind.MIXED):
-            what = "sums its loss over" if kind is Kind.SUM else "adds a sum to its loss over"
+            self._repeats, self._data = None, before
+        if self._whole.kind in (Kind.SUM, Kind.MIXED):
+            own = "compute_loss" if self._trial.is_standard else "train_step"
+            what = "sums its loss" if self._whole.kind is Kind.SUM else "adds a sum to its loss"
             self._refuse(
-                f"the train_step of {self._member.model.name!r} {what} the rows of a batch, and "
+                f"the {own} of {self._member.model.name!r} {what} over the rows of a batch, and "
                 "workers that share a batch would step with a part of that sum; expected a mean "
                 "over the rows, or a sum that Keras adds up: give compile a loss with "
                 'reduction="sum" or call add_loss, and let the train_step call self.compute_loss. '
@@ -346,31 +338,36 @@ class RowSums:
 
     # -- within a graph ---------------------------------------------------------------------------
 
-    def _once(self, is_done: Callable[[], bool], act: Callable[[Any], None], value: Any) -> None:
-        """Call a function in the order of the steps, with values at hand, unless it was called."""
+    def _once(self, part: _Part, judge: Callable[[Any], None], value: Any) -> None:
+        """Let the kind of a part be found, with values at hand, unless it is known.
+
+        Args:
+            part: Undecided before the first step of a `fit` that divides batches.
+            judge: Finds it.
+            value: Any structure of tensors; `judge` gets it with values.
+        """
         if tf.executing_eagerly():
-            if not is_done():
-                act(value)
+            if not self._is_known(part):
+                judge(value)
             return
         leaves = tf.nest.flatten(value, expand_composites=True)
-        tensors = [leaf for leaf in leaves if leaf is not None]
+        tensors = [tf.stop_gradient(leaf) for leaf in leaves if leaf is not None]
 
         def call(*given: Any) -> int:
             values = iter(given)
             full = [None if leaf is None else next(values) for leaf in leaves]
-            try:
-                act(tf.nest.pack_sequence_as(value, full, expand_composites=True))
-            except ConfigurationError as error:
-                self._exchange.keep(error)
+            judge(tf.nest.pack_sequence_as(value, full, expand_composites=True))
             return 0
 
-        done = tf.numpy_function(lambda: np.bool_(is_done()), [], tf.bool)
-        stopped = [tf.stop_gradient(each) for each in tensors]
+        is_known = tf.numpy_function(lambda: np.bool_(self._is_known(part)), [], tf.bool)
         tf.cond(
-            tf.ensure_shape(done, []),
+            tf.ensure_shape(is_known, []),
             lambda: tf.constant(0),
-            lambda: tf.py_function(call, stopped, tf.int32),
+            lambda: tf.py_function(call, tensors, tf.int32),
         )
+
+    def _is_known(self, part: _Part) -> bool:
+        return self._rounds is None or part.kind is not Kind.UNDECIDED
 
     def _refuse(self, text: str) -> None:
         """End the fit with an error, before the gradient of this step is sent."""
@@ -383,7 +380,7 @@ class _CompiledLoss:
     def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
         self._loss, self._owner, self.name = loss, owner, loss.name
         usual = Kind.SUM if loss.reduction == "sum" else Kind.FIXED
-        self.part = _Part(f"loss {name!r}", usual)
+        self.part = _Part(f"loss {loss.name!r} of output {name!r}", usual)
         is_mean = _is_of_keras(loss) and loss.reduction not in ("sum", "none", None)
         self._is_mean = is_mean
 
@@ -415,104 +412,3 @@ def _is_at_hand(data: Any) -> bool:
     here = tf.compat.v1.get_default_graph()
     leaves = tf.nest.flatten(data, expand_composites=True)
     return all(each is None or getattr(each, "graph", None) is here for each in leaves)
-
-
-def _static_rows(data: Any) -> int | None:
-    leaves = [each for each in tf.nest.flatten(data) if len(getattr(each, "shape", None) or ())]
-    return leaves[0].shape[0] if leaves else None
-
-
-def _repeated(data: Any, repeats: int) -> Any:
-    """Return a mini-batch with all of its rows so often, one whole after the other."""
-
-    def repeat(leaf: Any) -> Any:
-        if leaf is None or repeats == 1 or not len(getattr(leaf, "shape", ())):
-            return leaf
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.sparse.concat(0, [leaf] * repeats)
-        return tf.concat([leaf] * repeats, 0)
-
-    return tf.nest.map_structure(repeat, data)
-
-
-def _kinds(
-    evaluate: Callable[[Any, bool], Sequence[float]], data: Any, tolerance: float
-) -> list[Kind]:
-    """Return of which kind some values of a mini-batch are.
-
-    Args:
-        evaluate: Returns the values of a mini-batch; if its second argument is true, at another
-            place, for a value that happens to be 0.
-        data: The mini-batch.
-        tolerance: By how much they may differ, relative to their size.
-
-    Returns:
-        A kind for each value; nothing if they cannot be computed for repeated rows.
-    """
-    try:
-        kinds = _kinds_at(evaluate, data, False, tolerance)
-        if Kind.UNDECIDED in kinds:
-            moved = _kinds_at(evaluate, data, True, tolerance)
-            pairs = zip(kinds, moved, strict=True)
-            kinds = [other if kind is Kind.UNDECIDED else kind for kind, other in pairs]
-    except Exception as error:  # noqa: BLE001 - whatever a loss of the script does
-        logging.info("a loss cannot be computed for repeated rows: %r", error)
-        return []
-    return kinds
-
-
-def _kinds_at(
-    evaluate: Callable[[Any, bool], Sequence[float]], data: Any, is_moved: bool, tolerance: float
-) -> list[Kind]:
-    values = [evaluate(_repeated(data, repeats), is_moved) for repeats in (1, 2)]
-    kinds = [_kind(each[0], each[1], math.nan, tolerance) for each in zip(*values, strict=True)]
-    if Kind.OTHER in kinds:
-        values.append(evaluate(_repeated(data, 3), is_moved))
-        kinds = [_kind(each[0], each[1], each[2], tolerance) for each in zip(*values, strict=True)]
-    return kinds
-
-
-def _moved(values: Any) -> Any:
-    """Return floats that differ a little from these, by the same amounts at each call."""
-    if not (tf.is_tensor(values) and values.dtype.is_floating):
-        return values
-    seed = tf.constant([7, 1])
-    noise = tf.random.stateless_uniform(tf.shape(values)[1:], seed, 0.1, 0.2, tf.float32)
-    return values + tf.cast(noise, values.dtype)
-
-
-def _kind(once: float, twice: float, thrice: float, tolerance: float) -> Kind:
-    """Return the kind of a value by those for rows that are repeated.
-
-    >>> [_kind(2.0, twice, thrice, 1e-3).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
-    ['FIXED', 'SUM', 'MIXED', 'OTHER']
-    """
-    if not (once and math.isfinite(once) and math.isfinite(twice)):
-        return Kind.UNDECIDED
-    near = functools.partial(math.isclose, rel_tol=0, abs_tol=tolerance * abs(once))
-    if near(twice, once):
-        return Kind.FIXED
-    if near(twice, 2 * once):
-        return Kind.SUM
-    is_exact = tolerance == _ROUNDING
-    return Kind.MIXED if is_exact and near(thrice - twice, twice - once) else Kind.OTHER
-
-
-def _kind_of_vectors(evaluate: Callable[[int], Sequence[Any]]) -> Kind:
-    """Return the kind of gradients, given those for rows that are repeated so often."""
-    once, twice = _joined(evaluate(1)), _joined(evaluate(2))
-    size = float(np.linalg.norm(once))
-    if not (size and once.shape == twice.shape and np.isfinite(twice).all()):
-        return Kind.UNDECIDED
-    if np.linalg.norm(twice - once) <= _ROUNDING * size:
-        return Kind.FIXED
-    if np.linalg.norm(twice - 2 * once) <= _ROUNDING * size:
-        return Kind.SUM
-    thrice = _joined(evaluate(3))
-    is_linear = np.linalg.norm(thrice - 2 * twice + once) <= _ROUNDING * size
-    return Kind.MIXED if is_linear else Kind.OTHER
-
-
-def _joined(gradients: Sequence[Any]) -> Any:
-    parts = [np.ravel(tf.convert_to_tensor(each).numpy()) for each in gradients if each is not None]
-    return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
