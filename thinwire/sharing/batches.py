@@ -209,6 +209,11 @@ class SharedBatches(keras.utils.PyDataset):
         """Let the script's begin an epoch, with the same random numbers on all workers."""
         with same_randomness(self._whole, self._place, 2 * self._epoch):
             self._whole.on_epoch_begin()
+        number = self._whole.num_batches
+        if self._shuffled and number is not None:
+            # Keras would draw the order of the batches here. The script then goes on with the
+            # random numbers that it has alone: a model built later has the same initial weights.
+            random.shuffle(list(range(number)))
 
     def on_epoch_end(self) -> None:
         """Let the script's end an epoch, with the same random numbers on all workers."""
