@@ -27,10 +27,12 @@ from thinwire.keras.row_sums import RowSums
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, count_rows, watch_steps
 from thinwire.keras.succession import Succession
+from thinwire.keras.traces import refuse_compiling
 from thinwire.keras.traffic import EpochTraffic
 from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.keras.trial import StepTrial
 from thinwire.models.flat_model import FlatVariables
+from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, StepInfo, part_of
 from thinwire.settings import ScriptSettings
@@ -46,6 +48,7 @@ class ModelSession(LeavesOnExit):
     It puts the mechanisms of the package together, and is what the steps within the graph know.
 
     Attributes:
+        calls: Of `thinwire.distribute`: by the identity of what was distributed, how.
         call: What is known of the step that is under way.
         central: To what is on the shards, for callbacks and files.
         evaluations: By the Supervisor.
@@ -62,6 +65,7 @@ class ModelSession(LeavesOnExit):
         num_train: int | None = None,
     ) -> None:
         """Use `thinwire.distribute`; without settings the model trains alone."""
+        self.calls: dict[int, Any] = {}
         given = functools.partial(settings_with_momentum, args, dict(keywords or {}))
         member = self._member = RunMember(model, settings)
         self._optimizers = ScriptOptimizers(member, self, given)
@@ -155,6 +159,23 @@ class ModelSession(LeavesOnExit):
         """Leave the run; the model stays usable, and `fit` joins again."""
         self._member.close(cause)
 
+    @property
+    def steps_as_keras(self) -> bool:
+        """Whether the model's train_step is Keras' own, in which the compiled optimizer steps."""
+        return self._trial.is_standard
+
+    def check_optimizer(self, optimizer: Any) -> None:
+        """Refuse an optimizer that the PS is to step with and cannot build.
+
+        The first step would refuse it as well, perhaps after another model was trained.
+
+        Raises:
+            ConfigurationError: It cannot.
+        """
+        member = self._member
+        if member.is_offered and not member.own_settings.run.method.steps_on_workers:
+            describe(optimizer, ())
+
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
         """Let an optimizer of a loop exchange, beside those that do already.
 
@@ -170,7 +191,10 @@ class ModelSession(LeavesOnExit):
             raise ConfigurationError(
                 f"distribute() was given {named(optimizer)} after the first step of "
                 f"{member.model.name!r}; expected it before: the first step shows the PS all "
-                "optimizers."
+                "optimizers and models of a script's loops. Distribute all of them before the "
+                "first loop begins: one = thinwire.distribute(one, model=first); other = "
+                "thinwire.distribute(other, model=second). Or train the second model in a run of "
+                "its own."
             )
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
@@ -202,6 +226,7 @@ class ModelSession(LeavesOnExit):
 
     def train_step(self, data: Any) -> Any:
         """Call the model's own `train_step`, whose optimizers' `apply` then comes here."""
+        refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
         compiled = None if step is None else step.optimizer

@@ -20,6 +20,12 @@ import tensorflow as tf
 
 from thinwire.keras.assignments import Assignments
 from thinwire.keras.plan import Pairs, StepRecorder
+from thinwire.keras.traces import (
+    have_values,
+    refuse_compiling,
+    refuse_first_trace,
+    trace_without_xla,
+)
 from thinwire.ops.optimizers.described import own_schedule
 
 if TYPE_CHECKING:
@@ -67,6 +73,7 @@ def watch_steps(watcher: StepWatcher) -> None:
     _WATCHERS.add(watcher)
     _guard_optimizers()
     _record_assignments()
+    trace_without_xla()
 
 
 @contextlib.contextmanager
@@ -312,6 +319,11 @@ class ExchangeStep:
             recorder.record(self.optimizer, pairs)
             return
         is_eager = tf.executing_eagerly()
+        if not is_eager:
+            refuse_compiling()
+            if not have_values(variables):
+                tf.numpy_function(refuse_first_trace, [], [])
+                return
         with tf.init_scope():
             is_of_use = session.begin_step(self, pairs) or not is_eager
         if not is_of_use and session.call.ends_later:
