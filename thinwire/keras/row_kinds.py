@@ -195,7 +195,7 @@ def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
 
 @functools.cache
 def _watch_noise() -> None:
-    """Let Keras' random functions ask what they draw for, once for the process."""
+    """Let Keras' random functions look at what they draw for, once for the process."""
     for name in (*_BY_SHAPE, *_BY_ROWS):
         setattr(backend.random, name, _repeating(getattr(backend.random, name), name in _BY_SHAPE))
 

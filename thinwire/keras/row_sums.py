@@ -8,11 +8,11 @@ workers and needs nothing either.
 
 A loss has three sources, and each is looked at where Keras adds it up:
 
-- The losses that `compile` was given. Those of Keras say by their `reduction` what they are.
+- The losses that `compile` was given. The `reduction` of Keras' own shows it.
 - The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
 - What a `train_step` or a `compute_loss` of the script's own adds up. It has no parts to scale.
 
-Where nothing says whether a value is a sum, it is computed twice: for the batch, and for the batch
+Where nothing shows whether a value is a sum, it is computed twice: for the batch, and for the batch
 with each row repeated. A mean stays what it is, and a sum doubles. This happens once in each `fit`,
 in the first step, before its gradient is sent. TensorFlow calls this module within the graph, in
 the order of the graph's steps, so what a step knows is kept in plain Python.
@@ -113,8 +113,8 @@ class RowSums:
     def step(self, data: Any) -> Iterator[None]:
         """Scale the losses of one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So it asks in
-        each step whether there is anything to scale.
+        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So it
+        looks in each step whether there is anything to scale.
 
         Args:
             data: Its mini-batch.
@@ -204,10 +204,10 @@ class RowSums:
                 y_pred = tf.nest.map_structure(moved, y_pred)
             return [float(loss(y, y_pred, sample_weight))]
 
-        def judge(arguments: Any) -> None:
+        def decide(arguments: Any) -> None:
             self._decide([part], kinds_of(evaluate, arguments) or [Kind.OTHER])
 
-        self._once(part, judge, (y, y_pred, sample_weight))
+        self._once(part, decide, (y, y_pred, sample_weight))
         return self._scaled(part, value)
 
     def _refuse_rows(self, part: _Part) -> None:
@@ -240,10 +240,10 @@ class RowSums:
             name = f"value that layer {layer.name!r} adds to the loss"
             part = self._added[position] = _Part(name, usual)
         if _is_at_hand(self._data):
-            self._once(part, self._judge_added, self._data)
+            self._once(part, self._decide_added, self._data)
         return self._scaled(part, total)
 
-    def _judge_added(self, data: Any) -> None:
+    def _decide_added(self, data: Any) -> None:
         """Find of which kind the model's additional losses are."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
@@ -268,8 +268,8 @@ class RowSums:
             if kind is Kind.MIXED:
                 self._refuse(
                     f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
-                    "batch to a mean over them, and workers that share a batch cannot add up both "
-                    "at once; expected one of both. Make it two losses, or divide the sum by the "
+                    "batch to a mean over them, and workers that share a batch scale sums alone; "
+                    "expected one of both. Make it two losses, or divide the sum by the "
                     f"number of rows. {_REMEDY}"
                 )
             elif kind is Kind.OTHER:
@@ -338,17 +338,17 @@ class RowSums:
 
     # -- within a graph ---------------------------------------------------------------------------
 
-    def _once(self, part: _Part, judge: Callable[[Any], None], value: Any) -> None:
+    def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
         """Let the kind of a part be found, with values at hand, unless it is known.
 
         Args:
             part: Undecided before the first step of a `fit` that divides batches.
-            judge: Finds it.
-            value: Any structure of tensors; `judge` gets it with values.
+            decide: Finds it.
+            value: Any structure of tensors; `decide` gets it with values.
         """
         if tf.executing_eagerly():
             if not self._is_known(part):
-                judge(value)
+                decide(value)
             return
         leaves = tf.nest.flatten(value, expand_composites=True)
         tensors = [tf.stop_gradient(leaf) for leaf in leaves if leaf is not None]
@@ -356,7 +356,7 @@ class RowSums:
         def call(*given: Any) -> int:
             values = iter(given)
             full = [None if leaf is None else next(values) for leaf in leaves]
-            judge(tf.nest.pack_sequence_as(value, full, expand_composites=True))
+            decide(tf.nest.pack_sequence_as(value, full, expand_composites=True))
             return 0
 
         is_known = tf.numpy_function(lambda: np.bool_(self._is_known(part)), [], tf.bool)
@@ -392,7 +392,7 @@ class _CompiledLoss:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    """Return whether Keras computes a loss, for each row and then reduced as it says."""
+    """Return whether Keras computes a loss: for each row, and then reduced."""
     functions = [type(loss).call, type(loss).__call__]
     if isinstance(loss, LossFunctionWrapper):
         functions.append(loss.fn)

@@ -322,6 +322,7 @@ class ExchangeStep:
         if not is_eager:
             refuse_compiling()
             if not have_values(variables):
+                self.build(variables)  # no later trace may make variables
                 tf.numpy_function(refuse_first_trace, [], [])
                 return
         with tf.init_scope():

@@ -1,7 +1,7 @@
 """Functions of a script that TensorFlow cannot run with an exchange as they are.
 
-XLA cannot compile an exchange. `tf.function(jit_compile=True)` is noticed while it is traced: what
-is traced asks, before it changes anything. The function then is traced again without XLA.
+XLA cannot compile an exchange. A step notices `tf.function(jit_compile=True)` while it is traced,
+before it changes anything. The function then is traced again without XLA.
 
 A model that is built by its first step has variables without values in that trace. TensorFlow gives
 them values afterwards, and traces the function again. The first trace leaves the exchange out.
