@@ -21,6 +21,8 @@ from thinwire.keras.measure import measure_fit
 from thinwire.keras.plan import named
 from thinwire.keras.saving import save_once
 from thinwire.keras.session import ModelSession
+from thinwire.keras.trial import StepTrial
+from thinwire.ops.optimizers.described import describe
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import ScriptSettings, read_settings, source_of
@@ -141,10 +143,10 @@ def _distribute_model(
     elif is_alone:
         model.thinwire = ModelSession(model)
     else:
-        session = _new_session(model, args, num_train, settings)
-        if session.steps_as_keras and getattr(model, "optimizer", None) is not None:
-            session.check_optimizer(model.optimizer)
-        surround_fit(model, session)
+        compiled = getattr(model, "optimizer", None)
+        if compiled is not None and StepTrial(model).is_standard:  # else it may be a dummy
+            _check_optimizer(compiled, args, settings)
+        surround_fit(model, _new_session(model, args, num_train, settings))
 
 
 def _distribute_optimizer(
@@ -166,8 +168,8 @@ def _distribute_optimizer(
         return
     for each in models:
         check_exchanges(each)
+    _check_optimizer(optimizer, args, settings)
     session = _session_of(models, args, num_train, settings)
-    session.check_optimizer(optimizer)
     for each in models:
         if getattr(each, "thinwire", None) is None:
             each.thinwire = session
@@ -175,6 +177,19 @@ def _distribute_optimizer(
             look_fresh(each, session.loop)
     session.add_optimizer(optimizer, models)
     optimizer.thinwire = session
+
+
+def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that the PS is to step with and cannot build.
+
+    The first step would refuse it as well, perhaps after another model was trained.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    run = read_settings(args, settings, type_node="Worker").run
+    if run.model_is_offered and not run.method.steps_on_workers:
+        describe(optimizer, ())
 
 
 def _never_trains(launched: LaunchedScript | None) -> bool:

@@ -32,7 +32,6 @@ from thinwire.keras.traffic import EpochTraffic
 from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.keras.trial import StepTrial
 from thinwire.models.flat_model import FlatVariables
-from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError
 from thinwire.session import LeavesOnExit, StepInfo, part_of
 from thinwire.settings import ScriptSettings
@@ -158,23 +157,6 @@ class ModelSession(LeavesOnExit):
     def close(self, cause: str = "done") -> None:
         """Leave the run; the model stays usable, and `fit` joins again."""
         self._member.close(cause)
-
-    @property
-    def steps_as_keras(self) -> bool:
-        """Whether the model's train_step is Keras' own, in which the compiled optimizer steps."""
-        return self._trial.is_standard
-
-    def check_optimizer(self, optimizer: Any) -> None:
-        """Refuse an optimizer that the PS is to step with and cannot build.
-
-        The first step would refuse it as well, perhaps after another model was trained.
-
-        Raises:
-            ConfigurationError: It cannot.
-        """
-        member = self._member
-        if member.is_offered and not member.own_settings.run.method.steps_on_workers:
-            describe(optimizer, ())
 
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
         """Let an optimizer of a loop exchange, beside those that do already.

@@ -305,7 +305,8 @@ class ExchangeStep:
 
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
-        self._session.call.loss = loss
+        if _LOCAL.recorder is None:
+            self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:

@@ -430,7 +430,8 @@ def _rounds(plan: _Plan, place: WorkerPlace, has_steps: bool) -> Rounds:
     total = int(plan.nodes[batching + 1].cardinality())
     if total == tf.data.INFINITE_CARDINALITY:
         return full_rounds(place, size)
-    if total < 0 or not place.is_shared:
+    is_counted = int(plan.nodes[0].cardinality()) != tf.data.UNKNOWN_CARDINALITY
+    if total < 0 or not is_counted or not place.is_shared:
         return dealt_rounds(place, size, None)
     # A worker's part may be taken before the data are repeated. Then it is the part of one pass,
     # several times, and not the part of all passes.
