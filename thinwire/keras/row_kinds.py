@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -201,15 +202,22 @@ def _watch_noise() -> None:
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
+    first_name = next(iter(inspect.signature(alone).parameters))  # given by position or by name
+
     @functools.wraps(alone)
-    def draw(first: Any, *others: Any, **keywords: Any) -> Any:
+    def draw(*others: Any, **keywords: Any) -> Any:
         rows, repeats = _NOISE.rows, _NOISE.repeats
         if rows is None or repeats == 1:
-            return alone(first, *others, **keywords)
+            return alone(*others, **keywords)
+        first = others[0] if others else keywords[first_name]
         sizes = first if is_by_shape else first.shape
         if not len(sizes) or int(sizes[0]) != rows * repeats:
-            return alone(first, *others, **keywords)
-        once = alone((rows, *sizes[1:]) if is_by_shape else first[:rows], *others, **keywords)
+            return alone(*others, **keywords)
+        part = (rows, *sizes[1:]) if is_by_shape else first[:rows]
+        if others:
+            once = alone(part, *others[1:], **keywords)
+        else:
+            once = alone(**(keywords | {first_name: part}))
         return tf.concat([once] * repeats, 0)
 
     return draw

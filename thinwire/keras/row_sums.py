@@ -80,7 +80,7 @@ class RowSums:
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
         self._rounds: Rounds | None = None
-        self._compiled: dict[int, _CompiledLoss] = {}  # by identity of Keras' own
+        self._compiled: list[_CompiledLoss] = []
         self._added: dict[int, _Part] = {}  # by position
         self._step = 0  # of the epoch
         self._rows: int | None = None  # of this worker in the present step; None: in no step
@@ -97,7 +97,7 @@ class RowSums:
             rounds: Rows of all workers in each step; None: batches are not divided.
         """
         self._rounds = rounds
-        compiled = [each.part for each in self._compiled.values()]
+        compiled = [each.part for each in self._compiled]
         for part in (self._whole, *self._added.values(), *compiled):
             part.kind = Kind.UNDECIDED
 
@@ -176,7 +176,7 @@ class RowSums:
         for number, entry in enumerate(compile_loss._flat_losses):
             if not isinstance(entry.loss, _CompiledLoss):
                 watched = _CompiledLoss(entry.loss, entry.name, self)
-                self._compiled[id(entry.loss)] = watched
+                self._compiled.append(watched)
                 compile_loss._flat_losses[number] = entry._replace(loss=watched)
 
     def scale_compiled(
