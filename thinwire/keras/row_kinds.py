@@ -36,7 +36,7 @@ _BY_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binom
 _BY_ROWS = ("dropout", "categorical")
 
 
-class Kind(enum.Enum):
+class RowKind(enum.Enum):
     """How a value depends on the number of rows."""
 
     UNDECIDED = enum.auto()  # nothing has shown it so far
@@ -70,7 +70,7 @@ def repeated(data: Any, repeats: int) -> Any:
     return tf.nest.map_structure(repeat, data)
 
 
-def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[Kind]:
+def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
     """Return of which kind some values of a mini-batch are.
 
     Args:
@@ -83,24 +83,24 @@ def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> lis
     """
     try:
         kinds = _kinds_at(lambda rows: evaluate(rows, False), data)
-        if Kind.UNDECIDED in kinds:
+        if RowKind.UNDECIDED in kinds:
             others = _kinds_at(lambda rows: evaluate(rows, True), data)
             pairs = zip(kinds, others, strict=True)
-            kinds = [other if kind is Kind.UNDECIDED else kind for kind, other in pairs]
+            kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
     except Exception as error:  # noqa: BLE001 - whatever a loss of the script does
         logging.info("a loss cannot be computed for repeated rows: %r", error)
         return []
-    return [Kind.OTHER if kind is Kind.UNDECIDED else kind for kind in kinds]
+    return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
 
 
-def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[Kind]:
+def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[RowKind]:
     def values(repeats: int) -> Sequence[float]:
         with _same_noise(rows_of(data), repeats):
             return evaluate(repeated(data, repeats))
 
     once, twice = values(1), values(2)
     kinds = [_kind(*pair, math.nan) for pair in zip(once, twice, strict=True)]
-    if Kind.OTHER in kinds:
+    if RowKind.OTHER in kinds:
         kinds = [_kind(*each) for each in zip(once, twice, values(3), strict=True)]
     return kinds
 
@@ -114,7 +114,7 @@ def moved(values: Any) -> Any:
     return values + tf.cast(noise, values.dtype)
 
 
-def _kind(once: float, twice: float, thrice: float) -> Kind:
+def _kind(once: float, twice: float, thrice: float) -> RowKind:
     """Return the kind of a value by those for rows that are repeated.
 
     >>> [_kind(2.0, twice, thrice).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
@@ -123,23 +123,23 @@ def _kind(once: float, twice: float, thrice: float) -> Kind:
     return _kind_of_vectors(*(np.array([each], np.float64) for each in (once, twice, thrice)))
 
 
-def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> Kind:
+def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
     size = float(np.linalg.norm(once))
     if not (
         size and once.shape == twice.shape and math.isfinite(size) and np.isfinite(twice).all()
     ):
-        return Kind.UNDECIDED
+        return RowKind.UNDECIDED
     for change, kind in (
-        (twice - once, Kind.FIXED),
-        (twice - 2 * once, Kind.SUM),
-        (thrice - 2 * twice + once, Kind.MIXED),
+        (twice - once, RowKind.FIXED),
+        (twice - 2 * once, RowKind.SUM),
+        (thrice - 2 * twice + once, RowKind.MIXED),
     ):
         if np.linalg.norm(change) <= _ROUNDING * size:
             return kind
-    return Kind.OTHER
+    return RowKind.OTHER
 
 
-def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> Kind:
+def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> RowKind:
     """Return of which kind the gradients of a step are.
 
     Args:
@@ -159,12 +159,12 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
     try:
         once, twice = joined(1), joined(2)
         kind = _kind_of_vectors(once, twice, np.full_like(once, math.nan))
-        if kind is Kind.OTHER:
+        if kind is RowKind.OTHER:
             kind = _kind_of_vectors(once, twice, joined(3))
     except Exception as error:  # noqa: BLE001 - whatever a train_step of the script does
         logging.info("the train_step cannot be taken with repeated rows: %r", error)
-        return Kind.OTHER
-    return Kind.OTHER if kind is Kind.UNDECIDED else kind
+        return RowKind.OTHER
+    return RowKind.OTHER if kind is RowKind.UNDECIDED else kind
 
 
 class _Noise(threading.local):

@@ -34,12 +34,12 @@ from keras.src.trainers.data_adapters import data_adapter_utils
 
 from thinwire.keras.exchange import StepExchange
 from thinwire.keras.plan import running_eagerly
-from thinwire.keras.row_kinds import Kind, kind_of_gradients, kinds_of, moved, repeated, rows_of
+from thinwire.keras.row_kinds import RowKind, kind_of_gradients, kinds_of, moved, repeated, rows_of
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import count_rows, recording
 from thinwire.keras.trial import StepTrial
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.rounds import Rounds
+from thinwire.sharing.place import Rounds
 
 #: Within a `tf.function` of the script's own nothing here is converted to a graph's control flow.
 _as_it_is = tf.autograph.experimental.do_not_convert
@@ -59,13 +59,13 @@ class _Part:
         usual: What it is taken for while nothing shows it.
     """
 
-    def __init__(self, name: str, usual: Kind) -> None:
-        self.name, self.kind, self.usual = name, Kind.UNDECIDED, usual
+    def __init__(self, name: str, usual: RowKind) -> None:
+        self.name, self.kind, self.usual = name, RowKind.UNDECIDED, usual
 
     @property
     def is_sum(self) -> bool:
-        kind = self.usual if self.kind in (Kind.UNDECIDED, Kind.OTHER) else self.kind
-        return kind is Kind.SUM
+        kind = self.usual if self.kind in (RowKind.UNDECIDED, RowKind.OTHER) else self.kind
+        return kind is RowKind.SUM
 
 
 class RowSums:
@@ -86,7 +86,7 @@ class RowSums:
         self._rows: int | None = None  # of this worker in the present step; None: in no step
         self._repeats: int | None = None  # of each row, while a train_step is tried
         self._data: Any = None  # of the present call of a train_step
-        self._whole = _Part("train_step", Kind.FIXED)  # of the script's own
+        self._whole = _Part("train_step", RowKind.FIXED)  # of the script's own
 
     # -- where the fit is -------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class RowSums:
         self._rounds = rounds
         compiled = [each.part for each in self._compiled]
         for part in (self._whole, *self._added.values(), *compiled):
-            part.kind = Kind.UNDECIDED
+            part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
         """Count the steps from 0 on."""
@@ -205,13 +205,13 @@ class RowSums:
             return [float(loss(y, y_pred, sample_weight))]
 
         def decide(arguments: Any) -> None:
-            self._decide([part], kinds_of(evaluate, arguments) or [Kind.OTHER])
+            self._decide([part], kinds_of(evaluate, arguments) or [RowKind.OTHER])
 
         self._once(part, decide, (y, y_pred, sample_weight))
         return self._scaled(part, value)
 
     def _refuse_rows(self, part: _Part) -> None:
-        part.kind = Kind.OTHER
+        part.kind = RowKind.OTHER
         self._refuse(
             f"the {part.name} of {self._member.model.name!r} gives a value for each row "
             "(reduction=None): its gradient is that of their sum, and the loss in History is their "
@@ -236,7 +236,7 @@ class RowSums:
                 if any(loss is each for each in layer._get_own_losses())
             )
             is_by_row = len(loss.shape) > 0 and loss.shape[0] == rows_of(self._data)
-            usual = Kind.SUM if is_by_row else Kind.FIXED
+            usual = RowKind.SUM if is_by_row else RowKind.FIXED
             name = f"value that layer {layer.name!r} adds to the loss"
             part = self._added[position] = _Part(name, usual)
         if _is_at_hand(self._data):
@@ -256,23 +256,23 @@ class RowSums:
                 model(inputs, **training)
                 return [float(tf.reduce_sum(each)) for each in _added_losses(model)]
 
-        kinds = kinds_of(evaluate, x) or [Kind.OTHER] * len(self._added)
+        kinds = kinds_of(evaluate, x) or [RowKind.OTHER] * len(self._added)
         self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
 
-    def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[Kind]) -> None:
+    def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[RowKind]) -> None:
         """Take the kinds of some parts; refuse one that cannot be scaled."""
         for part, kind in zip(parts, kinds, strict=False):
             if part is None:
                 continue
             part.kind = kind
-            if kind is Kind.MIXED:
+            if kind is RowKind.MIXED:
                 self._refuse(
                     f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
                     "batch to a mean over them, and workers that share a batch scale sums alone; "
                     "expected one of both. Make it two losses, or divide the sum by the "
                     f"number of rows. {_REMEDY}"
                 )
-            elif kind is Kind.OTHER:
+            elif kind is RowKind.OTHER:
                 logging.info("the %s is neither a sum nor a mean over rows", part.name)
 
     def _scaled(self, part: _Part, value: Any) -> Any:
@@ -325,9 +325,9 @@ class RowSums:
             self._whole.kind = kind_of_gradients(gradients, rows_of(data))
         finally:
             self._repeats, self._data = None, before
-        if self._whole.kind in (Kind.SUM, Kind.MIXED):
+        if self._whole.kind in (RowKind.SUM, RowKind.MIXED):
             own = "compute_loss" if self._trial.is_standard else "train_step"
-            what = "sums its loss" if self._whole.kind is Kind.SUM else "adds a sum to its loss"
+            what = "sums its loss" if self._whole.kind is RowKind.SUM else "adds a sum to its loss"
             self._refuse(
                 f"the {own} of {self._member.model.name!r} {what} over the rows of a batch, and "
                 "workers that share a batch would step with a part of that sum; expected a mean "
@@ -367,7 +367,7 @@ class RowSums:
         )
 
     def _is_known(self, part: _Part) -> bool:
-        return self._rounds is None or part.kind is not Kind.UNDECIDED
+        return self._rounds is None or part.kind is not RowKind.UNDECIDED
 
     def _refuse(self, text: str) -> None:
         """End the fit with an error, before the gradient of this step is sent."""
@@ -379,7 +379,7 @@ class _CompiledLoss:
 
     def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
         self._loss, self._owner, self.name = loss, owner, loss.name
-        usual = Kind.SUM if loss.reduction == "sum" else Kind.FIXED
+        usual = RowKind.SUM if loss.reduction == "sum" else RowKind.FIXED
         self.part = _Part(f"loss {loss.name!r} of output {name!r}", usual)
         is_mean = _is_of_keras(loss) and loss.reduction not in ("sum", "none", None)
         self._is_mean = is_mean

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import mixed_seed
-from thinwire.sharing.place import Shared, WorkerPlace, deal
-from thinwire.sharing.rounds import Rounds, UnknownRounds, dealt_rounds, full_rounds
+from thinwire.sharing.place import Rounds, Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import UnknownRounds, dealt_rounds, full_rounds
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32

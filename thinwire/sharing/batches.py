@@ -14,8 +14,8 @@ import numpy as np
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import take_rows
-from thinwire.sharing.place import Shared, WorkerPlace
-from thinwire.sharing.rounds import EvenRounds, Rounds, UnknownRounds, check_rows
+from thinwire.sharing.place import Rounds, Shared, WorkerPlace
+from thinwire.sharing.rounds import EvenRounds, UnknownRounds, check_rows
 
 #: A whole batch, instead of the number of a part of its rows.
 _WHOLE = -1

@@ -20,8 +20,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.sharing import pipeline
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import Shared, WorkerPlace, deal
-from thinwire.sharing.rounds import Rounds, UnknownRounds, dealt_rounds, full_rounds
+from thinwire.sharing.place import Rounds, Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import UnknownRounds, dealt_rounds, full_rounds
 
 _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '

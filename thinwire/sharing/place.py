@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,6 @@ from thinwire.data.partition import PartitionRule
 from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.fit_counts import FitNumber
-
-if TYPE_CHECKING:
-    from thinwire.sharing.rounds import Rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +109,21 @@ class WorkerPlace:
         if self.one_group:
             return -(-num_steps // self.num_workers)
         return max(1, len(range(self.worker - 1, num_steps, self.num_workers)))
+
+
+class Rounds(Protocol):
+    """The rounds of an epoch: in each, every worker takes one step."""
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step.
+
+        Args:
+            step: Of the epoch, from 0 on.
+            own: Rows that this worker trains on in that step.
+
+        Raises:
+            ConfigurationError: The number cannot be known.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,25 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.place import WorkerPlace
-
-
-class Rounds(Protocol):
-    """The rounds of an epoch: in each, every worker takes one step."""
-
-    def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step.
-
-        Args:
-            step: Of the epoch, from 0 on.
-            own: Rows that this worker trains on in that step.
-
-        Raises:
-            ConfigurationError: The number cannot be known.
-        """
+from thinwire.sharing.place import Rounds, WorkerPlace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from thinwire.keras.row_kinds import Kind, kind_of_gradients, kinds_of, repeated
+from thinwire.keras.row_kinds import RowKind, kind_of_gradients, kinds_of, repeated
 
 ROWS = tf.constant(np.random.default_rng(2).normal(size=(5, 3)).astype(np.float32))
 
@@ -18,17 +18,17 @@ def kind_of(value):
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (tf.reduce_sum, Kind.SUM),
-        (lambda rows: tf.reduce_mean(rows**2), Kind.FIXED),
-        (lambda rows: 7.0, Kind.FIXED),
-        (lambda rows: tf.reduce_sum(rows**2) + tf.reduce_mean(rows**2), Kind.MIXED),
-        (lambda rows: tf.reduce_sum(rows**2) ** 2, Kind.OTHER),
-        (lambda rows: tf.reduce_sum(rows - ROWS[0, 0]) * 0, Kind.OTHER),
+        (tf.reduce_sum, RowKind.SUM),
+        (lambda rows: tf.reduce_mean(rows**2), RowKind.FIXED),
+        (lambda rows: 7.0, RowKind.FIXED),
+        (lambda rows: tf.reduce_sum(rows**2) + tf.reduce_mean(rows**2), RowKind.MIXED),
+        (lambda rows: tf.reduce_sum(rows**2) ** 2, RowKind.OTHER),
+        (lambda rows: tf.reduce_sum(rows - ROWS[0, 0]) * 0, RowKind.OTHER),
         (
             lambda rows: tf.reduce_sum(tf.repeat([[0.0]], len(rows), 0) + rows[:, :1] * 0),
-            Kind.OTHER,
+            RowKind.OTHER,
         ),
-        (lambda rows: float("nan"), Kind.OTHER),
+        (lambda rows: float("nan"), RowKind.OTHER),
     ],
     ids=["sum", "mean", "constant", "both", "square", "zero", "zeros", "nan"],
 )
@@ -40,7 +40,7 @@ def test_a_value_that_is_0_here_shows_it_nearby():
     (kind,) = kinds_of(
         lambda rows, is_moved: [float(tf.reduce_sum(tf.ones_like(rows)) * is_moved)], ROWS
     )
-    assert kind is Kind.SUM
+    assert kind is RowKind.SUM
 
 
 def test_what_cannot_be_computed_for_more_rows_is_not_known():
@@ -61,7 +61,7 @@ NOISY = {
 
 @pytest.mark.parametrize("name", NOISY)
 @pytest.mark.parametrize(
-    ("reduce", "kind"), [(tf.reduce_sum, Kind.SUM), (tf.reduce_mean, Kind.FIXED)]
+    ("reduce", "kind"), [(tf.reduce_sum, RowKind.SUM), (tf.reduce_mean, RowKind.FIXED)]
 )
 def test_the_noise_of_keras_is_the_same_for_repeated_rows(name, reduce, kind):
     layer = NOISY[name]
