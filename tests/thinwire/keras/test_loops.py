@@ -380,8 +380,8 @@ def stepped(wrap, settings=ALONE, make=plain_model):
         lambda step: tf.function(step, jit_compile=True),
         compiled_within,
         compiled_around,
-        compiled_method,
-        traced_before,
+        pytest.param(compiled_method, marks=pytest.mark.product),
+        pytest.param(traced_before, marks=pytest.mark.product),
     ],
     ids=["function", "within", "around", "method", "concrete"],
 )
@@ -441,7 +441,7 @@ def test_loops_that_are_distributed_before_the_first_step_train_one_after_the_ot
                 assert_same(model, other)
 
 
-@pytest.mark.parametrize("method", ["dgs", "esync"])
+@pytest.mark.parametrize("method", ["dgs", pytest.param("esync", marks=pytest.mark.product)])
 def test_an_optimizer_of_a_script_s_own_may_step_on_the_workers(method, tmp_path):
     with scripts(tmp_path, method, 1) as run:
         run.each(lambda settings: classify(settings, optimizer=OwnSGD, batches=BATCHES[:1]))

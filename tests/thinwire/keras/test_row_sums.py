@@ -146,7 +146,14 @@ SCALED = {
 }
 
 
-@pytest.mark.parametrize("name", SCALED)
+#: What the others show as well.
+LONG = ("rows", "function of means", "added mean", "kernel")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.product) if name in LONG else name for name in SCALED],
+)
 def test_a_sum_over_the_rows_is_that_of_the_whole_batch(name, tmp_path):
     """19 rows are no multiple of two workers, and the last batch has one row."""
     compare(SCALED[name], tmp_path, batch_size=19, validation_data=(X[:30], Y[:30]))
@@ -237,9 +244,12 @@ def slices():
     [
         Batches,
         lambda: slices().batch(19),
-        lambda: slices().batch(19).map(lambda x, y: (x, y)).prefetch(2),
+        pytest.param(
+            lambda: slices().batch(19).map(lambda x, y: (x, y)).prefetch(2),
+            marks=pytest.mark.product,
+        ),
         lambda: slices().batch(19, drop_remainder=True).map(lambda x, y: (x, y)),
-        lambda: slices().repeat(2).batch(16),
+        pytest.param(lambda: slices().repeat(2).batch(16), marks=pytest.mark.product),
     ],
     ids=["PyDataset", "batch", "map", "drop", "repeat"],
 )
