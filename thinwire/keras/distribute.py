@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,12 @@ from thinwire.keras.fit import surround_fit
 from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.loops import look_fresh, models_of
 from thinwire.keras.measure import measure_fit
+from thinwire.keras.plan import named
 from thinwire.keras.saving import save_once
 from thinwire.keras.session import ModelSession
+from thinwire.keras.trial import StepTrial
 from thinwire.launcher.error_reasons import exit_with_reason
+from thinwire.ops.optimizers.described import describe
 from thinwire.ops.run.script_settings import read_settings_file
 from thinwire.ops.types import ConfigurationError
 from thinwire.settings import ScriptSettings, read_settings, source_of
@@ -66,6 +70,10 @@ def distribute(
     """
     record_temporary()
     report_held()
+    call = _Call(args, model, num_train, settings)
+    if (session := getattr(trained, "thinwire", None)) is not None:
+        call.check_repeats(trained, session)
+        return trained
     if isinstance(trained, keras.optimizers.Optimizer):
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
@@ -76,7 +84,44 @@ def distribute(
     else:
         _distribute_model(trained, args, num_train, settings)
     forward_attributes()
+    trained.thinwire.calls[id(trained)] = call
     return trained
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """The arguments of a call of `distribute`, by which a second one is compared with the first."""
+
+    args: Any
+    model: Any
+    num_train: int | None
+    settings: Mapping[str, Any]
+
+    def check_repeats(self, trained: Any, session: ModelSession) -> None:
+        """Refuse to distribute the same object in another way.
+
+        Raises:
+            ConfigurationError: It was distributed with other arguments, or its optimizer was.
+        """
+        before = session.calls.get(id(trained))
+        name = named(trained) if hasattr(trained, "apply_gradients") else f"{trained.name!r}"
+        if before is None:
+            raise ConfigurationError(
+                f"distribute() was given {name}, which an optimizer of a loop steps that is "
+                "distributed already; expected one of both. Distribute the model for fit and "
+                "train_on_batch, or the optimizer for a loop of your own."
+            )
+        other = [
+            field.name
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != getattr(before, field.name)
+        ]
+        if other:
+            raise ConfigurationError(
+                f"distribute() was given {name} a second time with another {other[0]}: "
+                f"{getattr(self, other[0])!r:.200}, and before {getattr(before, other[0])!r:.200}; "
+                "expected the same arguments, which change nothing, or one call."
+            )
 
 
 def _distribute_model(
@@ -84,8 +129,6 @@ def _distribute_model(
 ) -> None:
     """Put a session around a model's `fit`."""
     check_model(model)
-    if getattr(model, "thinwire", None) is not None:
-        raise ConfigurationError("distribute() was called twice on a model; expected once.")
     launched = read_settings_file(os.environ)
     is_alone = source_of(args, settings) is None
     if not is_alone:
@@ -100,8 +143,10 @@ def _distribute_model(
     elif is_alone:
         model.thinwire = ModelSession(model)
     else:
-        _new_session(model, args, num_train, settings)
-        surround_fit(model, model.thinwire)
+        compiled = getattr(model, "optimizer", None)
+        if compiled is not None and StepTrial(model).is_standard:  # else it may be a dummy
+            _check_optimizer(compiled, args, settings)
+        surround_fit(model, _new_session(model, args, num_train, settings))
 
 
 def _distribute_optimizer(
@@ -112,8 +157,6 @@ def _distribute_optimizer(
     settings: Mapping[str, Any],
 ) -> None:
     """Let an optimizer of a loop exchange, by the session that its models have or get."""
-    if getattr(optimizer, "thinwire", None) is not None:
-        raise ConfigurationError("distribute() was called twice on an optimizer; expected once.")
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
         sessions = [each.thinwire for each in models if getattr(each, "thinwire", None)]
@@ -125,6 +168,7 @@ def _distribute_optimizer(
         return
     for each in models:
         check_exchanges(each)
+    _check_optimizer(optimizer, args, settings)
     session = _session_of(models, args, num_train, settings)
     for each in models:
         if getattr(each, "thinwire", None) is None:
@@ -133,6 +177,19 @@ def _distribute_optimizer(
             look_fresh(each, session.loop)
     session.add_optimizer(optimizer, models)
     optimizer.thinwire = session
+
+
+def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse an optimizer that the PS is to step with and cannot build.
+
+    The first step would refuse it as well, perhaps after another model was trained.
+
+    Raises:
+        ConfigurationError: It cannot.
+    """
+    run = read_settings(args, settings, type_node="Worker").run
+    if run.model_is_offered and not run.method.steps_on_workers:
+        describe(optimizer, ())
 
 
 def _never_trains(launched: LaunchedScript | None) -> bool:

@@ -253,7 +253,7 @@ class StepExchange:
                 member.raise_if_broken(session.stop_reason)
                 self._report_end()
         except Exception as error:
-            self._keep(error)
+            self.keep(error)
             if not member.in_fit:
                 raise
         finally:
@@ -277,12 +277,12 @@ class StepExchange:
         try:
             return self._joining.join_loop()
         except Exception as error:
-            self._keep(error)
+            self.keep(error)
             raise
 
-    def _keep(self, error: Exception) -> None:
+    def keep(self, error: Exception) -> None:
         """Keep what TensorFlow would hide; `fit` raises it before its next batch."""
-        self._failure = error
+        self._failure = self._failure or error
         if not self._member.in_fit:
             RECORD.fail(error)
 

@@ -19,6 +19,7 @@ from thinwire.keras.exchange import StepExchange
 from thinwire.keras.held_weights import set_by_script
 from thinwire.keras.joining import Joining
 from thinwire.keras.phases import Phases
+from thinwire.keras.row_sums import RowSums
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.succession import Succession
 from thinwire.keras.train_metrics import TrainMetrics
@@ -56,6 +57,7 @@ class FitLifecycle:
         evaluations: By the Supervisor.
         stop: Before its time.
         metrics: Of the training itself.
+        row_sums: Scales the losses that are sums over rows.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class FitLifecycle:
         evaluations: FitEvaluations,
         stop: EarlyStop,
         metrics: TrainMetrics,
+        row_sums: RowSums,
     ) -> None:
         self.shares_itself = False
         self._member, self._succession, self._phases = member, succession, phases
         self._joining, self._exchange, self._central = joining, exchange, central
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
+        self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
         self._to_sit_out = 0  # rounds of this epoch
         self._epochs_of_round = 0  # in this `fit`, the present one included
@@ -103,6 +107,7 @@ class FitLifecycle:
             check_states(member.model, place)
         self._joining.data = Shared(arguments) if place is None else share(arguments, place)
         self._exchange.begin_fit()
+        self._row_sums.begin_fit(self._joining.data.rounds)
         self._stop.begin_fit()
         self._evaluations.begin_fit(self._joining.data.arguments)
         self._num_batches, self._came_late = 0, False
@@ -125,6 +130,7 @@ class FitLifecycle:
             raise
         finally:
             member.in_fit = False
+            self._row_sums.end_fit()
 
     def begin(self) -> None:
         """Join before the first step, unless only that shows what the model is."""
@@ -162,6 +168,7 @@ class FitLifecycle:
             data.unfilled.take()  # of a pass that Keras began only to build the model
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
+        self._row_sums.begin_epoch()
         self._stop.begin_epoch(epoch)
 
     def _begin_steps(self) -> None:

@@ -6,10 +6,11 @@ So it is traced, or called, once in advance with a recorder in the place of thei
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -146,15 +147,23 @@ def named(optimizer: Any) -> str:
 
 
 class StepRecorder:
-    """Stands in the place of all optimizers while a step is tried, and records their calls."""
+    """Stands in the place of all optimizers while a step is tried, and records their calls.
 
-    def __init__(self) -> None:
+    Attributes:
+        gradients: All that the optimizers were given, in order; empty if they are not kept.
+    """
+
+    def __init__(self, keeps_gradients: bool = False) -> None:
+        self.gradients: list[Any] = []
         self._steps: dict[int, PlannedStep] = {}
+        self._keeps_gradients = keeps_gradients
 
     def record(self, optimizer: Any, pairs: Pairs) -> None:
         """Take the place of a step."""
         step, known = PlannedStep.of(optimizer, pairs), self._steps.get(id(optimizer))
         self._steps[id(optimizer)] = step if known is None else known.merged(step)
+        if self._keeps_gradients:
+            self.gradients.extend(gradient for gradient, _ in pairs)
 
     def plan(self) -> StepPlan:
         """Return what was recorded."""
@@ -166,19 +175,26 @@ def is_built(model: Any) -> bool:
     return all(layer.built for layer in model._flatten_layers())
 
 
+@contextlib.contextmanager
+def running_eagerly() -> Iterator[None]:
+    """Let functions of TensorFlow run eagerly: a trace of them would keep what a trial makes."""
+    with _RUNS_EAGERLY:
+        before = tf.config.functions_run_eagerly()
+        tf.config.run_functions_eagerly(True)
+        try:
+            yield
+        finally:
+            tf.config.run_functions_eagerly(before)
+
+
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
     """Trace a train_step for mini-batches of this form; it creates variables that there are not.
 
     No trace may be under way: within `tf.init_scope` there are no gradients. Functions of
     TensorFlow that it calls are not traced by themselves, which would keep what the trial makes.
     """
-    with _RUNS_EAGERLY:
-        before = tf.config.functions_run_eagerly()
-        tf.config.run_functions_eagerly(True)
-        try:
-            tf.function(train_step, autograph=False).get_concrete_function(data_spec)
-        finally:
-            tf.config.run_functions_eagerly(before)
+    with running_eagerly():
+        tf.function(train_step, autograph=False).get_concrete_function(data_spec)
 
 
 def try_eagerly(

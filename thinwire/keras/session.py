@@ -23,9 +23,11 @@ from thinwire.keras.optimizers import ScriptOptimizers, settings_with_momentum
 from thinwire.keras.own_loop import OwnLoop
 from thinwire.keras.phases import Phases
 from thinwire.keras.plan import Pairs, PlannedStep, StepPlan, named
+from thinwire.keras.row_sums import RowSums
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
 from thinwire.keras.succession import Succession
+from thinwire.keras.traces import refuse_compiling
 from thinwire.keras.traffic import EpochTraffic
 from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.keras.trial import StepTrial
@@ -46,6 +48,7 @@ class ModelSession(LeavesOnExit):
     It puts the mechanisms of the package together, and is what the steps within the graph know.
 
     Attributes:
+        calls: Of `thinwire.distribute`: by the identity of what was distributed, how.
         call: What is known of the step that is under way.
         central: To what is on the shards, for callbacks and files.
         evaluations: By the Supervisor.
@@ -62,6 +65,7 @@ class ModelSession(LeavesOnExit):
         num_train: int | None = None,
     ) -> None:
         """Use `thinwire.distribute`; without settings the model trains alone."""
+        self.calls: dict[int, Any] = {}
         given = functools.partial(settings_with_momentum, args, dict(keywords or {}))
         member = self._member = RunMember(model, settings)
         self._optimizers = ScriptOptimizers(member, self, given)
@@ -77,6 +81,7 @@ class ModelSession(LeavesOnExit):
         self._phases = Phases(
             member, self._optimizers, self._trial, joining, self.evaluations, stop
         )
+        self._row_sums = RowSums(member, self._exchange, self._trial)
         self.fits = FitLifecycle(
             member=member,
             succession=succession,
@@ -87,6 +92,7 @@ class ModelSession(LeavesOnExit):
             evaluations=self.evaluations,
             stop=stop,
             metrics=TrainMetrics(member),
+            row_sums=self._row_sums,
         )
         self.loop = OwnLoop(
             member=member,
@@ -168,7 +174,10 @@ class ModelSession(LeavesOnExit):
             raise ConfigurationError(
                 f"distribute() was given {named(optimizer)} after the first step of "
                 f"{member.model.name!r}; expected it before: the first step shows the PS all "
-                "optimizers."
+                "optimizers and models of a script's loops. Distribute all of them before the "
+                "first loop begins: one = thinwire.distribute(one, model=first); other = "
+                "thinwire.distribute(other, model=second). Or train the second model in a run of "
+                "its own."
             )
         member.model = Together.of(member.model, models)
         self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
@@ -200,6 +209,7 @@ class ModelSession(LeavesOnExit):
 
     def train_step(self, data: Any) -> Any:
         """Call the model's own `train_step`, whose optimizers' `apply` then comes here."""
+        refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
         compiled = None if step is None else step.optimizer
@@ -224,12 +234,13 @@ class ModelSession(LeavesOnExit):
         """
         call = self.call = StepCall(count_rows(data), ends_later=True)
         try:
-            logs = self._trial.train_step(data)
-            if not call.applied:
-                self._trial.refuse_without_step()
-            self._optimizers.sequence = [step.number for step in call.applied]
-            if self.takes_weights:
-                call.applied[-1].exchange_weights()
+            with self._row_sums.step(data):
+                logs = self._trial.train_step(data)
+                if not call.applied:
+                    self._trial.refuse_without_step()
+                self._optimizers.sequence = [step.number for step in call.applied]
+                if self.takes_weights:
+                    call.applied[-1].exchange_weights()
             return logs
         finally:
             self.call = self._endless

@@ -20,6 +20,12 @@ import tensorflow as tf
 
 from thinwire.keras.assignments import Assignments
 from thinwire.keras.plan import Pairs, StepRecorder
+from thinwire.keras.traces import (
+    have_values,
+    refuse_compiling,
+    refuse_first_trace,
+    trace_without_xla,
+)
 from thinwire.ops.optimizers.described import own_schedule
 
 if TYPE_CHECKING:
@@ -67,12 +73,13 @@ def watch_steps(watcher: StepWatcher) -> None:
     _WATCHERS.add(watcher)
     _guard_optimizers()
     _record_assignments()
+    trace_without_xla()
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[StepRecorder]:
+def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
     """Let no optimizer step in this thread, and record what each is given."""
-    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder()
+    before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
     finally:
@@ -299,7 +306,8 @@ class ExchangeStep:
 
     def _scale_loss(self, loss: Any) -> Any:
         """Keep the loss of the mini-batch for reports."""
-        self._session.call.loss = loss
+        if _LOCAL.recorder is None:
+            self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -313,6 +321,12 @@ class ExchangeStep:
             recorder.record(self.optimizer, pairs)
             return
         is_eager = tf.executing_eagerly()
+        if not is_eager:
+            refuse_compiling()
+            if not have_values(variables):
+                self.build(variables)  # no later trace may make variables
+                tf.numpy_function(refuse_first_trace, [], [])
+                return
         with tf.init_scope():
             is_of_use = session.begin_step(self, pairs) or not is_eager
         if not is_of_use and session.call.ends_later:
@@ -395,7 +409,9 @@ class ExchangeStep:
             values,
             tf.cast(rows, tf.int64),
             self._has_stepped(clocks),
-            tf.zeros([0]) if loss is None else tf.reshape(tf.cast(loss, tf.float32), [1]),
+            tf.zeros([0])
+            if loss is None
+            else tf.reshape(tf.reduce_mean(tf.cast(loss, tf.float32)), [1]),
             tf.zeros([0]) if session.takes_weights else session.flat_variables.joined(),
             session.assignments.has_any if session.takes_weights else tf.constant(False),
             session.flat_statistics.joined(),

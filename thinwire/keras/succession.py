@@ -88,7 +88,8 @@ class Succession:
         raise ConfigurationError(
             f"{self._member.model.name!r} is a second model that this script trains with "
             f"thinwire.distribute(), beside {other.model.name!r} ({what}); expected models that "
-            "model.fit(...) trains one after the other. Leave distribute() out for the one, which "
-            "every worker then trains alone, train it in a run of its own, or distribute each "
-            "optimizer of a loop: optimizer = thinwire.distribute(optimizer, model=model)."
+            "model.fit(...) trains one after the other, or loops whose optimizers are all "
+            "distributed before the first step of any: one = thinwire.distribute(one, "
+            "model=first); other = thinwire.distribute(other, model=second). Or train one of them "
+            "in a run of its own, or without distribute(): every worker then trains it alone."
         )

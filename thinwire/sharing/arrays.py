@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.place import BatchParts, Rounds, Shared, WorkerPlace
+from thinwire.sharing.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.sharing.windows import count_epochs
 
 #: Keras' batch size where the script gives none.
@@ -90,7 +91,7 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         if given.get("validation_data") is not None and not given.get("validation_batch_size"):
             given["validation_batch_size"] = batch_size
         given["batch_size"] = own
-    short_by, of_batches = 0, BatchParts.alike(place)
+    short_by, of_batches, sizes = 0, BatchParts.alike(place), None
     if place.is_shared:
         shares = _Shares.of(data[1], total, batch_size, place)
         if shares.is_dealt:
@@ -102,9 +103,11 @@ def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         else:
             short_by = shares.short_by
             of_batches = BatchParts.of_rows(place, batch_size, shares.sizes)
+        sizes = shares.sizes
         given |= _batches(given, shares, place)
     num_examples = total if place.shard == "auto" else None
-    return Shared(given, batch_size, num_examples, short_by, of_batches)
+    rounds = _rounds(place, batch_size, total, sizes, bool(given.get("steps_per_epoch")))
+    return Shared(given, batch_size, num_examples, short_by, of_batches, rounds)
 
 
 def steps_of_worker(
@@ -144,6 +147,30 @@ def steps_of_worker(
                 rest, f"batch {num_batches} of the data given to fit{with_steps}"
             )
     return place.steps(steps) if steps else None
+
+
+def _rounds(
+    place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
+) -> Rounds | None:
+    """Return the rows of all workers' steps, where they divide batches.
+
+    Args:
+        place: This worker's.
+        batch_size: The script's.
+        total: Rows that the script has given to this worker.
+        sizes: Rows of every worker's part; None: the script itself has shared its rows.
+        repeats: Whether the script gives a number of steps.
+    """
+    if not place.divides_batch:
+        return None
+    if sizes is not None:
+        return dealt_rounds(place, batch_size, sizes, repeats)
+    if total % place.part_of_batch(batch_size) == 0:
+        return full_rounds(place, batch_size)
+    return UnknownRounds(
+        f"the script gives each worker rows of its own, and the {total} rows of this one end with "
+        "a short batch"
+    )
 
 
 def _reorders(shuffle: Any) -> bool:

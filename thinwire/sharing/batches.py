@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import steps_of_worker, take_rows
-from thinwire.sharing.place import BatchParts, Shared, WorkerPlace, deal
+from thinwire.sharing.place import BatchParts, Rounds, Shared, WorkerPlace, deal
+from thinwire.sharing.rounds import EvenRounds, UnknownRounds, check_rows
 from thinwire.sharing.rows import arrays_of_rows, map_rows, num_rows
 
 #: A whole batch, instead of the number of a part of its rows.
@@ -39,7 +40,7 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
-        return Shared(given, parts=BatchParts.alike(place))
+        return Shared(given, parts=BatchParts.alike(place), rounds=_unshared_rounds(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
@@ -64,7 +65,30 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         short_by, of_batches = 0, BatchParts.of_steps(place, steps)
     else:
         short_by, of_batches = mine.short_by if place.one_group else 0, mine.parts
-    return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches)
+    rounds = _rounds(mine, place, given["steps_per_epoch"])
+    return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches, rounds)
+
+
+def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
+    """Return the rows of all workers' steps where the script gives each worker its own batches."""
+    if not place.divides_batch:
+        return None
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    return UnknownRounds("the script gives each worker a PyDataset of its own")
+
+
+def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
+    """Return the rows of all workers' steps, where they divide batches."""
+    if not place.divides_batch:
+        return None
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    if steps and not mine.is_even:
+        return UnknownRounds(
+            "fit was given steps_per_epoch and a PyDataset that ends with a short batch"
+        )
+    return mine
 
 
 def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras.utils.PyDataset:
@@ -139,8 +163,10 @@ class SharedBatches(keras.utils.PyDataset):
         self._of_rows = sizes.of_rows
         # A last batch with fewer rows than workers is one worker's.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
+        self._sizes = sizes
         self._epoch = 0
-        self._plan = self._new_plan()
+        self._plan = self._plan_of(place.worker)
+        self._plans: list[list[tuple[int, int]] | None] | None = None  # of all, in this epoch
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
@@ -178,10 +204,11 @@ class SharedBatches(keras.utils.PyDataset):
 
     def __getitem__(self, step: int) -> Any:
         """Return what this worker trains on in a step of the epoch."""
-        index, part = self._endless(step) if self._plan is None else self._plan[step]
+        place, plan = self._place, self._plan
+        index, part = self._endless(step, place.worker) if plan is None else plan[step]
         if part == _WHOLE:
             return self._whole[index]
-        workers = self._place.num_workers
+        workers = place.num_workers
         with self._lock:
             made = self._made.setdefault(index, _MadeBatch())
             made.num_parts += 1
@@ -190,7 +217,7 @@ class SharedBatches(keras.utils.PyDataset):
         batch = made.get(self._whole, index)
         rows = num_rows(batch)
         if rows < workers:
-            raise self._place.short_batch(rows, f"batch {index} of the PyDataset given to fit")
+            raise place.short_batch(rows, f"batch {index} of the PyDataset given to fit")
         positions = self._positions(rows, index, part)
         return map_rows(lambda array: take_rows(array, positions), batch, self._of_rows)
 
@@ -198,32 +225,65 @@ class SharedBatches(keras.utils.PyDataset):
         """Let the script's begin an epoch, with the same random numbers on all workers."""
         with same_randomness(self._whole, self._place, 2 * self._epoch):
             self._whole.on_epoch_begin()
+        number = self._whole.num_batches
+        if self._shuffled and number is not None:
+            # Keras would draw the order of the batches here. The script then goes on with the
+            # random numbers that it has alone: a model built later has the same initial weights.
+            random.shuffle(list(range(number)))
 
     def on_epoch_end(self) -> None:
         """Let the script's end an epoch, with the same random numbers on all workers."""
         with same_randomness(self._whole, self._place, 2 * self._epoch + 1):
             self._whole.on_epoch_end()
         self._epoch += 1
-        self._plan = self._new_plan()
+        self._plan, self._plans = self._plan_of(self._place.worker), None
         self._made = {}
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all batches of the script have as many rows."""
+        return self._sizes.last == self._sizes.first
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step; see `Rounds`."""
+        place = self._place
+        plans = self._plans
+        if plans is None:
+            plans = self._plans = [self._plan_of(n + 1) for n in range(place.num_workers)]
+        rows = [self._rows_of(plan, worker, step) for worker, plan in enumerate(plans, 1)]
+        check_rows(step, own, rows[place.worker - 1])
+        return sum(rows)
+
+    def _rows_of(self, plan: list[tuple[int, int]] | None, worker: int, step: int) -> int:
+        """Return the rows of a worker's step."""
+        if plan is None:
+            index, part = self._endless(step, worker)
+        elif step < len(plan):
+            index, part = plan[step]
+        else:
+            return 0
+        number, sizes = self._whole.num_batches, self._sizes
+        rows = sizes.last if number is not None and index == number - 1 else sizes.first
+        return rows if part == _WHOLE else len(range(part, rows, self._place.num_workers))
 
     def _positions(self, num_rows: int, index: int, part: int) -> NDArray[np.int64]:
         """Return the positions of one part of a batch's rows, which are dealt to all parts."""
         seed = (self._place.rule.seed, self._place.fits_before, self._epoch, index)
         return np.flatnonzero(deal(num_rows, self._place.num_workers, seed) == part + 1)
 
-    def _dealt(self, window: int, num_batches: int) -> list[int]:
-        """Return the positions of this worker's batches in a window of whole batches."""
-        positions: list[int] = self._place.positions(num_batches, self._epoch, window).tolist()
+    def _dealt(self, window: int, num_batches: int, worker: int) -> list[int]:
+        """Return the positions of a worker's batches in a window of whole batches."""
+        place = dataclasses.replace(self._place, worker=worker)
+        positions: list[int] = place.positions(num_batches, self._epoch, window).tolist()
         return positions
 
-    def _new_plan(self) -> list[tuple[int, int]] | None:
-        """Return an epoch's (batch, part of it) by step; None if there is no end."""
+    def _plan_of(self, worker: int) -> list[tuple[int, int]] | None:
+        """Return a worker's (batch, part of it) by step of an epoch; None if there is no end."""
         number = self._whole.num_batches
         if number is None:
             return None
         place, last = self._place, number - 1
-        part, workers = place.worker - 1, place.num_workers
+        part, workers = worker - 1, place.num_workers
         order = list(range(last if self._last_is_short else number))
         if self._shuffled:
             seed = [place.rule.seed, self._epoch, place.fits_before]
@@ -237,20 +297,20 @@ class SharedBatches(keras.utils.PyDataset):
                 if place.divides_batch and len(indices) < workers:
                     plan += [(index, part) for index in indices]
                     continue
-                for position in self._dealt(window, len(indices)):
+                for position in self._dealt(window, len(indices), worker):
                     parts = range(workers) if place.divides_batch else [_WHOLE]
                     plan += [(indices[position], each) for each in parts]
         if self._last_is_short and part == 0:
             plan.append((last, _WHOLE))
         return plan
 
-    def _endless(self, step: int) -> tuple[int, int]:
+    def _endless(self, step: int, worker: int) -> tuple[int, int]:
         place = self._place
         workers = place.num_workers
         if place.divides_batch and not self._shuffled:
-            return step, place.worker - 1
+            return step, worker - 1
         window, part = divmod(step, workers) if place.divides_batch else (step, _WHOLE)
-        return window * workers + self._dealt(window, workers)[0], part
+        return window * workers + self._dealt(window, workers, worker)[0], part
 
 
 class _MadeBatch:

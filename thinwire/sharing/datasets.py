@@ -24,7 +24,8 @@ from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.sharing.by_rows import mixes_rows
 from thinwire.sharing.fit_counts import mixed_seed
 from thinwire.sharing.pipeline import Pipeline
-from thinwire.sharing.place import BatchParts, Shared, UnfilledRounds, WorkerPlace
+from thinwire.sharing.place import BatchParts, Rounds, Shared, UnfilledRounds, WorkerPlace
+from thinwire.sharing.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.sharing.windows import cut_batches, deal_elements
 
 _INSTEAD = (
@@ -55,7 +56,7 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """
     given, whole = dict(arguments), arguments["x"]
     plan, steps = _Plan.of(whole), given.get("steps_per_epoch")
-    batch_size, short_by, unfilled = plan.batch_size, 0, None
+    batch_size, short_by, unfilled, part = plan.batch_size, 0, None, None
     of_batches = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
     if place.is_shared:
         _check_shareable(whole, place)
@@ -71,7 +72,31 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
         size = place.part_of_batch(_known(batch_size))
         given["x"] = whole.rebatch(size)
     num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
-    return Shared(given, batch_size, num_examples, short_by, of_batches, unfilled)
+    rounds = _rounds(plan, place, part, bool(steps)) if place.divides_batch else None
+    return Shared(given, batch_size, num_examples, short_by, of_batches, rounds, unfilled)
+
+
+def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
+    """Return the rows of all workers' steps.
+
+    Args:
+        plan: Of the script's dataset.
+        place: This worker's; it divides batches.
+        part: Its part of the dataset; None: the script gives each worker a dataset of its own.
+        has_steps: Whether the script gives a number of steps.
+    """
+    size, batching = plan.batch_size, plan.batching
+    if size is None:
+        return UnknownRounds("the batch size of the tf.data.Dataset cannot be found")
+    if batching is None:
+        specs = tf.nest.flatten(plan.nodes[0].element_spec)
+        is_full = {size} == {spec.shape[0] for spec in specs}
+        return full_rounds(place, size) if is_full else dealt_rounds(place, size, None)
+    total = int(plan.nodes[batching + 1].cardinality())
+    if plan.drops_rest or total == tf.data.INFINITE_CARDINALITY:
+        return full_rounds(place, size)
+    rows = None if part is None else part.rows_of_workers()
+    return dealt_rounds(place, size, rows, has_steps or plan.num_passes != 1)
 
 
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
@@ -304,14 +329,14 @@ class _WorkerPart:
 
     def parts(self) -> BatchParts:
         """Return how much of the script's batches each mini-batch of a pass is."""
-        rows, size = self._rows_of_workers(), self._plan.batch_size
+        rows, size = self.rows_of_workers(), self._plan.batch_size
         if rows is None or size is None:
             return BatchParts.alike(self._place)
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
         """Return `Shared.short_by` of this worker."""
-        rows, size, place = self._rows_of_workers(), self._plan.batch_size, self._place
+        rows, size, place = self.rows_of_workers(), self._plan.batch_size, self._place
         if rows is None or size is None or not place.one_group or self._plan.num_passes < 0:
             return 0
         sizes = [place.part_of_batch(size, worker + 1) for worker in range(place.num_workers)]
@@ -321,7 +346,7 @@ class _WorkerPart:
         ]
         return (max(steps) - steps[place.worker - 1]) * self._plan.num_passes
 
-    def _rows_of_workers(self) -> tuple[int, ...] | None:
+    def rows_of_workers(self) -> tuple[int, ...] | None:
         """Return the rows that each worker batches in one pass; None if they are not known."""
         plan, place = self._plan, self._place
         total, size = plan.rows_of_pass, plan.batch_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -283,6 +283,21 @@ class BatchParts:
         return cls(each, steps[own] or None, last if is_plain else each)
 
 
+class Rounds(Protocol):
+    """The rounds of an epoch: in each, every worker takes one step."""
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step.
+
+        Args:
+            step: Of the epoch, from 0 on.
+            own: Rows that this worker trains on in that step.
+
+        Raises:
+            ConfigurationError: The number cannot be known.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """What a worker trains on.
@@ -294,6 +309,7 @@ class Shared:
         short_by: Steps by which this worker's epoch is shorter than the longest of the others,
             which one group has to do without it.
         parts: How much of the script's batches each mini-batch is.
+        rounds: The rows of all workers in each step; None: batches are not divided.
         unfilled: Further such steps, counted while the data is read; None: all are known before.
     """
 
@@ -302,6 +318,7 @@ class Shared:
     num_examples: int | None = None
     short_by: int = 0
     parts: BatchParts = dataclasses.field(default_factory=BatchParts)
+    rounds: Rounds | None = None
     unfilled: UnfilledRounds | None = None
 
 

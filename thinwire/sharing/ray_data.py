@@ -16,6 +16,7 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
 from thinwire.sharing.place import BatchParts, Shared, WorkerPlace
+from thinwire.sharing.rounds import dealt_rounds
 
 _MODULE = "ray.data"
 
@@ -70,7 +71,11 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             short_by = int(place.one_group and rest > 0 and place.num_dealt(rest) == 0)
             of_batches = BatchParts.of_rows(place, size, place.dealt_rows(total, run_batch))
     num_examples = total if place.shard == "auto" else None
-    return Shared(given, size, num_examples, short_by, of_batches)
+    rounds = None
+    if place.divides_batch:
+        rows = place.dealt_rows(total, size) if place.is_shared else None
+        rounds = dealt_rounds(place, size, rows, bool(given.get("steps_per_epoch")))
+    return Shared(given, size, num_examples, short_by, of_batches, rounds)
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:

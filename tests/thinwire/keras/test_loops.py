@@ -322,6 +322,131 @@ def test_weights_that_a_loop_sets_travel_with_its_next_step(method, nb_workers, 
             np.testing.assert_allclose(mine, initial - 0.5 * 0.2 - 0.5 * 0.4, atol=1e-6)
 
 
+def step_of(model, optimizer, wrap):
+    """Return a step of a loop; `wrap` is what the script puts around it."""
+
+    def update(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        return loss
+
+    return wrap(update)
+
+
+def compiled_within(step):
+    inner = tf.function(step, jit_compile=True)
+    return tf.function(lambda x, y: inner(x, y))
+
+
+def compiled_around(step):
+    inner = tf.function(step)
+    return tf.function(lambda x, y: inner(x, y), jit_compile=True)
+
+
+def compiled_method(step):
+    class Trainer:
+        @tf.function(jit_compile=True)
+        def step(self, x, y):
+            return step(x, y)
+
+    return Trainer().step
+
+
+def traced_before(step):
+    return tf.function(step, jit_compile=True).get_concrete_function(
+        tf.TensorSpec([None, 6]), tf.TensorSpec([None], tf.int32)
+    )
+
+
+def stepped(wrap, settings=ALONE, make=plain_model):
+    """Train by a loop whose step is wrapped; return the model, and whether the step saw XLA."""
+    keras.utils.set_random_seed(4)
+    model, optimizer = make(), keras.optimizers.Adam(0.01)
+    if settings is not ALONE:
+        assert distribute(optimizer, settings, model=model) is optimizer
+        assert distribute(optimizer, settings, model=model) is optimizer  # changes nothing
+    step = step_of(model, optimizer, wrap)
+    for batch in BATCHES:
+        own = parts_of(batch, settings)
+        step(tf.constant(X[own]), tf.constant(Y[own]))
+    return model
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda step: tf.function(step, jit_compile=True),
+        compiled_within,
+        compiled_around,
+        pytest.param(compiled_method, marks=pytest.mark.product),
+        pytest.param(traced_before, marks=pytest.mark.product),
+    ],
+    ids=["function", "within", "around", "method", "concrete"],
+)
+def test_jit_compile_is_switched_off_around_a_step_that_exchanges(wrap, tmp_path, caplog):
+    expected = stepped(wrap)
+    with scripts(tmp_path, "bsp", 2) as run:
+        for model in run.each(lambda settings: stepped(wrap, settings)):
+            assert_same(model, expected)
+        assert run.shards[0].core.version == len(BATCHES)
+    assert "is switched off: XLA cannot compile an exchange" in caplog.text
+
+
+def test_functions_without_an_exchange_stay_compiled(tmp_path):
+    """Those of a script that was distributed, too."""
+    double = tf.function(lambda x: x * 2, jit_compile=True)
+    with scripts(tmp_path) as run:
+        run.each(lambda settings: distribute(keras.optimizers.SGD(), settings, model=plain_model()))
+    assert double(tf.constant(2.0)) == 4
+    assert "HloModule" in double.experimental_get_compiler_ir(tf.constant(2.0))()
+
+
+def unbuilt():
+    W_global.clear()
+    return keras.Sequential([keras.layers.Dense(8, "tanh"), keras.layers.Dense(4)], name="unbuilt")
+
+
+@pytest.mark.parametrize("wrap", [tf.function, lambda step: step], ids=["graph", "eager"])
+def test_a_loop_s_first_step_may_build_the_model(wrap, tmp_path):
+    expected = stepped(wrap, make=unbuilt)
+    with scripts(tmp_path, "bsp", 1) as run:
+        (model,) = run.each(lambda settings: stepped(wrap, settings, unbuilt))
+        assert run.shards[0].core.version == len(BATCHES)
+    assert_same(model, expected)
+
+
+def loops_in_turn(settings=ALONE):
+    """Train a model by a loop, and then a second one by another."""
+    W_global.clear()
+    models = [network("first", 6, 4, 1), network("second", 6, 4, 3)]
+    optimizers = [keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01)]
+    if settings is not ALONE:
+        for model, optimizer in zip(models, optimizers, strict=True):
+            distribute(optimizer, settings, model=model)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        step = step_of(model, optimizer, tf.function)
+        for batch in BATCHES:
+            own = parts_of(batch, settings)
+            step(X[own], Y[own])
+    return models
+
+
+def test_loops_that_are_distributed_before_the_first_step_train_one_after_the_other(tmp_path):
+    expected = loops_in_turn()
+    with scripts(tmp_path, "bsp", 2) as run:
+        for models in run.each(loops_in_turn):
+            for model, other in zip(models, expected, strict=True):
+                assert_same(model, other)
+
+
+@pytest.mark.parametrize("method", ["dgs", pytest.param("esync", marks=pytest.mark.product)])
+def test_an_optimizer_of_a_script_s_own_may_step_on_the_workers(method, tmp_path):
+    with scripts(tmp_path, method, 1) as run:
+        run.each(lambda settings: classify(settings, optimizer=OwnSGD, batches=BATCHES[:1]))
+
+
 # -- what cannot be right ------------------------------------------------------------------------
 
 
@@ -357,17 +482,43 @@ def by_turns(settings):
         optimizer.apply([tf.ones(v.shape) for v in some], some)
 
 
-def unbuilt(settings):
-    model = keras.Sequential([keras.layers.Dense(4)])
-    optimizer = distribute(keras.optimizers.SGD(), settings, model=model)
+class OwnSGD(keras.optimizers.SGD):
+    """Steps as no PS knows."""
 
-    @tf.function
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = LOSS(y, model(x))
-        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
 
-    step(X, Y)
+def own_optimizer(settings):
+    distribute(OwnSGD(), settings, model=plain_model())
+
+
+def own_optimizer_of_fit(settings):
+    model = plain_model()
+    model.compile(OwnSGD(), LOSS)
+    distribute(model, settings)
+
+
+def other_model(settings):
+    optimizer = keras.optimizers.SGD()
+    distribute(optimizer, settings, model=plain_model())
+    distribute(optimizer, settings, model=plain_model())
+
+
+def model_of_a_loop(settings):
+    model = plain_model()
+    distribute(keras.optimizers.SGD(), settings, model=model)
+    distribute(model, settings)
+
+
+def other_settings(settings):
+    model = plain_model()
+    distribute(model, settings)
+    distribute(model, settings, num_train=7)
+
+
+def loop_behind_loop(settings):
+    for _ in range(2):
+        model = plain_model()
+        model.compile("sgd", LOSS)
+        distribute(model, settings).train_on_batch(X, Y)
 
 
 @pytest.mark.parametrize(
@@ -376,12 +527,17 @@ def unbuilt(settings):
         (other_optimizer, "write `optimizer = thinwire.distribute"),
         (of_nothing, "without a model"),
         (three_of_one_model, "a model of its own"),
+        (own_optimizer, "OwnSGD, which a PS cannot build"),
+        (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
+        (other_model, "a second time with another model"),
+        (model_of_a_loop, "expected one of both"),
+        (other_settings, "another num_train: 7, and before None"),
+        (loop_behind_loop, "distributed before the first step of any"),
         *(
             pytest.param(script, words, marks=pytest.mark.product)
             for script, words in (
-                (too_late, "after the first step"),
+                (too_late, "Distribute all of them before the first loop begins"),
                 (by_turns, "does not step toy/logits/kernel"),
-                (unbuilt, "a model that is built before"),
             )
         ),
     ],

@@ -1,5 +1,7 @@
 """Workers that draw other numbers than each other in `fit`, and the same before and after."""
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -70,3 +72,69 @@ def test_random_numbers_agree_again_where_fit_fails():
     drawn = tf.random.uniform([]).numpy()
     begin()
     assert tf.random.uniform([]).numpy() == drawn
+
+
+class Ones(keras.utils.PyDataset):
+    """Three batches of 8 rows."""
+
+    def __init__(self):
+        super().__init__()
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return np.ones((8, 1)), np.ones((8, 1))
+
+
+def two_models(seed, data, place=None):
+    """Return the initial weights of a model, and of one behind its `fit`, and further numbers."""
+    keras.utils.clear_session()
+    seed(3)
+
+    def new():
+        layers = [keras.layers.Dense(2), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        model = keras.Sequential([keras.Input((1,)), *layers])
+        model.compile("sgd", "mse")
+        return model, [each.numpy().tolist() for each in model.variables if each.trainable]
+
+    model, first = new()
+    if place is None:
+        model.fit(**data(), verbose=0, epochs=2)
+    else:
+        shared = shared_by_all(data(), place.num_workers)[place.worker - 1].arguments
+        with own_randomness(place):
+            model.fit(**shared, verbose=0, epochs=2)
+    return first, new()[1], random.random(), keras.random.normal([2]).numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [lambda: {"x": np.ones((24, 1)), "y": np.ones((24, 1))}, lambda: {"x": Ones()}],
+    ids=["arrays", "PyDataset"],
+)
+@pytest.mark.parametrize("seed", [keras.utils.set_random_seed, random.seed])
+def test_a_model_built_after_a_fit_begins_as_alone(seed, data):
+    """Keras draws initial weights by Python's random, which nothing else may draw from."""
+    alone = two_models(seed, data)
+    for place in places(2):
+        assert two_models(seed, data, place) == alone
+
+
+def test_a_generator_that_keras_makes_within_fit_differs_by_worker():
+    """Alone its seed is drawn by Python's random where something first needs it."""
+
+    def drawn(place):
+        begin()
+        random.random()
+        with own_randomness(place):
+            in_fit = keras.random.normal([2]).numpy().tolist()
+        return in_fit, random.random(), keras.random.normal([2]).numpy().tolist()
+
+    begin()
+    random.random()
+    alone = keras.random.normal([2]).numpy().tolist(), random.random()
+    first, second = (drawn(place) for place in places(2))
+    assert first[:2] == alone
+    assert second[0] != first[0]
+    assert first[1:] == second[1:]
