@@ -168,7 +168,7 @@ class StepOwner(Protocol):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule; None: it has none, or is read at its own count."""
+        """The clock of each optimizer's schedule; None: it has none, or reads its own count."""
 
     @property
     def call(self) -> StepCall:
