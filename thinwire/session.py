@@ -217,7 +217,7 @@ class Session:
         self._saved: State | None = None  # of the incarnation before
         self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
-        # What schedules are read at when the exchange has ended that is under way in a thread.
+        # The counts of schedules once the exchange has ended that is under way in a thread.
         self._counts_ahead: tuple[int, ...] = ()
         self._left_out: dict[int, int] = {}  # by optimizer: parts of batches that were not finite
         self._computes_from = time.monotonic()  # the end of the newest step, or of a pause

@@ -284,7 +284,7 @@ class Reply:
     staleness: int = 0  # of the worker's newest push
     aux: Float32 | None = None  # [m] means over workers; not to be changed
     loss_scale: float = 0.0  # the factor of the loss from now on; 0: none
-    # Of each optimizer of a script: what its schedule is read at.
+    # For each optimizer of a script: the count that its schedule is read at.
     schedule_counts: tuple[int, ...] = ()
 
     @property

@@ -29,7 +29,7 @@ class CoreConfig:
     spec: ModelSpec | None = None  # what the shard holds, slice by slice; None: one slice
     guards: Guards = dataclasses.field(default_factory=Guards)
     loss_scale: LossScale | None = None  # of a script; None: losses are not scaled
-    # Of each optimizer of a script: batches that its schedule had counted before the phase.
+    # For each optimizer of a script: the batches that its schedule had counted before the phase.
     first_batches: tuple[int, ...] = ()
 
 

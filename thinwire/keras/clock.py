@@ -3,7 +3,7 @@
 Keras alone reads a schedule at its optimizer's count of steps, and so do callbacks, TensorBoard and
 scripts: by `optimizer.learning_rate`, or by a call of the schedule with `optimizer.iterations`. In
 a run that is this worker's count, and the schedule follows the batches that all have consumed. So
-whoever calls a schedule with its optimizer's count gets the rate of the run's count instead. The
+a call of a schedule with its optimizer's count gives the rate of the run's count instead. The
 optimizer's own count stays what it is, for bias corrections and for scripts.
 """
 

@@ -303,7 +303,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """Of all that step: what the schedule of each is read at; see `ScriptOptimizers`."""
+        """The clock of each optimizer's schedule; see `ScriptOptimizers.clock_of`."""
         return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property

@@ -175,7 +175,7 @@ class StepOwner(Protocol):
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """Of all that step: what the schedule of each is read at; None: its own count, or none."""
+        """The clock of each optimizer's schedule; None: it has none, or reads its own count."""
 
     @property
     def call(self) -> StepCall:

@@ -1,6 +1,6 @@
 """The rows of a mini-batch: how many there are, and which of its arrays have one of each.
 
-A batch may hold what is no row of it, such as the sizes of anchors beside images and boxes. So no
+A batch may hold arrays without rows, such as sizes of anchors next to images and boxes. So no
 single array shows how many rows there are: weights of rows and labels do, and else most arrays.
 """
 
@@ -53,9 +53,9 @@ class _Leaf:
 def num_rows(batch: Any) -> Any:
     """Return the number of rows of a mini-batch, as Keras takes it: x, (x, y) or (x, y, weights).
 
-    It is that of the weights of rows, else of the labels, else of x. Where their arrays differ in
-    length, the length counts that most arrays of the batch have; of two such lengths the one that
-    differs from step to step, or of the array with more axes.
+    The weights of rows decide, without them the labels, and without labels x. Where their arrays
+    differ in length, most arrays of the batch decide. If that leaves two lengths, the one counts
+    that differs from step to step, and then the length of the array with more axes.
 
     Returns:
         A number; where only the step knows it a scalar int64 tensor.
@@ -103,7 +103,7 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return a mini-batch with `take` applied to the arrays that have a row of each example.
 
-    What is no row of the batch stays as it is.
+    Arrays without rows stay as they are.
 
     Args:
         take: Of an array.

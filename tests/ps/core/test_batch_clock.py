@@ -1,4 +1,4 @@
-"""The count of a script's batches: whole numbers of parts, whoever brings them."""
+"""The count of a script's batches: parts of them add up exactly, and outlive a restart."""
 
 import dataclasses
 import itertools

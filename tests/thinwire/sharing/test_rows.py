@@ -12,7 +12,7 @@ SPARSE = tf.sparse.from_dense(np.eye(6))
 
 BATCHES = {
     "labels say it": ({"a": ANCHORS, "image": IMAGES}, LABELS),
-    "labels beside what is none": ({"image": IMAGES}, {"a": ANCHORS, "boxes": LABELS}),
+    "labels and sizes": ({"image": IMAGES}, {"a": ANCHORS, "boxes": LABELS}),
     "weights say it": (ANCHORS, np.zeros(5), LABELS),
     "most arrays agree": ({"a": ANCHORS, "b": LABELS, "c": LABELS},),
     "most axes": {"a": ANCHORS, "image": IMAGES},
