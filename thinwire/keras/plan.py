@@ -22,7 +22,7 @@ from thinwire.ops.types import ConfigurationError
 
 Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
 
-_RUNS_EAGERLY = threading.Lock()  # whether functions do is a setting of the whole process
+_RUNS_EAGERLY = threading.RLock()  # whether functions do is a setting of the whole process
 
 
 @dataclasses.dataclass(frozen=True)

@@ -203,7 +203,8 @@ class RowSums:
             y, y_pred, sample_weight = arguments
             if is_moved:
                 y_pred = tf.nest.map_structure(moved, y_pred)
-            return [float(loss(y, y_pred, sample_weight))]
+            with running_eagerly():  # a function would want a thread of TensorFlow's own
+                return [float(loss(y, y_pred, sample_weight))]
 
         def decide(arguments: Any) -> None:
             self._decide([part], kinds_of(evaluate, arguments) or [RowKind.OTHER])
@@ -253,7 +254,7 @@ class RowSums:
         def evaluate(inputs: Any, is_moved: bool) -> list[float]:
             variables = model.trainable_variables if is_moved else []
             values = [(each, moved(each.value)) for each in variables]
-            with keras.StatelessScope(values, collect_losses=True):
+            with running_eagerly(), keras.StatelessScope(values, collect_losses=True):
                 model(inputs, **training)
                 return [float(tf.reduce_sum(each)) for each in _added_losses(model)]
 
