@@ -13,7 +13,7 @@ from thinwire.ops.types import ConfigurationError
 SIZES = st.tuples(st.integers(2, 70), st.integers(1, 5), st.integers(1, 40))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SIZES)
 def test_one_groups_batches_are_together_the_scripts(sizes):
     total, num_workers, batch_size = sizes
@@ -33,7 +33,7 @@ def test_one_groups_batches_are_together_the_scripts(sizes):
     assert [longest - len(rows) for rows in everyone] == short
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     SIZES,
     st.booleans(),

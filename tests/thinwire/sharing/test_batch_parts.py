@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.thinwire.sharing.places import batches, places, shared_by_all
-from thinwire.sharing.place import BatchParts, dealt_rows
+from thinwire.sharing.place import BatchParts
 
 NUMBERS = st.integers(1, 5)
 
@@ -33,7 +33,7 @@ def alone(rows, size, drops=False):
 def test_a_pass_over_rows_counts_the_batches_of_the_script(rows, size, workers, divides, drops):
     assume(size >= workers or not divides)
     found = places(workers, one_group=divides, batch="global" if divides else "worker")
-    dealt = dealt_rows(rows, found[0].run_batch(size), workers)
+    dealt = found[0].dealt_rows(rows, found[0].run_batch(size))
     own = [place.part_of_batch(size) for place in found]
     steps = [alone(number, part, drops) for number, part in zip(dealt, own, strict=True)]
     assume(sum(steps))
