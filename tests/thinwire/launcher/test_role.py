@@ -95,7 +95,11 @@ def launcher(tmp_path, monkeypatch):
         monkeypatch.setattr(ssh, "on_all", lambda hosts, do: found)
         monkeypatch.setattr(ssh.Ssh, "host_name", lambda self, host: "127.0.0.9")
         run = types.SimpleNamespace(
-            overwrite=False, nb_ps=nb_ps, nb_workers=nb_workers, addresses=addresses
+            overwrite=False,
+            nb_ps=nb_ps,
+            nb_workers=nb_workers,
+            addresses=addresses,
+            run_dir=tmp_path,
         )
         return ssh.SshLauncher(run)
 
