@@ -176,8 +176,13 @@ class StepExchange:
                 optimizers.advance(session),
             )
 
-    def sit_out(self, session: Session) -> None:
-        """Take part in a round with nothing, which leaves the others' mean as it is."""
+    def sit_out(self, session: Session, batch_parts: int) -> None:
+        """Take part in a round with nothing, which leaves the others' mean as it is.
+
+        Args:
+            session: Of the run.
+            batch_parts: Of the script's batch, that the workers with rows do not count.
+        """
         optimizers, takes_weights = self._optimizers, session.takes_weights
         with self._member.lock:
             if session.stopped:
@@ -187,7 +192,9 @@ class StepExchange:
                 nothing = held if takes_weights else np.zeros_like(held)
                 step = optimizers.stepping[number]
                 number = 0 if takes_weights else number
-                figures = ScriptFigures(loss_scale=session.loss_scale, optimizer=number)
+                figures = ScriptFigures(
+                    loss_scale=session.loss_scale, optimizer=number, batch_parts=batch_parts
+                )
                 means = session.means.copy()
                 self._try_step(step, held, True, nothing, 0, None, means, step.known_rate, figures)
                 session.assign()

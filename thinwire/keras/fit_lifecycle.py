@@ -184,8 +184,8 @@ class FitLifecycle:
         session = self._member.session
         self._exchange.raise_failure()
         number, self._to_sit_out = self._to_sit_out, 0
-        if (unfilled := self._joining.data.unfilled) is not None:
-            number += unfilled.take()
+        data = self._joining.data
+        unfilled = 0 if data.unfilled is None else data.unfilled.take()
         if session is None:
             return
         if self._member.model.stop_training:
@@ -195,7 +195,9 @@ class FitLifecycle:
             self._member.close("done")
             return
         for _ in range(number):
-            self._exchange.sit_out(session)
+            self._exchange.sit_out(session, 0)
+        for _ in range(unfilled):  # the others did not know that they are the only ones with rows
+            self._exchange.sit_out(session, data.parts.each)
         self._exchange.raise_failure()
         if 0 < session.settings.run.method.pacer.local_epochs <= self._epochs_of_round:
             self._epochs_of_round = 0

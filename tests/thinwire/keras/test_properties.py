@@ -124,7 +124,7 @@ def train(model, source, rows, shuffle, is_alone=False):
     """Fit twice; return the histories and the rate at the end."""
     sizes = SIZES[rows]
     changes = rows == "varying" and source in ONE_SIZE
-    firsts = (CONSTANT, (12,) * 5 + (1,)) if changes else (sizes, sizes)
+    firsts = (CONSTANT, (12,) * 5 + (5,)) if changes else (sizes, sizes)
     histories = []
     for batches in firsts:
         make = _of_arrays if is_alone and source == "Ray Data" else SOURCES[source]
