@@ -219,7 +219,7 @@ class _Plan:
     def keeps_batches(self) -> bool:
         """Whether all of the batching's batches are in the dataset, as many as there are."""
         return self.batching is not None and not any(
-            pipeline.looks_at_batches(node) for node in self.nodes[: self.batching]
+            pipeline.may_drop(node) for node in self.nodes[: self.batching]
         )
 
     @property
@@ -390,7 +390,7 @@ class _WorkerPart:
             return None
         for number in range(plan.batching):
             node = self._nodes[number]
-            if pipeline.looks_at_batches(node):
+            if pipeline.may_drop(node):
                 return number
             if divides and pipeline.is_map(node) and self._mixes_rows(number):
                 return number
@@ -458,11 +458,17 @@ class _WorkerPart:
 
         The last one before the first shuffle, and before the batching, up to which all workers get
         the same: there the parts are most even. What comes of one file or window stays together
-        only where it must.
+        only where it must. A `filter` behind the shuffle leaves each worker another number of rows,
+        and so of steps; so rows are dealt out behind it if the shuffle can be the same everywhere.
         """
         last, reason = len(self._nodes) - 1, ""
-        expanding = [n for n in range(last) if pipeline.changes_elements(self._nodes[n])]
-        for end in (*expanding[:1], last):
+        first = 0 if self._plan.batching is None else self._plan.batching + 1
+        changing = [
+            n
+            for n in range(first, last)
+            if pipeline.changes_elements(self._nodes[n]) or pipeline.may_drop(self._nodes[n])
+        ]
+        for end in (*changing[:1], last):
             point, reason_here = self._point_within(end, self._plan.batching)
             reason = reason or reason_here
             if point is not None and self._suffices(self._nodes[point]):

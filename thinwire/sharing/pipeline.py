@@ -172,7 +172,7 @@ def has_functions(node: Pipeline) -> bool:
     return name_of(node) in _WITH_FUNCTIONS
 
 
-def looks_at_batches(node: Pipeline) -> bool:
+def may_drop(node: Pipeline) -> bool:
     """Return whether a transformation may keep or drop a whole element, by what is in it."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
