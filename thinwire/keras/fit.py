@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
+from absl import logging
 
 from thinwire.keras.data_errors import refusing_unfit
 from thinwire.keras.files import listed, writing_once
@@ -92,6 +93,8 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     @functools.wraps(alone)
     def fit(*args: Any, **keywords: Any) -> Any:
+        if model.built and not model.trainable_variables:
+            return fit_without_weights(*args, **keywords)
         given = _named(signature.bind(*args, **keywords))
         others = _listed(given.get("callbacks"))
         written = writing_once(others, lambda: session.central.writes_files)
@@ -101,6 +104,20 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             history = alone(**arguments)
         session.evaluations.report_history(history)
         return history
+
+    def fit_without_weights(*args: Any, **keywords: Any) -> Any:
+        """Let Keras alone fit a model that has nothing to train, as it does with a warning."""
+        logging.warning(
+            "%r has no trainable weights: its fit exchanges nothing, and runs on each worker with "
+            "all of the data",
+            model.name,
+        )
+        surrounded = {name: vars(model)[name] for name in kept}
+        vars(model).update(kept, train_function=None)
+        try:
+            return alone(*args, **keywords)
+        finally:
+            vars(model).update(surrounded, train_function=None)
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
@@ -114,6 +131,11 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             session.fits.keep_metrics()
 
     results = model._get_metrics_result_or_logs
+    kept = {
+        "train_step": train_step,
+        "evaluate": evaluate_alone,
+        "_get_metrics_result_or_logs": results,
+    }
 
     @functools.wraps(results)
     def results_of_all(logs: Any) -> Any:

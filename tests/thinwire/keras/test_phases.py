@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
 from thinwire import ConfigurationError, distribute
 from thinwire.keras.joining import Joining
 
@@ -387,3 +387,34 @@ def test_between_two_fits_no_worker_is_in_a_round(tmp_path):
             time.sleep(0.01)
         assert run.shards[0].core.live_workers() == ()
     assert first == second and (1, 2) in present
+
+
+def test_a_model_without_weights_fits_on_each_worker_as_alone(tmp_path, caplog):
+    def without_weights():
+        layers = [keras.Input((6,)), keras.layers.ActivityRegularization(0.1)]
+        model = keras.Sequential(layers, name="penalty")
+        model.compile("sgd", "mse", metrics=["mae"])
+        return model
+
+    options = {"batch_size": BATCH, "epochs": 2, "verbose": 0, "validation_data": (X, X)}
+    expected = without_weights().fit(X, X, **options).history
+    after, _ = alone(compiled_plain)
+
+    def script(settings):
+        found = distribute(without_weights(), settings).fit(X, X, **options).history
+        model = distribute(compiled_plain(), settings)
+        model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
+        return found, model
+
+    with caplog.at_level("WARNING", "absl"), scripts(tmp_path, "bsp", 2) as run:
+        for found, model in run.each(script):
+            assert found.keys() == expected.keys()
+            assert all(found[name] == pytest.approx(expected[name]) for name in expected)
+            assert_same(model, after)
+    assert "'penalty' has no trainable weights" in caplog.text
+
+
+def compiled_plain():
+    model = plain_model()
+    model.compile(keras.optimizers.SGD(0.1), LOSS)
+    return model
