@@ -34,6 +34,8 @@ _EVALUATOR = "evaluator"
 WRITTEN, CHIEF = ".written", "chief"
 #: The name of a file that shows, by its time, that workers have begun to train.
 TRAINING = "training"
+#: Begins the name of a list of what the processes of a host have downloaded.
+DOWNLOADS = "downloads-"
 _MOST_BYTES = 1 << 20
 
 
@@ -87,6 +89,8 @@ def remove_own_settings(path: pathlib.Path) -> None:
 def _remove_shared(folder: pathlib.Path) -> None:
     for name in (f"{CHIEF}{WRITTEN}", TRAINING):
         (folder / name).unlink(missing_ok=True)
+    for downloads in folder.glob(f"{DOWNLOADS}*"):
+        downloads.unlink(missing_ok=True)
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
