@@ -35,6 +35,7 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.run.script_settings import SETTINGS_FOLDER, TRAINING
+from thinwire.worker.downloads import Downloads
 from thinwire.worker.made_folders import MadeFolders
 from thinwire.worker.temporary import is_temporary
 from thinwire.worker.written_files import WrittenFiles, watch_opens
@@ -55,6 +56,9 @@ class HeldFiles:
         began: When the run began, in seconds since 1970.
         written: By this process, and by the chief.
         is_first_chief: Whether this process is the first of the worker that writes the run's files.
+
+    Attributes:
+        downloads: What the processes of this host have downloaded in this run.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class HeldFiles:
     ) -> None:
         self._began, self._written, self._is_first_chief = began, written, is_first_chief
         self._training = run_dir / SETTINGS_FOLDER / TRAINING
+        self.downloads = Downloads(run_dir / SETTINGS_FOLDER, began)
         whole = os.path.realpath(run_dir)
         self._of_nodes = tuple(os.path.join(whole, name) + os.sep for name in _OF_NODES)
         self._is_active, self._lifted_at = True, math.inf

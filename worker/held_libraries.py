@@ -1,4 +1,4 @@
-"""The same for libraries that open and delete files natively: TensorFlow's gfile, and h5py.
+"""The same for libraries that open and delete files natively, and for what Keras downloads.
 
 See `thinwire.worker.held_files`.
 """
@@ -24,6 +24,12 @@ def hold_h5py(h5py: Any) -> None:
     """Hold back what h5py would do, once it is imported."""
     for held in held_files():
         _hold_h5py(held, h5py)
+
+
+def share_downloads(file_utils: Any) -> None:
+    """Download once for all processes of this host, once Keras' module for it is imported."""
+    for held in held_files():
+        file_utils.get_file = held.downloads.share(file_utils.get_file)
 
 
 def _raise(function: Any, path: str, error: OSError) -> NoReturn:

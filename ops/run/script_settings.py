@@ -39,6 +39,8 @@ INPUT_COPY = "stdin-"
 WRITTEN, CHIEF = ".written", "chief"
 #: The name of a file that shows, by its time, that workers have begun to train.
 TRAINING = "training"
+#: Begins the name of a list of what the processes of a host have downloaded.
+DOWNLOADS = "downloads-"
 _MOST_BYTES = 1 << 20
 
 
@@ -92,8 +94,9 @@ def remove_own_settings(path: pathlib.Path) -> None:
 def _remove_shared(folder: pathlib.Path) -> None:
     for name in (f"{CHIEF}{WRITTEN}", TRAINING):
         (folder / name).unlink(missing_ok=True)
-    for path in folder.glob(f"{INPUT_COPY}*"):
-        path.unlink(missing_ok=True)
+    for pattern in (f"{INPUT_COPY}*", f"{DOWNLOADS}*"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:

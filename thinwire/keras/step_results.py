@@ -36,7 +36,7 @@ class StepResults:
         ]
         for path, value in _numbers(logs) if isinstance(logs, Mapping) else ():
             equal = [(metric, at) for metric, at, result in results if _is_equal(value, result)]
-            # Two metrics may be equal, such as both at 1.0; then only the names differ.
+            # Two metrics may be equal, such as both at 1.0; then the name decides.
             named = [(metric, at) for metric, at in equal if path[-1] in (metric.name, *at)]
             if len(equal) == 1 or len(named) == 1:
                 self._sources[path] = (named or equal)[0]

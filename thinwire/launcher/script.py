@@ -69,7 +69,7 @@ from thinwire.ops.run.settings import (
 )
 from thinwire.ops.run.signals import admit_signals
 from thinwire.worker.held_files import hold_back
-from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow
+from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_downloads
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
@@ -186,6 +186,7 @@ def _prepare_process(given: Mapping[str, str]) -> None:
             {
                 "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
                 "h5py": hold_h5py,
+                "keras.src.utils.file_utils": share_downloads,
                 "tensorflow": lambda tensorflow: _prepare_tensorflow(
                     tensorflow, seed, threads, calls
                 ),
