@@ -414,17 +414,23 @@ class Recorder:
             self._accepted[found[0]["shard"]][push.worker, push.step] = push
 
     def _on_apply(
-        self, inner: Any, model: ShardModel, arrivals: Any, oldest_base: int, share: float = 1.0
+        self,
+        inner: Any,
+        model: ShardModel,
+        arrivals: Any,
+        oldest_base: int,
+        share: float = 1.0,
+        empty_parts: int = 0,
     ) -> Any:
         found = self._found(model)
         if found is None:
-            return inner(model, arrivals, oldest_base, share)
+            return inner(model, arrivals, oldest_base, share, empty_parts)
         about, core = found
         before, samples, epoch = model.version, model.samples, core.membership.epoch
         came = [dataclasses.replace(each) for each in arrivals]
         small = len(model.theta) <= MOST_ENTRIES
         content = [_content(each.update, small) for each in came]
-        kept = inner(model, arrivals, oldest_base, share)
+        kept = inner(model, arrivals, oldest_base, share, empty_parts)
         keys = {(each.worker, each.step) for each in kept}
         accepted = self._accepted[about["shard"]]
         pushes = [accepted[each.worker, each.step] for each in came]

@@ -47,9 +47,9 @@ def test_every_worker_knows_the_rows_of_each_step(name, total, size, num_workers
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"x": numbers(41), "batch_size": 8, "steps_per_epoch": 9}, "are repeated"),
-        ({"x": Rows(41, 8), "steps_per_epoch": 9}, "ends with a short batch"),
-        ({"x": dataset(41).batch(8).repeat()}, "are repeated"),
+        ({"x": numbers(42), "batch_size": 8, "steps_per_epoch": 9}, "are repeated"),
+        ({"x": Rows(42, 8), "steps_per_epoch": 9}, "ends with a short batch"),
+        ({"x": dataset(42).batch(8).repeat()}, "are repeated"),
         ({"x": dataset(40).filter(lambda x, y: True).batch(8)}, "is not known"),
         ({"x": dataset(40).batch(8).filter(lambda x, y: True)}, "is not known"),
     ],
