@@ -381,7 +381,7 @@ def test_without_rounds_metrics_are_those_of_the_newest_reports_of_all(tmp_path)
         results = run.fit(compiled, epochs=6)
     one, two = (np.asarray(history["loss"]) for _, history in results)
     assert one[-1] < one[0] and two[-1] < two[0]
-    assert abs(one[-1] - two[-1]) < 0.1 * one[0]
+    assert abs(one[-1] - two[-1]) < 0.3 * one[0]
 
 
 def test_later_fits_and_other_models_have_their_own_metrics(tmp_path):
