@@ -165,10 +165,7 @@ class LightWorker:
     def __init__(self, run: Run, number: int, spec: ModelSpec, update: Sequence[Block]) -> None:
         """Prepare; nothing is dialled yet."""
         self._kind, self._update = run.method.kind, tuple(update)
-        sgd = OptimizerOffer(
-            Described("SGD", {"learning_rate": 1e-6, "momentum": _MOMENTUM}),
-            batch_size=10,
-        )
+        sgd = OptimizerOffer(Described("SGD", {"learning_rate": 1e-6, "momentum": _MOMENTUM}))
         steps_here = run.method.server.awaits_offer
         offer = Offer(spec, optimizers=(sgd,) if steps_here else (), num_examples=1000)
         nothing = np.empty(0, np.float32)
