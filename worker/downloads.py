@@ -60,21 +60,30 @@ class Downloads:
         The operating system ends the wait when this process ends, however it ends.
         """
         try:
-            self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
+            descriptor = self._lock()
         except OSError as error:
             logging.warning("downloads are not shared among this host's workers: %s", error)
             yield {}
             return
+        try:
+            yield self._finished()
+        finally:
+            os.close(descriptor)
+
+    def _lock(self) -> int:
+        """Wait until no other process has the list; return its descriptor, which keeps it."""
+        self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 logging.info("waiting for the download of another process of this host")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield self._finished()
-        finally:
+        except BaseException:
             os.close(descriptor)
+            raise
+        return descriptor
 
     def _finished(self) -> dict[str, str]:
         finished = {}

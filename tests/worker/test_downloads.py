@@ -1,5 +1,6 @@
 """Processes of a run that call `keras.utils.get_file`: one after the other, and once for all."""
 
+import errno
 import pathlib
 import threading
 
@@ -84,7 +85,7 @@ def test_what_another_process_has_downloaded_is_downloaded_again_where_that_is_m
     assert len(server.calls) == 6, "it is gone"
 
 
-def test_a_list_that_cannot_be_read_or_written_stops_nobody(tmp_path):
+def test_a_list_that_cannot_be_read_written_or_locked_stops_nobody(tmp_path, monkeypatch):
     server = Server(tmp_path)
     server.others_wait.set()
     one, two = processes(tmp_path, 2)
@@ -96,3 +97,10 @@ def test_a_list_that_cannot_be_read_or_written_stops_nobody(tmp_path):
     remove_settings(tmp_path, ["worker-1"])
     (tmp_path / SETTINGS_FOLDER).write_text("a file, not a folder")
     assert download(server, two, "z") == str(server.path)
+    (tmp_path / SETTINGS_FOLDER).unlink()
+
+    def lock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", lock)
+    assert download(server, two, "w") == str(server.path)
