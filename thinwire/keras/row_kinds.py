@@ -24,6 +24,8 @@ import tensorflow as tf
 from absl import logging
 from keras.src import backend
 
+from thinwire.sharing.rows import map_rows, num_rows
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -48,26 +50,19 @@ class RowKind(enum.Enum):
 
 def rows_of(data: Any) -> int | None:
     """Return the rows of a mini-batch; None: they are not known while a graph is traced."""
-    leaves = (each for each in tf.nest.flatten(data) if _has_rows(each))
-    return next((leaf.shape[0] for leaf in leaves), None)
-
-
-def _has_rows(leaf: Any) -> bool:
-    shape = getattr(leaf, "shape", None)
-    return shape is not None and bool(tf.TensorShape(shape).rank)
+    rows = num_rows(data)
+    return rows if isinstance(rows, int) else None
 
 
 def repeated(data: Any, repeats: int) -> Any:
     """Return a mini-batch with all of its rows so often, one whole after the other."""
 
     def repeat(leaf: Any) -> Any:
-        if repeats == 1 or not _has_rows(leaf):
-            return leaf
         if isinstance(leaf, tf.SparseTensor):
             return tf.sparse.concat(0, [leaf] * repeats)
         return tf.concat([leaf] * repeats, 0)
 
-    return tf.nest.map_structure(repeat, data)
+    return data if repeats == 1 else map_rows(repeat, data)
 
 
 def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
