@@ -22,7 +22,8 @@ from tensorflow.core.framework import graph_pb2, node_def_pb2
 from tensorflow.python.data.util import structure
 
 from thinwire.sharing.place import WorkerPlace, deal
-from thinwire.sharing.windows import num_rows, take_rows_of
+from thinwire.sharing.rows import arrays_of_rows
+from thinwire.sharing.windows import rows_in, take_rows_of
 
 #: A product of matrices rounds otherwise for another number of rows: so many times as much.
 _ROUNDINGS = 100
@@ -61,9 +62,10 @@ class _Attempt:
     """A map's function, a batch, and its result for the batch."""
 
     def __init__(self, wrapper: Any, call: Callable[..., Any], batch: Any, whole: Any) -> None:
-        self._taken, self._given = wrapper._input_structure, wrapper.output_structure
+        self._taken = arrays_of_rows(wrapper._input_structure)
+        self._given = arrays_of_rows(wrapper.output_structure)
         self._call, self._batch, self._whole = call, batch, whole
-        self._num_rows = int(num_rows(batch, self._taken))
+        self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
         """Return whether the workers' parts of the batch give other rows than the whole batch."""

@@ -39,7 +39,8 @@ class _Leaf:
             return None
         if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
             rows = array.nrows() if isinstance(array, tf.RaggedTensor) else array.dense_shape[0]
-            known = tf.get_static_value(rows)
+            known = shape[0] if shape.rank else None
+            known = tf.get_static_value(rows) if known is None else known
             rank = shape.rank or 1
             return _Leaf(tf.cast(rows, tf.int64) if known is None else int(known), rank)
         if getattr(shape, "rank", 0) is None:  # TensorFlow does not know it before the step
@@ -95,44 +96,48 @@ def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> 
 
 
 def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
-    """Return, of each array of a mini-batch in memory, whether it has a row of each example."""
-    rows, leaves = num_rows(batch), map(_Leaf.of, tf.nest.flatten(batch))
-    return tuple(leaf is not None and bool(leaf.length == rows) for leaf in leaves)
+    """Return, of each array of a mini-batch, whether it has a row of each example.
+
+    The number of rows is open where a last batch may be shorter. An array whose length is known all
+    the same has others.
+
+    Args:
+        batch: As `num_rows` takes it, or its spec in a data set.
+    """
+    leaves = [_first_axis(leaf) for leaf in tf.nest.flatten(batch)]
+    if None in leaves:
+        return tuple(length is None for length in leaves)
+    rows = num_rows(batch)
+    return tuple(length == rows for length in leaves)
+
+
+def _first_axis(leaf: Any) -> int | None:
+    """Return the length of an array's first axis; None: it is open; -1: there is no axis."""
+    shape = tf.TensorShape(getattr(leaf, "shape", ()))
+    if shape.rank == 0:
+        return -1
+    return None if shape.rank is None else shape[0]
 
 
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
     """Return a mini-batch with `take` applied to the arrays that have a row of each example.
 
-    Arrays without rows stay as they are.
+    What is no row of the batch stays as it is.
 
     Args:
         take: Of an array.
         batch: As `num_rows` takes it.
-        of_rows: As `arrays_of_rows` has it of another batch, whose number of rows is another one;
-            not given: by the lengths of this one, where a length may be the same by chance.
+        of_rows: As `arrays_of_rows` has it of the batch's spec, or of another batch, whose number
+            of rows is another one; not given: of this one, whose lengths may agree by chance.
 
     >>> import numpy as np
     >>> batch = {"sizes": np.arange(3), "x": np.zeros((4, 1))}
     >>> map_rows(lambda array: array[::2], batch)["sizes"]
     array([0, 1, 2])
     """
-    if of_rows is not None:
-        pairs = zip(tf.nest.flatten(batch), of_rows, strict=True)
-        taken = [take(array) if is_taken else array for array, is_taken in pairs]
-        return tf.nest.pack_sequence_as(batch, taken)
-    rows = num_rows(batch)
-
-    def part(array: Any) -> Any:
-        leaf = _Leaf.of(array)
-        if leaf is None:
-            return array
-        if leaf.is_known and isinstance(rows, int):
-            return take(array) if leaf.length == rows else array
-        if not leaf.is_known:  # a length that differs from step to step
-            return take(array)
-        return tf.cond(tf.equal(rows, leaf.length), lambda: take(array), lambda: array)
-
-    return tf.nest.map_structure(part, batch)
+    pairs = zip(tf.nest.flatten(batch), of_rows or arrays_of_rows(batch), strict=True)
+    taken = [take(array) if is_taken else array for array, is_taken in pairs]
+    return tf.nest.pack_sequence_as(batch, taken)
 
 
 def count_rows(batch: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from thinwire.sharing.place import UnfilledRounds, WorkerPlace
+from thinwire.sharing.rows import arrays_of_rows, map_rows
 
 _Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
 
@@ -116,11 +117,11 @@ def cut_batches(
 
     def cut(epoch: Any, numbered: Any) -> Any:
         number, batch = numbered
-        own = tf.numpy_function(positions, [epoch, number, num_rows(batch)], tf.int64)
+        own = tf.numpy_function(positions, [epoch, number, rows_in(batch)], tf.int64)
         return take_rows_of(batch, tf.ensure_shape(own, [None]))
 
     def has_rows(*batch: Any) -> Any:
-        return num_rows(batch) > 0
+        return rows_in(batch) > 0
 
     part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(_as_traced(cut))
     total, lacks = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
@@ -191,67 +192,26 @@ def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
 # -- rows of a batch -------------------------------------------------------------------------------
 
 
-def num_rows(batch: Any, spec: Any = None) -> Any:
-    """Return the number of rows of a batch, a scalar tensor int64; `spec` as `take_rows_of`."""
-    leaves, are_rows = _flat_rows(batch, spec)
-    return _length(leaves[are_rows.index(True)])
-
-
-def take_rows_of(batch: Any, positions: Any, spec: Any = None) -> Any:
-    """Return the rows of a batch at ascending positions.
-
-    A component without rows, such as a fixed table beside the images, stays whole.
-
-    Args:
-        batch: Tensors, ragged and sparse ones, in any nesting.
-        positions: [n] int64.
-        spec: The batch's in its data set; None: the batch is traced, and has its shapes.
-    """
-    leaves, are_rows = _flat_rows(batch, spec)
-    taken = [
-        _take(leaf, positions) if has_rows else leaf
-        for leaf, has_rows in zip(leaves, are_rows, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(batch, taken)
-
-
-def _flat_rows(batch: Any, spec: Any) -> tuple[list[Any], list[bool]]:
-    """Return the components of a batch, and which of them have its rows."""
-    leaves = tf.nest.flatten(batch)
-    return leaves, _rows_of(leaves if spec is None else tf.nest.flatten(spec))
-
-
-def _rows_of(leaves: Sequence[Any]) -> list[bool]:
-    """Return which components of a batch have its rows along their first axis.
-
-    The number of rows is open where a last batch may be shorter; a component whose length is known
-    all the same has others. Where all lengths are known, it is the one that most components have,
-    and the last of these on a tie: labels stand there.
-    """
-    lengths = [_known_length(getattr(leaf, "shape", _NO_AXIS)) for leaf in leaves]
-    if None in lengths:
-        return [length is None for length in lengths]
-    usual = max(reversed(lengths), key=lengths.count)
-    return [length == usual for length in lengths]
-
-
-#: The shape of what has no rows, as None.
-_NO_AXIS = tf.TensorShape([])
-
-
-def _known_length(shape: tf.TensorShape) -> int | None:
-    """Return the length along the first axis; None: it is open; -1: there is no axis."""
-    if shape.rank == 0:
-        return -1
-    return None if shape.rank is None else shape[0]
-
-
-def _length(rows: Any) -> Any:
+def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
+    """Return the number of rows of a batch, a scalar; `of_rows` as `take_rows_of`."""
+    kinds = of_rows or arrays_of_rows(batch)
+    rows = tf.nest.flatten(batch)[kinds.index(True)]
     if isinstance(rows, tf.SparseTensor):
         return rows.dense_shape[0]
     if isinstance(rows, tf.RaggedTensor):
         return tf.cast(rows.nrows(), tf.int64)
     return tf.shape(rows, tf.int64)[0]
+
+
+def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = None) -> Any:
+    """Return the rows of a batch at ascending positions.
+
+    Args:
+        batch: Tensors, ragged and sparse ones, in any nesting.
+        positions: [n] int64.
+        of_rows: As `map_rows` takes it.
+    """
+    return map_rows(lambda rows: _take(rows, positions), batch, of_rows)
 
 
 def _take(rows: Any, positions: Any) -> Any:
