@@ -18,6 +18,17 @@ LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 BATCH = 24
 
 
+class Batches(keras.utils.PyDataset):
+    """Batches of 20 rows, of which the last has 16."""
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        rows = slice(20 * index, 20 * index + 20)
+        return X[rows], Y[rows]
+
+
 def plain_model(name="toy"):
     """Return a model without batch normalisation, always with the same names and weights."""
     W_global.clear()

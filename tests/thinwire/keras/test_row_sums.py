@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.thinwire.keras.runs import X, Y, alone, assert_same, scripts
+from tests.thinwire.keras.runs import Batches, X, Y, alone, assert_same, scripts
 from thinwire import W_global, distribute
 from thinwire.ops.types import ConfigurationError
 
@@ -222,17 +222,6 @@ def test_one_of_several_outputs_is_a_sum(form, tmp_path):
 def fitted(make, settings, train):
     model = distribute(make(), settings)
     return model, train(model)
-
-
-class Batches(keras.utils.PyDataset):
-    """Batches of 20 rows, of which the last has 16."""
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        rows = slice(20 * index, 20 * index + 20)
-        return X[rows], Y[rows]
 
 
 def slices():

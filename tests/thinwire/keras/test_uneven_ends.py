@@ -5,7 +5,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import (
+    BATCH,
+    LOSS,
+    Batches,
+    X,
+    Y,
+    alone,
+    assert_same,
+    plain_model,
+    scripts,
+)
 from thinwire import distribute
 from thinwire.data.partition import PartitionRule
 from thinwire.keras.data_errors import explain_batch
@@ -59,15 +69,6 @@ FORMS = {
 }
 #: Those that `make test` trains, too.
 USUAL = ("full batches", "batches less their mean", "a row too many")
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        rows = slice(20 * index, 20 * index + 20)
-        return X[rows], Y[rows]
 
 
 @pytest.mark.parametrize(
