@@ -202,7 +202,6 @@ class _Shares:
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
         """Share `total` rows by the partition of the run. Raises ConfigurationError."""
-        workers = range(1, place.num_workers + 1)
         rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
         if rule.partition == _EQUAL:
             if total < place.num_workers:
@@ -217,12 +216,8 @@ class _Shares:
             parts = split(labels_of(targets, total, rule.partition), rule)
             sizes = tuple(len(part) for part in parts)
             rows, window = parts[place.worker - 1], place.part_of_batch(batch_size)
-        numbers = [
-            math.ceil(size / place.part_of_batch(batch_size, worker))
-            for worker, size in zip(workers, sizes, strict=True)
-        ]
-        own = numbers[place.worker - 1]
-        short_by = max(numbers) - own if place.one_group else 0
+        steps = place.steps_of_rows(batch_size, sizes)
+        own, short_by = steps[place.worker - 1], place.short_by(steps)
         return cls(rows, window, rule.partition == _EQUAL, sizes, own, short_by)
 
     def num_own(self, place: WorkerPlace) -> int:

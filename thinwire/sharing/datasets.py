@@ -336,15 +336,11 @@ class _WorkerPart:
 
     def short_by(self) -> int:
         """Return `Shared.short_by` of this worker."""
-        rows, size, place = self.rows_of_workers(), self._plan.batch_size, self._place
-        if rows is None or size is None or not place.one_group or self._plan.num_passes < 0:
+        rows, plan, place = self.rows_of_workers(), self._plan, self._place
+        if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
-        sizes = [place.part_of_batch(size, worker + 1) for worker in range(place.num_workers)]
-        steps = [
-            number // full if self._plan.drops_rest else -(-number // full)
-            for number, full in zip(rows, sizes, strict=True)
-        ]
-        return (max(steps) - steps[place.worker - 1]) * self._plan.num_passes
+        steps = place.steps_of_rows(plan.batch_size, rows, plan.drops_rest)
+        return place.short_by(steps) * plan.num_passes
 
     def rows_of_workers(self) -> tuple[int, ...] | None:
         """Return the rows that each worker batches in one pass; None if they are not known."""

@@ -146,6 +146,28 @@ class WorkerPlace:
             for worker in workers
         )
 
+    def steps_of_rows(
+        self, batch_size: int, rows: Sequence[int], drops_rest: bool = False
+    ) -> tuple[int, ...]:
+        """Return how many mini-batches each worker makes of its rows in one pass over them.
+
+        Args:
+            batch_size: Of the script.
+            rows: Of each worker.
+            drops_rest: Whether a last batch with fewer rows is left out.
+        """
+        sizes = [self.part_of_batch(batch_size, worker + 1) for worker in range(self.num_workers)]
+        pairs = zip(rows, sizes, strict=True)
+        return tuple(own // size if drops_rest else -(-own // size) for own, size in pairs)
+
+    def short_by(self, steps: Sequence[int]) -> int:
+        """Return by how many steps this worker's epoch is shorter; see `Shared.short_by`.
+
+        Args:
+            steps: Of each worker in an epoch.
+        """
+        return max(steps) - steps[self.worker - 1] if self.one_group else 0
+
     def lacks_rows(self, num_rows: int) -> bool:
         """Return whether a batch of the run has rows, but fewer than workers to divide it among."""
         return self.divides_batch and 0 < num_rows < self.num_workers
@@ -244,9 +266,8 @@ class BatchParts:
         >>> [BatchParts.of_rows(place, 10, [13, 12]).last for place in places]
         [1, 1]
         """
-        sizes = [place.part_of_batch(batch_size, n + 1) for n in range(place.num_workers)]
-        full = [number // size for number, size in zip(rows, sizes, strict=True)]
-        steps = full if drops_rest else [-(-n // size) for n, size in zip(rows, sizes, strict=True)]
+        full = place.steps_of_rows(batch_size, rows, drops_rest=True)
+        steps = full if drops_rest else place.steps_of_rows(batch_size, rows)
         num_batches = sum(rows) // batch_size if drops_rest else -(-sum(rows) // batch_size)
         return cls._of_pass(place, num_batches, steps, full)
 

@@ -60,20 +60,19 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     columns = _Columns.of(dataset, given)
     given["x"] = _batches(dataset, columns, total, run_batch if place.is_shared else own, place)
     given |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
-    short_by, of_batches = 0, BatchParts.alike(place)
+    short_by, of_batches, rows = 0, BatchParts.alike(place), None
     if place.is_shared:
+        rows = place.dealt_rows(total, run_batch)
         steps = given.get("steps_per_epoch")
         given["steps_per_epoch"] = steps_of_worker(given, total, size, place)
         if steps and given["steps_per_epoch"]:
             of_batches = BatchParts.of_steps(place, steps)
         else:
-            rest = total % run_batch
-            short_by = int(place.one_group and rest > 0 and place.num_dealt(rest) == 0)
-            of_batches = BatchParts.of_rows(place, size, place.dealt_rows(total, run_batch))
+            short_by = place.short_by(place.steps_of_rows(size, rows))
+            of_batches = BatchParts.of_rows(place, size, rows)
     num_examples = total if place.shard == "auto" else None
     rounds = None
     if place.divides_batch:
-        rows = place.dealt_rows(total, size) if place.is_shared else None
         rounds = dealt_rounds(place, size, rows, bool(given.get("steps_per_epoch")))
     return Shared(given, size, num_examples, short_by, of_batches, rounds)
 
