@@ -102,7 +102,7 @@ class Offer:
         unused: Paths of shared variables that get no gradient; nothing steps or decays them.
         loss_scale: None: losses are not scaled.
         num_examples: Of the whole training set; 0: unknown.
-        num_batches: Of an epoch of the script alone; 0: unknown.
+        num_batches: Batches in an epoch of the script alone; 0: unknown.
         first_batches: Of each optimizer of the script, wherever it steps: the batches that its
             schedule has counted before the phase; empty: as many as it has taken steps.
         weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.

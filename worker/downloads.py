@@ -24,7 +24,7 @@ from thinwire.ops.run.script_settings import DOWNLOADS
 
 
 class Downloads:
-    """What the processes of a run have downloaded on this host.
+    """Files that the processes of a run have downloaded on this host.
 
     Args:
         folder: In the run directory, where the processes of this host find the list.

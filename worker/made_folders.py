@@ -15,7 +15,7 @@ from thinwire.worker.temporary import is_temporary
 
 
 class MadeFolders:
-    """What the script of this process takes for folders that it has made.
+    """Folders that the script of this process takes for its own.
 
     Args:
         began: When the run began, in seconds since 1970.

@@ -93,9 +93,9 @@ class ServerUpdate(Policy, Protocol):
 
         Args:
             scheduled: By the run's own schedule.
-            batches: Of the script, that this optimizer's schedule has counted before it.
+            batches: The script's batches that this optimizer's schedule has counted before.
             state: From `init`.
-            number: Of the optimizer, where a script has several.
+            number: Number of the optimizer, where a script has several.
         """
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
@@ -104,7 +104,7 @@ class ServerUpdate(Policy, Protocol):
         Args:
             batches: As `rate` takes them.
             state: From `init`.
-            number: Of the optimizer, where a script has several.
+            number: Number of the optimizer, where a script has several.
         """
 
     def outer_rate(self, fraction: float) -> float:
@@ -132,7 +132,7 @@ class ServerUpdate(Policy, Protocol):
             rate: What `rate` has returned, of gradients; `outer_rate`, of changes of weights.
             kernels: That apply it.
             state: From `init`.
-            number: Of the optimizer, where a script has several.
+            number: Number of the optimizer, where a script has several.
 
         Returns:
             The entries that changed (None: all), and the state.

@@ -1,4 +1,4 @@
-"""What the workers of a run execute: a file, as ``python train.py``, or a module, as ``python -m``.
+"""The program of a run's workers: a file, as ``python train.py``, or a module, as ``python -m``.
 
 The words of a command line carry it from process to process: ``train.py --epochs=3``, or ``-m
 package.train --epochs=3``.
@@ -20,7 +20,7 @@ MODULE_OPTION = "-m"
 
 @dataclasses.dataclass(frozen=True)
 class ScriptTarget:
-    """What workers execute.
+    """The program that workers execute.
 
     Attributes:
         path: The file.
@@ -39,7 +39,7 @@ class ScriptTarget:
 
     @property
     def shown(self) -> str:
-        """What a command line has: the file, or -m and the module."""
+        """The words of the command line: the file, or -m and the module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property

@@ -14,9 +14,9 @@ class BatchClock:
     their sums are whole numbers, and no rounding adds up over a long run.
 
     Args:
-        nb_workers: Of the run.
+        nb_workers: Number of workers in the run.
         num_optimizers: That updates are for, each with a count of its own.
-        first: Of each optimizer of the script: what its schedule had counted before the phase.
+        first: The count of each optimizer's schedule before the phase.
             Where the optimizers step on the workers, updates are for none of them, and all count
             the same batches.
     """

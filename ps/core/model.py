@@ -58,7 +58,7 @@ class ShardModel:
         theta: [n] float32 weights of this shard.
         version: T, updates applied so far.
         samples: Examples consumed by them.
-        clock: Of the script's own batches.
+        clock: Counts the script's own batches.
         freezer: Of the arrays; off until there are threads that read them.
     """
 
@@ -83,7 +83,7 @@ class ShardModel:
             schedule: Of the learning rate.
             spec: What it holds, slice by slice; not given: one slice.
             loss_scale: Of a script; not given: losses are not scaled.
-            clock: Of the script's own batches; not given: of a single worker.
+            clock: Counts the script's own batches; not given: those of a single worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))

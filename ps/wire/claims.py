@@ -91,7 +91,7 @@ class ClaimBounds:
             num_train: Size of the training set; None: not known.
             scales_loss: Whether a script has a LossScaleOptimizer.
             measures: Whether the norms of updates are compared.
-            nb_workers: Of the run.
+            nb_workers: Number of workers in the run.
         """
         most_local_steps = method.pacer.longest_round or _MOST_LOCAL_STEPS
         batch = num_train or _LARGEST_BATCH

@@ -25,7 +25,7 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
     """Return each flag that the variable sets, with the words that set it on a command line.
 
     Args:
-        environment: Of this process.
+        environment: Environment variables of this process.
         topics: Every flag of every role.
 
     Raises:

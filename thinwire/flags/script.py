@@ -36,7 +36,7 @@ NEVER = OWN_MODEL_AND_DATA | {
     "num_restarts": "`thinwire run` counts the restarts",
 }
 _RATES = ("learning_rate", "lr_schedule")
-#: Names that scripts often have for arguments of their own, beside `NEVER`.
+#: Names that scripts often have for arguments of their own, in addition to `NEVER`.
 _OFTEN_OF_SCRIPTS = (
     *("device", "epochs", "help", "iter_max", "log_level", "max_seconds", "overwrite", "port"),
     *("quiet", "resume", "run_dir", "seed", "shard", "target"),

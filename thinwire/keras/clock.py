@@ -30,7 +30,7 @@ class RunClock:
         count: Its value, which may be ahead of the variable: a graph assigns to that when it can.
 
     Args:
-        optimizer: Of Keras, with a schedule as its learning rate; without a loss scaling around it.
+        optimizer: Keras optimizer with a schedule; without a loss scaling around it.
     """
 
     def __init__(self, optimizer: Any) -> None:

@@ -30,7 +30,7 @@ def describe_compiled(
         model: The Keras model, or one of those that a loop trains.
         plan: What the script steps.
         offer: What this worker offers to the PS.
-        batch_size: Of the script alone; None: not known.
+        batch_size: Batch size of the script alone; None: not known.
     """
     found = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
     for name, value in _losses(model):

@@ -181,7 +181,7 @@ class StepExchange:
 
         Args:
             session: Of the run.
-            batch_parts: Of the script's batch, that the workers with rows do not count.
+            batch_parts: Parts of the script's batch that the workers with rows do not count.
         """
         optimizers, takes_weights = self._optimizers, session.takes_weights
         with self._member.lock:

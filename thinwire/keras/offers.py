@@ -41,9 +41,9 @@ def make_offer(
         shared: The model.
         plan: What it does.
         method: Of the run.
-        first_batches: Of each optimizer: the count that its schedule begins with.
+        first_batches: The count that each optimizer's schedule begins with.
         num_examples: Of the whole training set; None: not known.
-        batch_size: Of one step of the script alone; None: not known.
+        batch_size: Rows in one step of the script alone; None: not known.
 
     Raises:
         ConfigurationError: The PS is to step, and cannot build an optimizer or a constraint.

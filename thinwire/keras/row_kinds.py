@@ -66,7 +66,7 @@ def repeated(data: Any, repeats: int) -> Any:
 
 
 def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
-    """Return of which kind some values of a mini-batch are.
+    """Return the kinds of some values of a mini-batch.
 
     Args:
         evaluate: Returns the values of a mini-batch; if its second argument is true, at another
@@ -135,11 +135,11 @@ def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
 
 
 def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None) -> RowKind:
-    """Return of which kind the gradients of a step are.
+    """Return the kind of a step's gradients.
 
     Args:
         evaluate: Returns the gradients of a mini-batch whose rows are repeated so often.
-        rows: Of the mini-batch.
+        rows: Number of rows in the mini-batch.
 
     Returns:
         The kind; `OTHER` if the step cannot be taken with repeated rows.
@@ -163,10 +163,10 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
 
 
 class _Noise(threading.local):
-    """What the random functions of one thread draw for.
+    """The mini-batch that the random functions of one thread draw for.
 
     Attributes:
-        rows: Of the mini-batch before its rows were repeated; None: nothing is repeated.
+        rows: Its rows before they were repeated; None: nothing is repeated.
         repeats: How often each row is there.
     """
 

@@ -74,8 +74,8 @@ class RowSums:
 
     Args:
         member: The model's place in the run.
-        exchange: Of the steps; keeps what goes wrong within a graph.
-        trial: Of the model's train_step.
+        exchange: Exchanges the steps; keeps an error that is raised within a graph.
+        trial: Tries the model's train_step.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
@@ -246,7 +246,7 @@ class RowSums:
         return self._scaled(part, total)
 
     def _decide_added(self, data: Any) -> None:
-        """Find of which kind the model's additional losses are."""
+        """Find the kinds of the model's additional losses."""
         model = self._member.model
         x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
         training = {"training": True} if model._call_has_training_arg else {}

@@ -48,7 +48,7 @@ class ModelSession(LeavesOnExit):
     It puts the mechanisms of the package together, and is what the steps within the graph know.
 
     Attributes:
-        calls: Of `thinwire.distribute`: by the identity of what was distributed, how.
+        calls: Arguments of `thinwire.distribute`, by the identity of the distributed object.
         call: What is known of the step that is under way.
         central: To what is on the shards, for callbacks and files.
         evaluations: By the Supervisor.

@@ -117,7 +117,7 @@ class TrainMetrics:
         One warning names the numbers that are of this worker's rows alone.
 
         Args:
-            logs: Of the epoch, after the states were merged.
+            logs: The epoch's logs, after the states were merged.
             are_results: Whether they are the results of metrics; else a train_step has made them.
         """
         if not are_results and self._returned is not None:

@@ -56,7 +56,7 @@ _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:
 
 
 class LineState(enum.Enum):
-    """Of one worker."""
+    """State of one worker."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -74,7 +74,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """What is equal for lines that are alike; None: the line is the worker's own."""
+        """A digest that equal lines share; None: the line is the worker's own."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None

@@ -41,7 +41,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class InputKind(enum.Enum):
-    """What an input is."""
+    """Kind of an input."""
 
     NOTHING = "nothing"
     TERMINAL = "terminal"
@@ -60,7 +60,7 @@ class StandardInput:
     """The input of this process, for those that it starts.
 
     Attributes:
-        kind: Of the input.
+        kind: Kind of the input.
 
     Args:
         folder: Where the copy of a stream is kept.

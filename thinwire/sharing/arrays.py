@@ -117,7 +117,7 @@ def steps_of_worker(
     place: WorkerPlace,
     is_repeated: bool = False,
 ) -> int | None:
-    """Return this worker's steps_per_epoch, for data of which one pass has `total` rows.
+    """Return this worker's steps_per_epoch, where one pass over the data has `total` rows.
 
     Where the last batch of a pass has fewer rows than workers, a worker without rows has a step
     less. Keras would then begin the next pass in the place of the missing step.

@@ -109,7 +109,7 @@ class _Sizes:
     """Rows of a PyDataset's first and last batch, and how many batches there are.
 
     Attributes:
-        of_rows: Of each array of a batch, whether it has a row of each example.
+        of_rows: Whether an array has a row of each example, for each array of a batch.
     """
 
     num_batches: int | None  # None: no end

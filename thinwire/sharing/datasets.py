@@ -80,7 +80,7 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
     """Return the rows of all workers' steps.
 
     Args:
-        plan: Of the script's dataset.
+        plan: Plan of the script's dataset.
         place: This worker's; it divides batches.
         part: Its part of the dataset; None: the script gives each worker a dataset of its own.
         has_steps: Whether the script gives a number of steps.
@@ -612,7 +612,7 @@ def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> Configurat
     Args:
         reason: What they may see differently.
         why: Why they have to see the same there.
-        help_first: What helps beside seeds and orders, up to "give".
+        help_first: Other help than seeds and orders, up to "give".
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "

@@ -152,8 +152,8 @@ class WorkerPlace:
         """Return how many mini-batches each worker makes of its rows in one pass over them.
 
         Args:
-            batch_size: Of the script.
-            rows: Of each worker.
+            batch_size: The script's batch size.
+            rows: Rows of each worker.
             drops_rest: Whether a last batch with fewer rows is left out.
         """
         sizes = [self.part_of_batch(batch_size, worker + 1) for worker in range(self.num_workers)]
@@ -164,7 +164,7 @@ class WorkerPlace:
         """Return by how many steps this worker's epoch is shorter; see `Shared.short_by`.
 
         Args:
-            steps: Of each worker in an epoch.
+            steps: Steps of each worker in an epoch.
         """
         return max(steps) - steps[self.worker - 1] if self.one_group else 0
 
@@ -258,8 +258,8 @@ class BatchParts:
 
         Args:
             place: This worker's.
-            batch_size: Of the script.
-            rows: Of each worker.
+            batch_size: The script's batch size.
+            rows: Rows of each worker.
             drops_rest: Whether a last batch with fewer rows is left out.
 
         >>> places = [WorkerPlace(i, 2, False, PartitionRule("iid", 2, seed=1)) for i in (1, 2)]
@@ -286,9 +286,9 @@ class BatchParts:
 
         Args:
             place: This worker's.
-            num_batches: Of the script alone.
+            num_batches: Batches of the script alone.
             steps: Mini-batches of each worker.
-            full: Of these, those with all their rows.
+            full: Mini-batches of each worker that have all their rows.
         """
         own, workers = place.worker - 1, range(place.num_workers)
         each, left = place.parts_of_batch, place.num_workers * num_batches
@@ -311,7 +311,7 @@ class Rounds(Protocol):
         """Return the rows of all workers in a step.
 
         Args:
-            step: Of the epoch, from 0 on.
+            step: Number of the step within the epoch, from 0.
             own: Rows that this worker trains on in that step.
 
         Raises:

@@ -18,7 +18,7 @@ class EvenRounds:
     """Workers that do not wait for each other: all are taken to have as many rows as this one.
 
     Args:
-        num_workers: Of the run.
+        num_workers: Number of workers in the run.
     """
 
     num_workers: int

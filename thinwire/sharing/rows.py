@@ -19,7 +19,7 @@ class _Leaf:
     """An array of a batch, with a first axis.
 
     Attributes:
-        length: Of that axis: a number, or a scalar int64 tensor where only the step knows it.
+        length: Length of that axis: a number, or a scalar int64 tensor known in the step.
         rank: Number of its axes.
     """
 
@@ -125,7 +125,7 @@ def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | N
     What is no row of the batch stays as it is.
 
     Args:
-        take: Of an array.
+        take: Function of an array that returns its chosen rows.
         batch: As `num_rows` takes it.
         of_rows: As `arrays_of_rows` has it of the batch's spec, or of another batch, whose number
             of rows is another one; not given: of this one, whose lengths may agree by chance.
