@@ -13,20 +13,18 @@ from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
 ROLE = ("--type_node=PS", "--network=lenet", "--dataset=synthetic")
 
 
-def block_signals():
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("words", [ROLE, ("run", "script.py")], ids=["role", "run"])
 def test_a_signal_before_anything_is_prepared_gives_130(number, words):
-    process = subprocess.Popen(
-        [sys.executable, *NODE, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        preexec_fn=block_signals,  # it then waits for the first line that can handle it
-    )
+    # The node inherits the mask: a signal then waits for the first line that can handle it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *NODE, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     process.send_signal(number)
     output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (130, b"")

@@ -34,6 +34,7 @@ from thinwire.proto.security import credentials as trust
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
 _LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
+_ABANDON_SECONDS = 1.0  # for the reader of a call that was given up
 #: How much later gRPC may learn why a stream has ended than its bulk connection ends.
 _REASON_SECONDS = 2.0
 
@@ -170,17 +171,22 @@ class ClientStream:
         self._reader = threading.Thread(target=self._read, args=(call,), name=name, daemon=True)
         self._reader.start()
         while not (settled := self._settled.wait(_within(deadline))):
-            if given_up() or time.monotonic() >= deadline:
+            if given_up() or time.monotonic() >= deadline or not call.is_active():
                 break
         if settled and self._accepted:
             self._check_server()
             return
+        is_over = not call.is_active()
         call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
-        self._reader.join()
+        # gRPC may never deliver the metadata of a call whose server was stopped in between. The
+        # reader, a daemon thread, then stays behind; it must not hold up the next attempt.
+        self._reader.join(_ABANDON_SECONDS)
         channel.close()
         reason = f"no answer in {timeout_seconds:g} s"
-        if settled:
-            reason = str(self._incoming.get()[0])
+        if is_over:
+            reason = "it stopped in between"
+            if not self._reader.is_alive():
+                reason = str(self._incoming.get()[0])
         if _NO_SUCH_SERVICE in reason:
             reason += f" (no {self._service} there: another program, or another Thinwire?)"
         raise Unreachable(

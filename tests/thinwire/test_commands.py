@@ -17,6 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 MAIN = str(ROOT / "main.py")
 #: What `thinwire` is once it is installed.
 INSTALLED = "import sys\nfrom thinwire.cli import run_command\nsys.exit(run_command())\n"
+#: Not a preexec_fn: gRPC, where this process has it, does not survive what runs between a fork and
+#: an exec, and aborts the child.
+WITHOUT_STDOUT = "import os, sys\nos.close(1)\nos.execv(sys.argv[1], sys.argv[1:])\n"
 COMMANDS = {f"thinwire {command}".strip(): ("-m", "thinwire", command) for command in cli.COMMANDS}
 COMMANDS |= {"python main.py": (MAIN,)}
 COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.ROLES}
@@ -50,7 +53,8 @@ def start_without_reader(how, words, folder, **more):
 
 
 def start_without_stdout(how, words, folder):
-    return start(how, words, preexec_fn=lambda: os.close(1), cwd=folder)
+    command = [sys.executable, *how, *words]
+    return start(("-c", WITHOUT_STDOUT, *command), cwd=folder)
 
 
 def ended(process):

@@ -4,6 +4,7 @@ import queue
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -30,6 +31,32 @@ def test_a_close_that_was_interrupted_is_not_waited_for_by_the_next(monkeypatch)
             client.close(0.0)
         client.close(0.0)
         assert closed == [None]
+
+
+def test_a_call_that_grpc_ends_without_its_metadata_is_given_up(monkeypatch):
+    class Call:
+        """What gRPC leaves of a call whose server was stopped before it answered."""
+
+        def is_active(self):
+            return False
+
+        def cancel(self):
+            return False
+
+        def initial_metadata(self):
+            threading.Event().wait()
+
+    class Channel:
+        def stream_stream(self, *names, **serializers):
+            return lambda requests, metadata: Call()
+
+        def close(self):
+            pass
+
+    client = grpc.ClientStream("127.0.0.1:9")
+    monkeypatch.setattr(client, "_connect", lambda deadline, given_up: Channel())
+    with pytest.raises(grpc.Unreachable, match="it stopped in between"):
+        client.open(3600.0)
 
 
 def test_the_handlers_end_closes_the_stream_after_what_was_queued():
