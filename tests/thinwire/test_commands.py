@@ -23,6 +23,9 @@ WITHOUT_STDOUT = "import os, sys\nos.close(1)\nos.execv(sys.argv[1], sys.argv[1:
 COMMANDS = {f"thinwire {command}".strip(): ("-m", "thinwire", command) for command in cli.COMMANDS}
 COMMANDS |= {"python main.py": (MAIN,)}
 COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.ROLES}
+#: One command for each way from the command line to what runs: a list, a tool with a parser of its
+#: own, a role by either name, and `run`.
+PATHS = ("thinwire", "thinwire stop", "thinwire worker", "thinwire run", "main.py PS")
 #: Tools that do something with nothing typed: their exit code is what they have found.
 NEEDS_NOTHING = ("doctor", "version")
 #: Documented in docs/OPERATIONS.md for a command line that cannot be.
@@ -63,8 +66,16 @@ def ended(process):
     return process.returncode, out, error
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_with_help_or_a_wrong_word_ends_as_documented(command, tmp_path):
+def refuses_wrong_word(process):
+    code, text, error = ended(process)
+    assert code in BAD_COMMAND_LINE and text == "", error
+    assert "xyzzy" in error or "required" in error  # what is wrong, or what is missing first
+    assert "Traceback" not in error
+    return code
+
+
+@pytest.mark.parametrize("command", PATHS)
+def test_a_command_ends_as_documented_whatever_its_streams_are(command, tmp_path):
     how = COMMANDS[command]
     helped = start(how, ["--help"], stdout=subprocess.PIPE, cwd=tmp_path)
     unread = start_without_reader(how, ["--help"], tmp_path)
@@ -81,11 +92,14 @@ def test_a_command_with_help_or_a_wrong_word_ends_as_documented(command, tmp_pat
     code, _, error = ended(lost)
     assert code == 2
     assert error == "stdout cannot be written (No space left on device); its text is lost\n"
-    code, text, error = ended(wrong)
-    assert code in BAD_COMMAND_LINE and text == "", error
-    assert "xyzzy" in error or "required" in error  # what is wrong, or what is missing first
-    assert "Traceback" not in error
-    assert ended(wrong_closed)[0] == code
+    assert ended(wrong_closed)[0] == refuses_wrong_word(wrong)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in PATHS])
+def test_a_wrong_word_is_refused_and_leaves_nothing(command, tmp_path):
+    """Their help is started in test_cli."""
+    refuses_wrong_word(start(COMMANDS[command], ["xyzzy"], stdout=subprocess.PIPE, cwd=tmp_path))
     assert not list(tmp_path.iterdir())
 
 
