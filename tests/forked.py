@@ -1,49 +1,71 @@
-"""Starts of ``main.py`` that import nothing anew: forks of a process that has TensorFlow.
+"""Starts of Thinwire's programs that import nothing anew: forks of a process that has TensorFlow.
 
-Importing takes 3 s of a core for every node, more than most tests train. The forking process runs
-no TensorFlow operation and no thread of ours, so a fork of it is what ``python main.py`` is after
-its imports. Command lines that must be seen whole (``/proc/*/cmdline``), or whose start is the
-matter, are started afresh instead: :attr:`tests.nodes.Nodes.fresh`.
+Importing TensorFlow and Keras takes 3 s of a core for each process, more than most tests train. The
+forking process runs no TensorFlow operation and has no thread of ours, so its fork is what
+``python main.py`` or ``python -P script.py`` is after its imports.
+
+A program that starts others does so by `sys.executable`. In a fork that is `Forker.python`, a small
+program (tests/warm_python.py) that requests a fork for the same words, lives as long as this fork,
+and passes signals on. So the workers and the evaluator of a launcher are forks, too. What cannot be
+forked, as a watchdog or a script with another seed of hashes, it starts as Python would.
+
+Command lines that must be seen whole (``/proc/*/cmdline``), or whose start is the matter, are
+started afresh instead: :attr:`tests.nodes.Nodes.fresh`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
+import gc
 import importlib
 import json
 import os
 import pathlib
+import random
 import runpy
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from typing import IO
+from typing import IO, Any
 
-MAIN = pathlib.Path(__file__).resolve().parent.parent / "main.py"
-#: What nodes import: the roles bring everything else.
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MAIN = ROOT / "main.py"
+#: What nodes import: the roles and the session of a script bring everything else.
 LOADED = (
     "tensorflow",
     "keras",
     "thinwire.ps.role",
     "thinwire.worker.role",
     "thinwire.supervisor.role",
+    "thinwire.supervisor.report.__main__",
     "thinwire.standalone",
+    "thinwire.launcher.script",
+    "thinwire.launcher.local",
+    "thinwire.keras.distribute",
 )
-_LARGEST = 1 << 16
+#: Of every fork. A script's launcher fixes it by --seed, which is 1 unless given.
+HASH_SEED = "1"
+_LARGEST = 1 << 17
 #: Importing takes that long where many others want the cores, or the machine stands still.
 _PATIENCE_SECONDS = 600.0
 
 
 class Forked:
-    """A child of the forking process, used as :class:`subprocess.Popen` is."""
+    """A child of the forking process, used as :class:`subprocess.Popen` is.
 
-    def __init__(self, args: list[str], pid: int) -> None:
-        self.args, self.pid = args, pid
+    It is killed when this object's process has ended.
+    """
+
+    def __init__(self, args: list[str], pid: int, connection: socket.socket, life: int) -> None:
+        self.args, self.pid, self._connection, self._life = args, pid, connection, life
         self.returncode: int | None = None
         self._ended = threading.Event()
+        threading.Thread(target=self._listen, name="forked", daemon=True).start()
 
     def poll(self) -> int | None:
         return self.returncode
@@ -69,60 +91,91 @@ class Forked:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
-    def end(self, code: int) -> None:
-        """Note how it ended."""
-        self.returncode = code
+    def _listen(self) -> None:
+        received = self._connection.recv(_LARGEST)
+        self.returncode = json.loads(received)["code"] if received else -signal.SIGKILL
+        self._connection.close()
+        os.close(self._life)
         self._ended.set()
 
 
 class Forker:
-    """The pytest process's side: asks for forks, hears of their ends."""
+    """The pytest process' side: requests forks.
+
+    Attributes:
+        python: A program that starts what Python starts, by a fork where that can be.
+    """
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._children: dict[int, Forked] = {}
-        self._early: dict[int, int] = {}
-        self._started = threading.Condition()
-        self._pids: list[int] = []
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forked", str(theirs.fileno())],
-                cwd=MAIN.parent,
-                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3", "GRPC_VERBOSITY": "ERROR"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        threading.Thread(target=self._listen, name="forked", daemon=True).start()
+        self._folder = tempfile.mkdtemp(prefix="forker")
+        self._address = f"{self._folder}/socket"
+        self.python = f"{self._folder}/python"
+        text = (ROOT / "tests" / "warm_python.py").read_text()
+        for name, value in (("PYTHON", sys.executable), ("SOCKET", self._address)):
+            text = text.replace(f'"{name}"', repr(value))
+        pathlib.Path(self.python).write_text(f"#!{sys.executable} -IS\n{text}")
+        os.chmod(self.python, 0o755)
+        life, self._life = os.pipe()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(self._address)
+        listener.listen(64)  # requests wait until everything is imported
+        numbers = [listener.fileno(), life]
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(ROOT / "tests" / "forked.py"), *map(str, numbers)],
+            cwd=self._folder,
+            env=os.environ
+            | {
+                "PYTHONHASHSEED": HASH_SEED,
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+                "GRPC_VERBOSITY": "ERROR",
+                "CUDA_VISIBLE_DEVICES": "-1",
+            },
+            stdin=subprocess.DEVNULL,
+            pass_fds=numbers,
+            start_new_session=True,
+        )
+        os.close(life)
+        listener.close()
 
-    def start(self, args: list[str], output: IO[bytes], environment: dict[str, str]) -> Forked:
-        """Fork ``python args`` with this output and environment, here, in its own session.
+    def start(
+        self,
+        args: list[str],
+        output: IO[bytes] | int,
+        environment: dict[str, str],
+        errors: IO[bytes] | int | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        given: IO[bytes] | int | None = None,
+    ) -> Forked:
+        """Fork ``python args`` in its own session.
+
+        Args:
+            args: A path, or -P and a path, and arguments.
+            output: Its stdout.
+            environment: All of it.
+            errors: Its stderr; None: its stdout.
+            cwd: Its folder; None: the present one.
+            given: Its stdin; None: /dev/null.
 
         Raises:
             RuntimeError: The forking process has died.
         """
-        request = {"args": args, "env": environment, "cwd": os.getcwd()}
-        with self._started:
-            socket.send_fds(self._socket, [json.dumps(request).encode()], [output.fileno()])
-            if not self._started.wait_for(lambda: self._pids, _PATIENCE_SECONDS):
-                self._process.kill()  # else it forks when nobody is left to reap what it starts
-                raise RuntimeError(f"no fork; the forking process: {self._process.poll()}")
-            child = Forked(args, self._pids.pop())
-            self._children[child.pid] = child
-            if child.pid in self._early:
-                child.end(self._early.pop(child.pid))
-        return child
+        life, alive = os.pipe()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connection.connect(self._address)
+        request = {"args": args, "env": environment, "cwd": str(cwd or os.getcwd())}
+        with open(os.devnull) as nothing, open(life):
+            streams = [nothing if given is None else given, output, errors or output, life]
+            socket.send_fds(connection, [json.dumps(request).encode()], map(_descriptor, streams))
+        connection.settimeout(_PATIENCE_SECONDS)
+        answer = connection.recv(_LARGEST)
+        if not answer:
+            raise RuntimeError(f"no fork; the forking process: {self._process.poll()}")
+        connection.settimeout(None)
+        return Forked(args, json.loads(answer)["pid"], connection, alive)
 
-    def _listen(self) -> None:
-        while told := self._socket.recv(_LARGEST):
-            message = json.loads(told)
-            with self._started:
-                if "code" not in message:
-                    self._pids.append(message["pid"])
-                    self._started.notify_all()
-                elif message["pid"] in self._children:
-                    self._children.pop(message["pid"]).end(message["code"])
-                else:
-                    self._early[message["pid"]] = message["code"]
+
+def _descriptor(stream: IO[Any] | int) -> int:
+    return stream if isinstance(stream, int) else stream.fileno()
 
 
 @functools.cache
@@ -131,62 +184,109 @@ def forker() -> Forker:
     return Forker()
 
 
-def _tell(channel: socket.socket, **message: int) -> None:
+# -- the forking process --------------------------------------------------------------------------
+
+
+class _Server:
+    """Forks at every request."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._python = str(pathlib.Path(listener.getsockname()).parent / "python")
+        self._children: dict[int, socket.socket] = {}
+        self._module_path = list(sys.path)
+
+    def serve(self) -> tuple[str, list[str]]:
+        """Fork for ever; return, in a fork, the program's path and its arguments."""
+        signal.signal(signal.SIGCHLD, lambda *_: self._reap())
+        while True:
+            connection, _ = self._listener.accept()
+            try:
+                request, streams, _, _ = socket.recv_fds(connection, _LARGEST, 4)
+            except OSError:
+                request = b""
+            if not request:  # whoever wanted it has gone
+                connection.close()
+                continue
+            # A child that ends before its number is sent is reaped after it.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                return self._become(json.loads(request), streams)
+            for descriptor in streams:
+                os.close(descriptor)
+            self._children[pid] = connection
+            _send(connection, pid=pid)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+    def _reap(self) -> None:
+        """Report every child that has ended."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                connection = self._children.pop(ended[0])
+                _send(connection, code=os.waitstatus_to_exitcode(ended[1]))
+                connection.close()
+
+    def _become(self, request: dict[str, Any], streams: list[int]) -> tuple[str, list[str]]:
+        """Make the child what a fresh process would be; return its program and arguments."""
+        os.setsid()
+        *standard, life = streams
+        _die_with(life)
+        self._listener.close()
+        for connection in self._children.values():
+            connection.close()
+        for number, descriptor in enumerate(standard):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        mask = [signal.Signals(number) for number in request.get("blocked", ())]
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.environ.clear()
+        os.environ.update(request["env"])
+        os.chdir(request["cwd"])
+        random.seed()
+        sys.modules["numpy"].random.seed()
+        words = list(request["args"])
+        sys.executable, sys.orig_argv = self._python, [self._python, *words]
+        sys.path = list(self._module_path)
+        sys.path[:0] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
+        if words[0] == "-P":
+            del words[0]
+        else:
+            sys.path.insert(0, str(pathlib.Path(words[0]).parent))
+        return words[0], words
+
+
+def _send(connection: socket.socket, **message: int) -> None:
     with contextlib.suppress(OSError):  # nobody is left to hear it
-        channel.send(json.dumps(message).encode())
+        connection.send(json.dumps(message).encode())
 
 
-def _reap(channel: socket.socket) -> None:
-    """Tell of every child that has ended."""
-    with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            _tell(channel, pid=ended[0], code=os.waitstatus_to_exitcode(ended[1]))
-
-
-def _serve(channel: socket.socket, asker: int) -> list[str] | None:
-    """Fork at every request; return its arguments in the child, None when all is over."""
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(channel))
-    while True:
-        request, outputs, _, _ = socket.recv_fds(channel, _LARGEST, 1)
-        if not request or os.getppid() != asker:  # nobody would reap what it asked for before
-            return None
-        # A child that ends before its number is told is reaped after it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        pid = os.fork()
-        if pid == 0:
-            return _become(json.loads(request), outputs[0], channel)
-        os.close(outputs[0])
-        _tell(channel, pid=pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-
-
-def _become(request: dict, output: int, channel: socket.socket) -> list[str]:
-    """Make the child what a fresh process would be."""
-    os.setsid()
-    channel.close()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
-    os.environ.clear()
-    os.environ.update(request["env"])
-    os.chdir(request["cwd"])
-    return list(request["args"])
+def _die_with(life: int) -> None:
+    """Let the kernel kill this process when the other end of a pipe is closed."""
+    fcntl.fcntl(life, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
+    os.set_blocking(life, False)
+    with contextlib.suppress(BlockingIOError):
+        if not os.read(life, 1):  # it was closed before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
-    """Load, fork at every request, and in a fork run the script that was asked for."""
-    channel, asker = socket.socket(fileno=int(sys.argv[1])), os.getppid()
+    """Load, fork at every request, and in a fork run the program that was requested."""
+    _die_with(int(sys.argv[2]))
+    sys.path.insert(0, str(ROOT))
+    importlib.import_module("thinwire")
+    sys.path.remove(str(ROOT))
     for name in LOADED:
         importlib.import_module(name)
-    arguments = _serve(channel, asker)
-    if arguments is not None:
-        sys.argv = arguments
-        sys.path.insert(0, str(pathlib.Path(arguments[0]).parent))
-        runpy.run_path(arguments[0], run_name="__main__")
+    gc.collect()
+    gc.freeze()
+    program, words = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+    sys.argv = words
+    runpy.run_path(program, run_name="__main__")
 
 
 if __name__ == "__main__":

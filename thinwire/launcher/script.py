@@ -103,6 +103,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
     _hold_files(given, node)
+    _prepare_libraries(given)
     try:
         return _evaluate(script) if evaluates else _run(script)
     finally:
@@ -168,7 +169,7 @@ def _fix_hashes(seed: int) -> None:
 
 
 def _prepare_process(given: Mapping[str, str]) -> None:
-    """Set seeds, threads, device and signals; what concerns TensorFlow, when it is imported."""
+    """Set device, output and signals."""
     configure_libraries(tensorflow_log_level=2)  # else its greeting comes once per worker
     device = given.get("device", "auto")
     if device != "auto":
@@ -176,28 +177,25 @@ def _prepare_process(given: Mapping[str, str]) -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True)  # it is a pipe, and somebody looks
+    record_temporary()
+    signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
+def _prepare_libraries(given: Mapping[str, str]) -> None:
+    """Set seeds and threads, and hold files back, in the libraries that the script imports."""
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
     # A step waits within TensorFlow, in one of its threads, for an exchange that calls it, too.
     calls = 2 if given.get("kernels") == "tf" else 1
     random.seed(seed)
-    sys.meta_path.insert(
-        0,
-        _AfterImport(
-            {
-                "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
-                "h5py": hold_h5py,
-                "keras.src.utils.file_utils": share_downloads,
-                "tensorflow": lambda tensorflow: _prepare_tensorflow(
-                    tensorflow, seed, threads, calls
-                ),
-            }
-        ),
+    _act_after_imports(
+        {
+            "numpy": lambda numpy: numpy.random.seed(seed % 2**32),
+            "h5py": hold_h5py,
+            "keras.src.utils.file_utils": share_downloads,
+            "tensorflow": lambda tensorflow: _prepare_tensorflow(tensorflow, seed, threads, calls),
+        }
     )
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
-    record_temporary()
-    signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) -> None:
@@ -222,6 +220,16 @@ def _end_evaluator(number: int, frame: Any) -> None:
     del frame
     remove_temporary()
     os._exit(128 + number)
+
+
+def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
+    """Call each action with its module: now if that is imported already, else when it is."""
+    later = dict(actions)
+    for name, action in actions.items():
+        if name in sys.modules:  # a start-up file of this Python may import anything
+            action(sys.modules[name])
+            del later[name]
+    sys.meta_path.insert(0, _AfterImport(later))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from tests.thinwire.launcher.test_script import FLAGS, TRAINED
 from thinwire.launcher.local import start_here
 from thinwire.launcher.role import Node
@@ -95,7 +94,7 @@ def test_workers_and_the_evaluator_read_what_the_command_was_given(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
-        [sys.executable, str(MAIN), "run", f"--run_dir={run_dir}", "train.py"],
+        [forker().python, str(MAIN), "run", f"--run_dir={run_dir}", "train.py"],
         cwd=tmp_path,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

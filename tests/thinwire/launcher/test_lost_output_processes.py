@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -46,7 +46,7 @@ class Command:
     def start(self, stdout, stderr, words=None):
         words = words or [str(MAIN), "run", "--nb_workers=2", f"--run_dir={self.run_dir}"]
         self.process = subprocess.Popen(
-            [sys.executable, *words, *(["noisy.py"] if words[0] == str(MAIN) else [])],
+            [forker().python, *words, *(["noisy.py"] if words[0] == str(MAIN) else [])],
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=stdout,

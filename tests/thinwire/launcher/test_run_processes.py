@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -54,7 +54,7 @@ class Command:
         self.log = folder / "command.log"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
+                [forker().python, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
                 cwd=folder,
                 stdout=log,
                 stderr=subprocess.STDOUT,
