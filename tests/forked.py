@@ -149,7 +149,7 @@ class Forker:
         """Fork ``python args`` in its own session.
 
         Args:
-            args: A path, or -P and a path, and arguments.
+            args: A path, -P and a path, or -m and a module; and arguments.
             output: Its stdout.
             environment: All of it.
             errors: Its stderr; None: its stdout.
@@ -196,8 +196,8 @@ class _Server:
         self._children: dict[int, socket.socket] = {}
         self._module_path = list(sys.path)
 
-    def serve(self) -> tuple[str, list[str]]:
-        """Fork for ever; return, in a fork, the program's path and its arguments."""
+    def serve(self) -> list[str]:
+        """Fork for ever; return, in a fork, the words of its program."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         while True:
             connection, _ = self._listener.accept()
@@ -228,8 +228,8 @@ class _Server:
                 _send(connection, code=os.waitstatus_to_exitcode(ended[1]))
                 connection.close()
 
-    def _become(self, request: dict[str, Any], streams: list[int]) -> tuple[str, list[str]]:
-        """Make the child what a fresh process would be; return its program and arguments."""
+    def _become(self, request: dict[str, Any], streams: list[int]) -> list[str]:
+        """Make the child what a fresh process would be; return the words of its program."""
         os.setsid()
         *standard, life = streams
         _die_with(life)
@@ -246,6 +246,7 @@ class _Server:
         os.environ.update(request["env"])
         os.chdir(request["cwd"])
         random.seed()
+        tempfile.tempdir = None
         sys.modules["numpy"].random.seed()
         words = list(request["args"])
         sys.executable, sys.orig_argv = self._python, [self._python, *words]
@@ -254,8 +255,9 @@ class _Server:
         if words[0] == "-P":
             del words[0]
         else:
-            sys.path.insert(0, str(pathlib.Path(words[0]).parent))
-        return words[0], words
+            is_module = words[0] == "-m"
+            sys.path.insert(0, "" if is_module else str(pathlib.Path(words[0]).parent))
+        return words
 
 
 def _send(connection: socket.socket, **message: int) -> None:
@@ -284,9 +286,13 @@ def main() -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    program, words = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
-    sys.argv = words
-    runpy.run_path(program, run_name="__main__")
+    words = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def can_be_forked(words):
-    """Return whether a fork is what Python would start: a node, or a script with the usual seed."""
-    program = words[1] if words[:1] == ["-P"] and words[1:] else (words or [""])[0]
-    if program.endswith("/main.py"):
+    """Return whether a fork is what Python would start: a file, or a script with the usual seed."""
+    if words[:2] == ["-m", "thinwire"]:
         return True
+    program = words[1] if words[:1] == ["-P"] and words[1:] else (words or [""])[0]
     if not program.endswith("/thinwire/launcher/script.py"):
-        return False
+        return program.endswith(".py")
     if os.environ.get("PYTHONHASHSEED", "random") == "random":
         flags = words[: words.index("--")] if "--" in words else words
         seeds = [word.partition("=")[2] for word in flags if word.startswith("--seed=")]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.forked import forker
 from tests.scripts import quality
 
 SCRIPTS = quality.scripts()
@@ -59,7 +60,9 @@ def test_two_lines_are_all_that_names_thinwire(path):
 @pytest.mark.processes
 @pytest.mark.parametrize(("name", "method", "alone"), SHORT)
 def test_a_short_one_distributed(name, method, alone):
-    finished = quality.run(SCRIPTS[name], ["--seed=1"], method=method, flags=["--seed=1"])
+    finished = quality.run(
+        SCRIPTS[name], ["--seed=1"], method=method, flags=["--seed=1"], python=forker().python
+    )
     assert finished.problems(2) == [], finished.output[-3000:]
     assert min(finished.values) >= alone - GENEROUS
 

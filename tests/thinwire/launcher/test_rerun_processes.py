@@ -5,11 +5,10 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 
 import pytest
 
+from tests.forked import forker
 from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
 from thinwire.ops.run.directory import update_of_failure
 
@@ -112,10 +111,10 @@ def alone(tmp_path, rate="0.02"):
     (tmp_path / "alone.py").write_text(SCRIPT.replace("RATE", rate))
     (tmp_path / "parts.py").write_text("LOSS = 'mse'\n")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
-    done = subprocess.run(
-        [sys.executable, "alone.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    return json.loads(re.search(r"RESULT .*?(\[.*\])", done.stdout)[1])
+    with open(tmp_path / "alone.log", "w+") as output:
+        assert forker().start(["alone.py"], output, environment, cwd=tmp_path).wait(60) == 0
+        output.seek(0)
+        return json.loads(re.search(r"RESULT .*?(\[.*\])", output.read())[1])
 
 
 def test_a_script_that_failed_begins_again(start, tmp_path):
