@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# Two more than cores, for tests also wait; a process takes up to 2.5 GB.
-TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 2 : 4)))
+# One more than cores, for tests that start nodes wait; a process takes up to 2 GB.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test engines lint types proto bench peers format product chaos soak fuzz clean
@@ -38,17 +38,10 @@ $(STAMP): requirements.txt requirements-dev.txt
 demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 	$(BIN)/python main.py --type_node=Cluster --flagfile=examples/demo.flags
 
-# Two runs. First what stays in one process, on the cores: a process that runs all of it grows past
-# 2 GB and takes three times as long. Then the tests that start nodes, which need the cores
-# themselves: two at a time, for they wait a lot. The second runs even if the first fails, so that
-# one call shows every failure.
+# In what order: tests/schedule.py.
 test: $(STAMP) ## All tests but those of make engines and make product
-	@failed=0; trap 'exit 130' INT; \
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile \
-	  -m "not processes and not product and not engines" || failed=1; \
-	$(BIN)/python -m pytest -q -n 2 --maxschedchunk=1 \
-	  -m "processes and not product and not engines" || failed=1; \
-	exit $$failed
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+	  -m "not product and not engines"
 
 engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 	$(BIN)/python -m pytest -q -m "engines and not product"

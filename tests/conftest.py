@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -18,6 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
+
+from tests import schedule
 
 #: Mark -> the fixture that brings it.
 _BROUGHT_BY = {"processes": "nodes", "engines": "s3"}
@@ -44,10 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(mark)
 
 
-def pytest_collection_finish() -> None:
-    """Leave what was imported out of every collection of garbage: a million objects."""
+@pytest.hookimpl(tryfirst=True)  # before xdist reports them
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Order the tests for xdist's workers; leave what was imported out of garbage collections."""
+    if hasattr(session.config, "workerinput"):
+        session.items[:] = schedule.interleave(session.items)
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # a million objects
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let ``--dist loadfile`` give tests that start nodes one by one."""
+    return schedule.Interleaved(config, log) if config.option.dist == "loadfile" else None
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.nodes import Nodes
-from tests.test_life_and_death import all_at_work
+from tests.test_life_and_death_processes import all_at_work
 from thinwire.ops.persistence.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.timeout(240)

@@ -44,7 +44,7 @@ NOT_RUN = {
     "--launcher=ray": "needs a cluster; tests/thinwire/launcher/test_ray.py has some",
     "--tls_cert": "leaves its method to the reader; tests/test_secure_processes.py trains so",
     "--ps_hosts=10.0.0.1:2223,10.0.0.9:2224": "needs two hosts; "
-    "tests/test_life_and_death.py has two ports",
+    "tests/test_life_and_death_processes.py has two ports",
     "Advisor": "measures for a minute; tests/thinwire/advisor/test_role.py does it",
     "main.py --method=adacomp": "TF_CONFIG names other machines; "
     "tests/thinwire/launcher/test_tf_config.py",
