@@ -256,7 +256,7 @@ class _Server:
             del words[0]
         else:
             is_module = words[0] == "-m"
-            sys.path.insert(0, "" if is_module else str(pathlib.Path(words[0]).parent))
+            sys.path.insert(0, "" if is_module else os.path.dirname(os.path.abspath(words[0])))
         return words
 
 

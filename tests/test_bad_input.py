@@ -5,12 +5,11 @@ import gzip
 import shutil
 import socket
 import subprocess
-import sys
 
 import pytest
 
 from tests.command_line import given
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from thinwire.data.loading import load_shard
 from thinwire.flags.run import read_run
 from thinwire.ops.persistence.checkpoint import Checkpoints
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.timeout(200)
 
 def run_main(*flags, cwd, seconds=40):
     done = subprocess.run(
-        [sys.executable, str(MAIN), *flags],
+        [forker().python, str(MAIN), *flags],
         cwd=cwd,
         capture_output=True,
         text=True,

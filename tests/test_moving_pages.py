@@ -4,13 +4,13 @@ import ast
 import os
 import re
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests import documents
 from tests.documents import ROOT
+from tests.forked import forker
 
 PAGES = {
     "TO_A_CLUSTER": ROOT / "docs" / "TO_A_CLUSTER.md",
@@ -85,7 +85,7 @@ def test_the_side_of_thinwire_runs(name, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1"}
     for words in (("train.py",), ("-m", "thinwire", *first_run(PAGES[name]), "train.py")):
         done = subprocess.run(
-            [sys.executable, *words],
+            [forker().python, *words],
             cwd=tmp_path,
             env=environment,
             stdout=subprocess.PIPE,

@@ -2,13 +2,12 @@
 
 import pathlib
 import subprocess
-import sys
 
 import keras
 import pytest
 import tensorflow as tf
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from thinwire.launcher.error_reasons import exit_code_of, original_of, place_of, reason_of
 from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError
@@ -157,7 +156,7 @@ tf.function(lambda x: Refusing()(x))(tf.ones([2, 3]))
 def test_a_script_of_no_launcher_ends_with_the_reason(tmp_path, error, code, num_lines, last):
     (tmp_path / "mine.py").write_text(SCRIPT.format(error=error))
     done = subprocess.run(
-        [sys.executable, "mine.py"],
+        [forker().python, "mine.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

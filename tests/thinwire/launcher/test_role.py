@@ -1,12 +1,11 @@
 """What a Cluster refuses before anything starts, and where its shards listen."""
 
 import subprocess
-import sys
 import types
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from thinwire.flags import launch
 from thinwire.launcher import ssh
 from thinwire.launcher.hosts import Host
@@ -17,7 +16,7 @@ ROOT = MAIN.parent
 
 
 def ends_with(folder, code, words, *given):
-    command = [sys.executable, str(MAIN), "--type_node=Cluster", "--run_dir=run", *given]
+    command = [forker().python, str(MAIN), "--type_node=Cluster", "--run_dir=run", *given]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stderr
     lines = [line for line in done.stderr.splitlines() if " E " in line]

@@ -3,13 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 import types
 
 import pytest
 
 from tests.command_line import given
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from thinwire import node
 from thinwire.flags.run import read_run
 from thinwire.launcher import launch_document, role
@@ -25,7 +24,7 @@ def run(folder, *words, script="train.py", **environment):
     (folder / "train.py").write_text(SCRIPT)
     arguments = [*words, *([script] if script else []), *(["--own=1"] if script else [])]
     return subprocess.run(
-        [sys.executable, str(MAIN), "run", *arguments],
+        [forker().python, str(MAIN), "run", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,

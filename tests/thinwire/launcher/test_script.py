@@ -10,11 +10,11 @@ import textwrap
 
 import pytest
 
-from tests.nodes import MAIN
+from tests.forked import MAIN, forker
 from thinwire.launcher import program
 from thinwire.launcher.failures import Cause, Failure
 
-FLAGS = ("--seed=3", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
+FLAGS = ("--seed=1", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.
 TRAINED = """
 from thinwire.worker.script import RECORD
@@ -27,7 +27,7 @@ RECORD.at_end(lambda failed, message: print("END", failed, message))
 def start(folder, text, *arguments, own=()):
     (folder / "sub").mkdir(exist_ok=True)
     (folder / "sub" / "mine.py").write_text(textwrap.dedent(text))
-    command = [sys.executable, *program.SCRIPT, *FLAGS, *own, "--", "sub/mine.py", *arguments]
+    command = [forker().python, *program.SCRIPT, *FLAGS, *own, "--", "sub/mine.py", *arguments]
     return subprocess.Popen(
         command,
         cwd=folder,
@@ -98,7 +98,7 @@ def test_a_module_runs_as_python_runs_it(tmp_path, module):
     )
     assert alone.returncode == 0 and module.partition(".__")[0] in alone.stdout, alone.stderr
     launched = subprocess.run(
-        [sys.executable, *program.SCRIPT, *FLAGS, "--", *words],
+        [forker().python, *program.SCRIPT, *FLAGS, "--", *words],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -114,7 +114,7 @@ def test_a_module_that_cannot_run_fails_as_with_python(tmp_path, module, words):
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "__init__.py").write_text("")
     done = subprocess.run(
-        [sys.executable, *program.SCRIPT, *FLAGS, "--", "-m", module],
+        [forker().python, *program.SCRIPT, *FLAGS, "--", "-m", module],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -294,6 +294,7 @@ def test_files_that_it_leaves_open_are_complete_although_it_ends_without_a_searc
     """Modules are cleared as ever; only cycles are not looked for among TensorFlow's objects."""
     text = """
 import atexit, gc
+gc.unfreeze()
 atexit.register(lambda: open("at_exit", "w").write(str(gc.get_freeze_count())))
 left_open = open("left", "w")
 left_open.write("all of it")
@@ -326,7 +327,7 @@ def test_ended_from_outside_it_cleans_up_and_is_quiet(tmp_path):
 def test_the_bootstrap_is_found_from_any_folder(tmp_path):
     assert (MAIN.parent / "thinwire" / "launcher" / "script.py").is_file()
     done = subprocess.run(
-        [sys.executable, *program.SCRIPT, *FLAGS, "--", "missing.py"],
+        [forker().python, *program.SCRIPT, *FLAGS, "--", "missing.py"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

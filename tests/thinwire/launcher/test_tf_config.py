@@ -1,11 +1,11 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 from absl import flags
 
+from tests.forked import forker
 from tests.nodes import MAIN, TINY, free_port
 from thinwire.launcher import tf_config
 from thinwire.ops.types import ConfigurationError
@@ -102,7 +102,7 @@ def test_what_cannot_be_read_is_refused(text, words):
 
 def run_main(folder, text, *given):
     done = subprocess.run(
-        [sys.executable, str(MAIN), f"--run_dir={folder}", *given],
+        [forker().python, str(MAIN), f"--run_dir={folder}", *given],
         env=os.environ | {"TF_CONFIG": text},
         capture_output=True,
         text=True,
