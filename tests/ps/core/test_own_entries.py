@@ -88,7 +88,7 @@ def sending(name="dgs", nb_workers=3, down_codec="delta", overrides=None, **choi
     return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(["delta", "auto"]),
     st.sampled_from(VALUE_DTYPES),

@@ -22,7 +22,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.worker.core.messages import ShardReply
 
-NUM_MESSAGES = 100_000
+NUM_MESSAGES = 100_000  # of `make product`; a fifth of them in every run
 ROUNDS = 50  # pushes of the honest worker
 
 
@@ -106,28 +106,31 @@ CHOICES = {
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["adacomp", *(pytest.param(name, marks=pytest.mark.product) for name in ("asgd", "esync"))],
+    ("name", "num_messages"),
+    [
+        ("adacomp", NUM_MESSAGES // 5),
+        *(pytest.param(name, NUM_MESSAGES, marks=pytest.mark.product) for name in CHOICES),
+    ],
 )
-def test_a_hundred_thousand_lies_change_nothing(name):
+def test_a_hundred_thousand_lies_change_nothing(name, num_messages):
     shard = Shard(name, **CHOICES[name])
     honest, liar = Honest(shard), Liar(shard, seed=11)
 
     def between():
-        liar.streams(NUM_MESSAGES // 2 // ROUNDS)
+        liar.streams(num_messages // 2 // ROUNDS)
         shard.board.document()
 
     honest.train(between)
     core = shard.core
-    assert liar.sent >= NUM_MESSAGES // 2
-    assert min(liar.ends.values()) > 100, liar.ends
+    assert liar.sent >= num_messages // 2
+    assert min(liar.ends.values()) > num_messages // 1000, liar.ends
     assert (core.version, core.samples) == (ROUNDS, 8 * ROUNDS)
     assert core._members[HONEST].last_step == ROUNDS
     account = core.counters.workers[HONEST]
     assert (account.pushes, account.refused) == (ROUNDS, 0)
     assert core.counters.workers[ROGUE].pushes == 0
-    assert core.counters.rejected["non_finite"] > 1000
-    assert core.counters.rejected["malformed"] > 1000
+    assert core.counters.rejected["non_finite"] > num_messages // 100
+    assert core.counters.rejected["malformed"] > num_messages // 100
     assert core.counters.lost_updates == 0
     assert core.stop_reason is None
     assert core._members[ROGUE].last_step <= 2**53
