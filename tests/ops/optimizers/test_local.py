@@ -156,8 +156,8 @@ BUILT = [name for name, policy in LOCAL_OPTIMIZERS.items() if policy is LocalUpd
 SHAPES = ModelSpec((TensorSpec("kernel", (2, 3)), TensorSpec("bias", (1,))))
 
 
-#: One for each way to begin a slot: zeros, a value of its own, factors, ones, the weights.
-BEGINNINGS = ["adam", "adagrad", "adafactor", "nadam", "schedulefreeadamw"]
+#: One for each way to begin a slot: zeros, a value of its own, factors, ones, a product.
+BEGINNINGS = ["adam", "adagrad", "adafactor", "nadam", "ftrl"]
 
 
 @pytest.mark.parametrize("name", BEGINNINGS)
