@@ -1,0 +1,58 @@
+"""``python -m tests.mutants``: run the recorded mutants, or some drawn by a seed.
+
+    python -m tests.mutants --jobs 2
+    python -m tests.mutants --only ssp-returning-worker-holds-everybody
+    python -m tests.mutants --drawn 300 --seed 1
+
+Results are kept in runs/mutants, and what is there is not run again; --fresh begins from the start.
+The exit code is 1 if a mutant survives or a record is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from tests.mutants import records, report, results, runner
+from tests.mutants.records import InvalidRecords
+from tests.mutants.runner import UselessKillers
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Do what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    add = parser.add_argument
+    add("--jobs", type=int, default=2, help="copies of the tree that are used at the same time")
+    add("--fresh", action="store_true", help="forget the results of former runs")
+    add("--drafts", action="store_true", help="allow records without killers, to look for some")
+    add("--only", action="append", metavar="NAME_OR_AREA", help="run these; may be repeated")
+    options = parser.parse_args(arguments)
+    try:
+        return _run_records(options)
+    except (InvalidRecords, UselessKillers) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command continues the run\n")
+        return 130
+
+
+def _run_records(options: argparse.Namespace) -> int:
+    known = records.read(drafts=options.drafts)
+    chosen = [
+        record
+        for record in known
+        if not options.only or {record.name, record.area} & set(options.only)
+    ]
+    if not chosen:
+        raise InvalidRecords(f"no record is named {', '.join(options.only)}")
+    past = results.Results(results.FOLDER / "results.jsonl", options.fresh)
+    found = runner.run(chosen, past, options.jobs)
+    failures = report.failures(chosen, found)
+    sys.stdout.write(f"{report.of_records(chosen, found)}\n")
+    sys.stdout.write("".join(f"{failure}\n" for failure in failures))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
