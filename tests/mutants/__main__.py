@@ -11,6 +11,7 @@ The exit code is 1 if a mutant survives or a record is wrong.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from tests.mutants import records, report, results, runner
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--drafts", action="store_true", help="allow records without killers, to look for some")
     add("--only", action="append", metavar="NAME_OR_AREA", help="run these; may be repeated")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # copies are removed at both signals
     try:
         return _run_records(options)
     except (InvalidRecords, UselessKillers) as error:

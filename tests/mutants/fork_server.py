@@ -23,6 +23,7 @@ import importlib
 import json
 import os
 import pathlib
+import select
 import signal
 import sys
 import time
@@ -117,8 +118,12 @@ def _run(request: dict) -> dict:
             sys.stderr.flush()
             os._exit(code)
     code, stopped = None, ""
+    runner = select.poll()
+    runner.register(0, select.POLLHUP)
     while code is None and not stopped:
-        if time.monotonic() - begin > request["limit_seconds"]:
+        if runner.poll(0):
+            stopped = "runner has ended"
+        elif time.monotonic() - begin > request["limit_seconds"]:
             stopped = "timeout"
         elif request["ends_at_failure"] and _has_failure(request["report"]):
             stopped = "failure"
@@ -144,7 +149,9 @@ def main() -> None:
     if loaded:
         return
     for line in sys.stdin:
-        replies.write(json.dumps(_run(json.loads(line))) + "\n")
+        reply = _run(json.loads(line))
+        with contextlib.suppress(BrokenPipeError):  # the runner was killed
+            replies.write(json.dumps(reply) + "\n")
 
 
 if __name__ == "__main__":

@@ -79,6 +79,14 @@ def test_layout_comments_and_commas_at_ends_do_not_matter():
     assert "        if not lead:\n            return True\n        return lead <= 0" in mutated
 
 
+def test_a_line_moved_out_of_its_block_is_a_mutant():
+    source = "def step(full):\n    if full:\n        send()\n        count()\n"
+    old = "if full:\n    send()\n    count()"
+    new = "if full:\n    send()\ncount()"
+    mutated = records.apply(source, Edit("thinwire.rule", "step", old, new))
+    assert mutated == "def step(full):\n    if full:\n        send()\n    count()\n"
+
+
 def test_a_dropped_statement_compiles():
     old = "self._bound = max(value, LIMIT)"
     assert "        pass\n" in edited("Rule.bound", old, "pass")

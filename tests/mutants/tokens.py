@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import tokenize
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _LAYOUT = (
@@ -32,7 +34,8 @@ def line_starts(code: str) -> list[int]:
     return [0, *itertools.accumulate(len(line) for line in io.StringIO(code, newline="\n"))]
 
 
-def read(code: str) -> list[Token]:
+@functools.lru_cache(16)
+def read(code: str) -> tuple[Token, ...]:
     """Return the tokens of code, without layout, comments and commas before a closing bracket.
 
     The code may be part of a statement, and may leave brackets open.
@@ -50,11 +53,11 @@ def read(code: str) -> list[Token]:
                 tokens.append(token)
     except tokenize.TokenError:
         pass  # a bracket is open at the end; the tokens before the end have all been read
-    return [
+    return tuple(
         token
         for token, following in itertools.zip_longest(tokens, tokens[1:])
         if not (token.text == "," and following and following.text in (")", "]", "}"))
-    ]
+    )
 
 
 def same(one: str, other: str) -> bool:
@@ -62,7 +65,7 @@ def same(one: str, other: str) -> bool:
     return [token.text for token in read(one)] == [token.text for token in read(other)]
 
 
-def places(tokens: list[Token], sought: str) -> list[tuple[int, int]]:
+def places(tokens: Sequence[Token], sought: str) -> list[tuple[int, int]]:
     """Return start and end, in characters, of each occurrence of code among the tokens."""
     texts, wanted = [token.text for token in tokens], [token.text for token in read(sought)]
     if not wanted:
