@@ -59,10 +59,11 @@ product: $(STAMP) ## Every legal combination of policies, and every mode under f
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))
 
-# ONLY= runs one record or area; JOBS=2 copies of the tree; FRESH=1 forgets earlier results.
+# ONLY= runs one record or area; DRAWN=300 SEED=1 draws mutants from the whole product instead;
+# JOBS=2 copies of the tree; FRESH=1 forgets earlier results.
 mutants: $(STAMP) ## Plant the recorded mistakes, each of which must fail a test
 	$(BIN)/python -m tests.mutants --jobs $(or $(JOBS),2) $(addprefix --only ,$(ONLY)) \
-	  $(if $(FRESH),--fresh)
+	  $(addprefix --drawn ,$(DRAWN)) $(addprefix --seed ,$(SEED)) $(if $(FRESH),--fresh)
 
 # RUNS=1000 PROCESSES=100 is the whole; SEED= plays others, SECONDS= begins none after so many.
 chaos: $(STAMP) ## Random faults on RUNS=500 simulated and PROCESSES=6 real runs, whose histories are checked

@@ -14,7 +14,7 @@ import argparse
 import signal
 import sys
 
-from tests.mutants import records, report, results, runner
+from tests.mutants import drawn, drawn_run, records, report, results, runner
 from tests.mutants.records import InvalidRecords
 from tests.mutants.runner import UselessKillers
 
@@ -27,10 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
     add("--fresh", action="store_true", help="forget the results of former runs")
     add("--drafts", action="store_true", help="allow records without killers, to look for some")
     add("--only", action="append", metavar="NAME_OR_AREA", help="run these; may be repeated")
+    add("--drawn", type=int, metavar="NUMBER", help="run so many drawn mutants, no recorded ones")
+    add("--seed", type=int, default=1, help="draws others")
+    add("--no-suite", action="store_true", help="drawn: try only the tests that execute the line")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # copies are removed at both signals
     try:
-        return _run_records(options)
+        return _run_records(options) if options.drawn is None else _run_drawn(options)
     except (InvalidRecords, UselessKillers) as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -54,6 +57,14 @@ def _run_records(options: argparse.Namespace) -> int:
     sys.stdout.write(f"{report.of_records(chosen, found)}\n")
     sys.stdout.write("".join(f"{failure}\n" for failure in failures))
     return 1 if failures else 0
+
+
+def _run_drawn(options: argparse.Namespace) -> int:
+    mutants = drawn.draw(options.drawn, options.seed)
+    past = results.Results(results.FOLDER / "drawn.jsonl", options.fresh)
+    found = drawn_run.run(mutants, past, options.jobs, with_suite=not options.no_suite)
+    sys.stdout.write(f"{drawn_run.summary(mutants, found)}\n")
+    return int(any(result.stage == results.SURVIVED for result in found))
 
 
 if __name__ == "__main__":

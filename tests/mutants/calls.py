@@ -108,6 +108,10 @@ class Calls:
         """Run pytest in a fork, with these arguments besides those of every call."""
         return self._call(None, (*_QUIET, *arguments), limit_seconds, environment or {}, False)
 
+    def command(self, *words: str, limit_seconds: float, environment: dict[str, str]) -> Outcome:
+        """Run another program, whose tests write their outcomes too."""
+        return self._call(words[0], words[1:], limit_seconds, environment, False)
+
     def suite(self, limit_seconds: float, ends_at_failure: bool) -> Outcome:
         """Run `make test`, to the end or to the first failure."""
         options = {"PYTEST_ADDOPTS": "-p tests.mutants.outcomes -p no:cacheprovider"}

@@ -14,9 +14,9 @@ from tests.mutants import sources
 FOLDER = sources.ROOT / "runs" / "mutants"
 
 #: Stages in which a mutant can be killed, in their order; the last is for what nothing killed.
-KILLERS, FOLDER_TESTS, LINES, PROCESSES, SUITE, SURVIVED = (
-    *("killers", "folder", "lines", "processes", "suite", "survived"),
-)
+KILLERS, FOLDER_TESTS, LINES, SUITE, SURVIVED = "killers", "folder", "lines", "suite", "survived"
+#: A mutant that changes no behaviour, so that no test can kill it.
+EQUIVALENT = "equivalent"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,8 +29,8 @@ _BASELINE_LIMIT_SECONDS = 1800.0
 _FOLDER_LIMIT_SECONDS = 900.0
 #: A mutant can make a test wait for what never comes: so many times its usual time, and a constant
 #: for imports and for what else the machine does.
-_PATIENCE = 10.0
-_PATIENCE_SECONDS = 45.0
+PATIENCE = 10.0
+PATIENCE_SECONDS = 45.0
 
 
 class UselessKillers(RuntimeError):
@@ -199,7 +199,7 @@ def _why_not_run(outcome: Outcome, killer: str) -> str:
 def _first_stages(calls: Calls, case: Case, usual: dict[str, float]) -> tuple[str, str]:
     """Return the stage in which a mutant was killed and by what; no killer if it was not."""
     seconds = sum(usual[killer] for killer in case.record.killers)
-    limit = _PATIENCE_SECONDS + _PATIENCE * seconds
+    limit = PATIENCE_SECONDS + PATIENCE * seconds
     with calls.copy.planted({case.path: case.text}):
         if case.record.killers:
             outcome = calls.pytest("-x", *case.record.killers, limit_seconds=limit)

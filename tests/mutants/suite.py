@@ -12,7 +12,9 @@ from tests.mutants.calls import Calls, Outcome
 #: `make test` takes 10 minutes on a quiet machine; here two jobs can share it with other work.
 _SUITE_LIMIT_SECONDS = 3600.0
 _TEST_LIMIT_SECONDS = 300.0
-#: With more failures than this a mutant has broken everything: each alone is looked at sooner.
+#: Each of the mutants is tried alone against each test that fails on all of them together.
+_MOST_TOGETHER = 16
+#: More failures than this show nothing new: one of the mutants has broken much.
 _MOST_FAILURES = 40
 
 
@@ -43,7 +45,8 @@ def killers_in_suite(
     """
     waiting = list(mutants)
     while waiting:
-        group = list({mutant.path: mutant for mutant in reversed(waiting)}.values())
+        by_file = {mutant.path: mutant for mutant in reversed(waiting)}
+        group = list(by_file.values())[:_MOST_TOGETHER]
         waiting = [mutant for mutant in waiting if mutant not in group]
         _try_group(calls, group, ended)
 

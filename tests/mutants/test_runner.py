@@ -2,77 +2,19 @@
 
 import dataclasses
 import re
-import subprocess
 
 import pytest
 
-from tests.mutants import report, results, runner, sources
+from tests.mutants import made_up_tree, report, results, runner
+from tests.mutants.made_up_tree import KILLER, LOADED, RULE
 from tests.mutants.records import InvalidRecords, Record
 from tests.mutants.results import Results
 from tests.mutants.runner import UselessKillers
 
-RULE = """
-def may_proceed(lead, bound):
-    while bound > 1000:  # no bound is that large
-        pass
-    return lead <= bound
-
-
-def describe(lead):
-    return "lead " + str(lead)
-
-
-def sign(value):
-    return value >= 0
-
-
-def steps(rounds):
-    return rounds + 1
-"""
-TESTS = {
-    "ops/test_rule.py": """
-import subprocess, sys
-from thinwire.ops import rule
-def test_bound():
-    assert rule.may_proceed(2, 2)
-def test_far():
-    assert not rule.may_proceed(1001, 2)
-def test_beyond():
-    assert not rule.may_proceed(3, 2)
-def test_child():
-    code = "from thinwire.ops import rule; assert rule.describe(1) == 'lead 1', rule.__file__"
-    subprocess.run([sys.executable, "-I", "-c", code], cwd="/", env={}, check=True)
-""",
-    "elsewhere/test_others.py": """
-from thinwire.ops import rule
-def test_unsteady():
-    assert rule.__file__ == "/elsewhere"
-def test_sign():
-    assert rule.sign(-1) is False
-""",
-}
-PYPROJECT = '[tool.pytest.ini_options]\nmarkers = ["product", "engines", "processes"]\n'
-MAKEFILE = "test:\n\t.venv/bin/python -m pytest -q tests\n"
-TOOL = ("__init__.py", "outcomes.py", "fork_server.py")
-LOADED = ("pytest", "hypothesis", "_hypothesis_pytestplugin", "pytest_timeout")
-KILLER = "tests/ops/test_rule.py::test_bound"
-
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """Return a tree with a package, its tests and a suite, in which one test always fails."""
-    folder = tmp_path_factory.mktemp("made-up") / "tree"
-    files = {f"tests/{name}": text for name, text in TESTS.items()}
-    files |= {f"tests/mutants/{n}": (sources.ROOT / "tests/mutants" / n).read_text() for n in TOOL}
-    files |= {"thinwire/__init__.py": "", "ops/__init__.py": "", "ops/rule.py": RULE}
-    files |= {"tests/__init__.py": "", "pyproject.toml": PYPROJECT, "Makefile": MAKEFILE}
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    (folder / "thinwire" / "ops").symlink_to("../ops")
-    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
-    return folder
+    return made_up_tree.make(tmp_path_factory.mktemp("made-up") / "tree")
 
 
 def record(name, where, old, new, *killers):
@@ -98,7 +40,7 @@ def found(root, tmp_path_factory):
     """Return the results of all records, and the file with them."""
     past = Results(tmp_path_factory.mktemp("results") / "results.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_PATIENCE_SECONDS", 6.0)
+        patch.setattr(runner, "PATIENCE_SECONDS", 6.0)
         return runner.run(RECORDS, past, 2, root, LOADED), past
 
 
