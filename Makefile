@@ -10,7 +10,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 3
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test engines lint types proto bench peers format product chaos soak fuzz clean
+.PHONY: help setup demo test engines lint types proto bench peers format product mutants chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -51,6 +51,12 @@ product: $(STAMP) ## Every legal combination of policies, and every mode under f
 
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))
+
+# ONLY= runs one record or area; DRAWN=300 SEED=1 draws mutants from the whole product instead;
+# JOBS=2 copies of the tree; FRESH=1 forgets earlier results.
+mutants: $(STAMP) ## Plant the recorded mistakes, each of which must fail a test
+	$(BIN)/python -m tests.mutants --jobs $(or $(JOBS),2) $(addprefix --only ,$(ONLY)) \
+	  $(addprefix --drawn ,$(DRAWN)) $(addprefix --seed ,$(SEED)) $(if $(FRESH),--fresh)
 
 # RUNS=1000 PROCESSES=100 is the whole; SEED= plays others, SECONDS= begins none after so many.
 chaos: $(STAMP) ## Random faults on RUNS=500 simulated and PROCESSES=6 real runs, whose histories are checked

@@ -1,0 +1,63 @@
+"""Which tests are tried on a drawn mutant, and in which order: those that execute its line."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterable, Mapping
+
+from tests.mutants import mirrored, operators
+from tests.mutants.drawn import Drawn
+from tests.mutants.lines import Lines
+
+#: The usual seconds of the tests of each call: most mutants die in the first, which is short.
+BUDGETS_SECONDS = (6.0, 60.0)
+#: Importing a test file takes up to 2 s, which no budget counts.
+_MOST_FILES = (6, 30)
+
+
+def batches(lines: Lines, mutant: Drawn, root: pathlib.Path) -> list[list[str]]:
+    """Return the ids of tests for each call of pytest, without repetitions."""
+    executing = _executing(lines, mutant)
+    own = set(mirrored.tests_of(mutant.path, root))
+    order = _in_order({test: lines.seconds[test] for test in executing}, own)
+    made, taken = [], set[str]()
+    for budget, most_files in zip(BUDGETS_SECONDS, _MOST_FILES, strict=True):
+        batch, files = [], set[str]()
+        for test in order:
+            file, seconds = test.partition("::")[0], lines.seconds[test]
+            has_place = file in files or len(files) < most_files
+            if test not in taken and seconds <= budget and has_place:
+                batch.append(test)
+                taken.add(test)
+                files.add(file)
+                budget -= seconds
+        made.append(batch)
+    changed = [file for file in lines.changed_tests if (root / file).is_file()]
+    unmapped = [] if executing else sorted(own - set(changed))
+    return [batch for batch in (*made, [*changed, *unmapped]) if batch]
+
+
+def _executing(lines: Lines, mutant: Drawn) -> set[str]:
+    """Return the tests that execute the mutant's statement, else its function, else its file."""
+    for numbers in operators.surroundings(mutant.source, mutant.mistake):
+        tests = lines.tests_at(mutant.path, numbers)
+        if tests:
+            return tests
+    return set()
+
+
+def _in_order(seconds: Mapping[str, float], own: Iterable[str]) -> list[str]:
+    """Return tests of the mutant's folder first, one of each function, the fastest of each.
+
+    The cases of a parametrised test are much alike: the second one of each comes after the first
+    one of all.
+    """
+    own, turns = set(own), collections.Counter[str]()
+    ranked = []
+    for test in sorted(seconds, key=lambda name: (seconds[name], name)):
+        function = test.partition("[")[0]
+        is_own = test.partition("::")[0] in own
+        ranked.append((turns[function], not is_own, seconds[test], test))
+        turns[function] += 1
+    return [test for *_, test in sorted(ranked)]
