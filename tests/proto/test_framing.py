@@ -232,3 +232,10 @@ def test_what_does_not_fit_is_an_error_of_the_sender():
         frame(pb.ToServer(report=pb.Report(document="x" * MAX_MESSAGE_BYTES)))
     with pytest.raises(ValueError, match="only push, reply, part, holding, offer and slots have"):
         frames(pb.ToServer(leave=pb.Leave()), [b"x"])
+
+
+def test_a_payload_within_its_header_has_the_same_limit():
+    assembler = MessageAssembler(pb.ToServer, lambda header: 100)
+    assert assembler.feed(_push(100, bytes(100)))[1] == bytes(100)
+    with pytest.raises(Malformed, match="at most 100"):
+        assembler.feed(_push(101, bytes(101)))

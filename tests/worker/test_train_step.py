@@ -93,3 +93,22 @@ def test_no_bias_waits_for_the_slow_operation(step):
     """See thinwire.models.fast_bias."""
     graph = step._gradient_step.get_concrete_function(ROWS, LABELS).graph
     assert "BiasAddGrad" not in {operation.type for operation in graph.get_operations()}
+
+
+def test_losses_of_layers_count_as_with_keras():
+    def stepped(penalty):
+        keras.utils.set_random_seed(1)
+        layer = keras.layers.Dense(3, "softmax", kernel_regularizer=penalty)
+        model = keras.Sequential([keras.Input((6,)), layer])
+        model.compile(loss=keras.losses.SparseCategoricalCrossentropy())
+        step = TrainStep(SharedModel.of(model))
+        gradient = np.empty(step.spec.num_parameters, np.float32)
+        loss = step.gradients(ROWS, LABELS, gradient)
+        assert loss == pytest.approx(model.test_on_batch(ROWS, LABELS), rel=1e-5)
+        kernel = layer.kernel.numpy()
+        return loss, gradient[: kernel.size].reshape(kernel.shape), kernel
+
+    loss, slope, kernel = stepped(keras.regularizers.L2(0.5))
+    plain_loss, plain_slope, _ = stepped(None)
+    assert loss - plain_loss == pytest.approx(0.5 * (kernel**2).sum(), rel=1e-4)
+    np.testing.assert_allclose(slope - plain_slope, kernel, atol=1e-5)

@@ -21,8 +21,12 @@ from tests.ops.residuals import (
     top,
 )
 from thinwire.ops.codecs.base import NonFiniteUpdate
+from thinwire.ops.codecs.dense import Dense
+from thinwire.ops.codecs.error_feedback import MomentumCorrection
+from thinwire.ops.codecs.packets import decoded
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.types import Kind
+from thinwire.ops.wire.blocks import IndexChooser, decode_block
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -160,3 +164,53 @@ def test_policies_say_what_they_are_made_of():
     assert told["inner"] == "ErrorFeedback" and told["ErrorFeedback.inner"] == "DenseBelow"
     assert told["DenseBelow.entries"] == 5 and told["TopK.compression_rate"] == 0.1
     assert all(not dataclasses.is_dataclass(value) for value in told.values())
+
+
+def test_a_gradient_that_is_not_finite_lets_nothing_decay():
+    codec = build("chunked_topk", error_feedback=True, error_decay=0.5, warmup_epochs=None)
+    _, state = drive(codec, 3)
+    before = np.concatenate(state["residual"])
+    spoilt = [tensor * np.float32(math.nan) for tensor in gradients(4)]
+    with pytest.raises(NonFiniteUpdate):
+        codec.encode(spoilt, state, context())
+    np.testing.assert_array_equal(np.concatenate(state["residual"]), before)
+
+
+def test_masking_clears_the_velocity_and_not_what_is_on_its_way():
+    codec = MomentumCorrection(Dense(), momentum=0.5)
+    packet, state = codec.encode(gradients(1), codec.init(SPEC, BODIES), context())
+    np.testing.assert_array_equal(dense(packet), np.concatenate(gradients(1)))
+    assert not np.concatenate(state["velocity"]).any()
+
+
+@pytest.mark.parametrize("name", ["gd", "dgs"])
+def test_all_that_is_kept_back_can_be_sent_within_the_warm_up(name):
+    momenta = {"dgs_momentum": 0.0} if name == "dgs" else {}
+    codec = build(name, compression_rate=0.01, warmup_epochs=1, **momenta)  # a tenth, at first
+    sent, state = drive(codec, 3, epoch=0.5)
+    zeros = [np.zeros(tensor.size, np.float32) for tensor in SPEC.tensors]
+    packet, state = codec.encode(zeros, state, context(epoch=0.5, keep=1.0))
+    expected = -0.1 * sum(flat(number) for number in (1, 2, 3))
+    np.testing.assert_allclose(sent.sum(axis=0) + dense(packet), expected, atol=1e-6)
+    assert not np.concatenate(codec_residual(state["inner"])).any()
+
+
+def test_at_a_rate_of_0_nothing_arrives():
+    """On the wire a scale of 0 is one that is not given, and counts as 1."""
+    codec = build("dgc")
+    packet, _ = codec.encode(gradients(1), codec.init(SPEC, BODIES), context(rate=0.0))
+    assert packet.blocks
+    for block in map(IndexChooser().encode, packet.blocks):
+        arrived = decode_block(
+            block.slot,
+            block.count,
+            block.coding,
+            block.coding_parameter,
+            memoryview(block.index_bytes),
+            block.value_dtype,
+            block.scale,
+            memoryview(block.value_bytes),
+            SPEC.tensors[block.slot].size,
+            block.value_coding,
+        )
+        assert np.abs(decoded(arrived)[1]).max() < 1e-30

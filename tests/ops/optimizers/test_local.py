@@ -286,3 +286,17 @@ def test_a_fate_of_no_slots_is_warned_of():
     (warning,) = composed(local_opt_state="average").warnings
     assert warning == "--local_opt_state=average with plain SGD: it keeps no state."
     assert composed(local_opt_state="average", local_optimizer="adam").warnings == ()
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_what_a_refused_update_has_left_in_the_slots_is_forgotten(name):
+    """It would make the next update too large as well."""
+    policy = update_of(name, opt_state="keep")
+    weights, expected = numbers(0), numbers(2)
+    used, fresh = begin(policy, weights), begin(policy, expected)
+    policy.step(weights, 1000 * numbers(1), 0.1, used, weights)
+    weights = numbers(2)
+    used = policy.forget(weights, used)
+    policy.step(weights, numbers(3), 0.1, used, weights)
+    policy.step(expected, numbers(3), 0.1, fresh, expected)
+    np.testing.assert_array_equal(weights, expected)

@@ -89,3 +89,12 @@ def test_who_steps_with_what():
         choice.apply(theta, gradient, Kind.GRADIENT, 0.1, kernels, state)
         assert (theta < before).all()
     assert OptimizerUpdate("sgd").init(theta) == {}
+
+
+def test_sparse_steps_count_as_dense_ones_do():
+    """A script that takes its optimizer back goes on with its schedule from that count."""
+    theta = start(8)
+    ball = MomentumSGD(0.9, theta)
+    ball.step(theta, Update(np.array([3]), np.ones(1, np.float32)), 0.1, negate=False)
+    ball.step(theta, Update(None, np.ones(8, np.float32)), 0.1, negate=False)
+    assert int(ball.save()["0"]) == 2

@@ -388,3 +388,17 @@ def test_robust_aggregates_go_with_every_row(name, aggregate):
     chosen = method(name, 3, aggregate=aggregate, local_steps=3, local_optimizer="sgd")
     assert chosen.choices["weighting"] == "none"
     assert np.isfinite(MiniRun(chosen, iter_max=6, rate=0.05).run().theta).all()
+
+
+@pytest.mark.parametrize("policy", [Nesterov(), FedAdam(bias_correction=True), FedYogi()])
+def test_a_restart_changes_no_bit_of_the_next_steps(policy):
+    theta, update = np.array(BASE, np.float32), Update(None, np.full(4, 0.1, np.float32))
+    state = policy.init(theta)
+    for _ in range(3):
+        _, state = policy.apply(theta, update, Kind.DELTA, 0.1, KERNELS, state)
+    there = theta.copy()
+    again = policy.restore(policy.save(state), there, policy.init(there))
+    for _ in range(2):
+        _, state = policy.apply(theta, update, Kind.DELTA, 0.1, KERNELS, state)
+        _, again = policy.apply(there, update, Kind.DELTA, 0.1, KERNELS, again)
+    np.testing.assert_array_equal(theta, there)

@@ -318,3 +318,51 @@ def test_who_gave_up_its_push_before_the_draw_was_known_is_not_waited_for():
     follower.follow([over, Draw(20, 1, (2,), after=(10,))])
     follower.submit(ArrivalToken(2, 10), 0.0)
     assert follower.advance(0.0).released == [(ArrivalToken(2, 10),)]
+
+
+def test_a_following_shard_that_restarts_plays_the_round_under_way_again():
+    policy = DrawnSync(4, 0.5, seed=5)
+    leader, free = begun(policy, range(1, 5))
+    follower, _ = begun(policy.without_bound(), range(1, 5))
+    follower.follow(leader.draws())
+    follower.advance(0.0)
+    for rule in (leader, follower):
+        for worker in free:
+            rule.submit(ArrivalToken(worker, 1), 0.0)
+    then = leader.advance(0.0).proceeding
+    follower.follow(leader.draws())
+    assert follower.advance(0.0).proceeding == then
+    again = policy_resumed(policy.without_bound(), follower)
+    for worker in range(1, 5):
+        again.join(worker)
+    again.follow(leader.draws())
+    assert again.advance(0.0).proceeding == then
+
+
+def test_who_gave_up_an_earlier_push_is_waited_for_in_the_next_round():
+    follower, _ = begun(DrawnSync(2, 1.0).without_bound(), [1, 2])
+    follower.withdraw(1, 14)
+    drawn = Draw(20, 0, (1, 2), after=(14, 9))  # shard 0 has given step 14 up, too
+    follower.follow([drawn])
+    follower.advance(0.0)
+    over = dataclasses.replace(drawn, steps=(15, 10))
+    follower.follow([over, Draw(21, 1, (2,), after=(10,))])
+    follower.submit(ArrivalToken(2, 10), 0.0)
+    assert follower.advance(0.0).released == []
+    follower.submit(ArrivalToken(1, 15), 0.0)
+    assert follower.advance(0.0).released == [(ArrivalToken(1, 15), ArrivalToken(2, 10))]
+
+
+def test_a_following_shard_does_not_wait_for_what_it_has_released():
+    follower = DrawnSync(2, 1.0).without_bound().start()
+    steps = {"1": 5, "2": 6}
+    state = {"clocks": dict(steps), "steps": steps, "rounds": 6, "followed": 2}
+    follower.load_state_dict(state, soft=False)
+    for worker in (1, 2):
+        follower.join(worker)
+    over = Draw(3, 6, (1, 2), steps=(5, 7), after=(4, 6))
+    follower.follow([over, Draw(4, 7, (2,), after=(7,))])
+    follower.advance(0.0)
+    follower.submit(ArrivalToken(2, 7), 0.0)
+    turn = follower.advance(0.0)
+    assert turn.released == [(ArrivalToken(2, 7),)] and turn.proceeding == [2]

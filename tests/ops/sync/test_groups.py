@@ -180,3 +180,8 @@ def test_the_name_of_a_large_group_is_short_enough_for_a_summary():
     assert sync_groups.name_of((1, 2, 4)) == "1,2,4"
     assert GroupSync((tuple(range(1, 501)),)).start().name_of(7) == "1,2,...,500"
     assert DrawnSync(500, 0.1).start().name_of(7) == "1,2,...,500"
+
+
+def test_a_group_that_nobody_measured_gets_the_share_of_the_slowest():
+    shares = sync_groups.shares(((1,), (2,), (3,)), {1: 1.0, 2: 3.0})
+    assert shares == {1: 0.2, 2: 0.6, 3: 0.2}

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.ops.sync.base import Advance, ArrivalToken
+from thinwire.ops.sync.base import Advance, ArrivalToken, Joiners
 from thinwire.ops.sync.groups import format_groups, parse_groups, parse_groups_file
-from thinwire.ops.sync.rule import GroupRounds, GroupSync, make_rule
+from thinwire.ops.sync.rule import ClosedGroupSync, GroupRounds, GroupSync, make_rule
 from thinwire.ops.types import ConfigurationError
 
 
@@ -268,3 +268,120 @@ def test_a_withdrawn_push_is_waited_for_again():
     before = rule.state_dict(soft=True)
     rule.withdraw(1, 1)
     assert rule.state_dict(soft=True) == before  # nothing is there to be withdrawn
+
+
+def test_a_worker_that_returns_holds_nobody_back():
+    rule = joined(make_rule("ssp", 3, bound=1), [1, 2, 3])
+    rule.leave(3)
+    for _ in range(5):
+        assert submit(rule, 1)[1] == [1]
+        assert submit(rule, 2)[1] == [2]
+    rule.join(3)
+    assert advance(rule)[1] == [3]
+    assert submit(rule, 1)[1] == [1]  # one ahead of the slowest: as if worker 3 had been there
+    assert rule.clocks() == {1: 6, 2: 5, 3: 5}
+
+
+def test_a_worker_that_joins_a_group_takes_over_its_clock():
+    rule = joined(make_rule("gsp", 3, groups=((1, 2), (3,)), bound=2), [1, 3])
+    for _ in range(2):
+        submit(rule, 1)
+    rule.join(2)
+    assert advance(rule)[1] == [2]
+    assert rule.clocks() == {1: 2, 2: 2, 3: 0}
+
+
+def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
+    rule = joined(make_rule("ssp", 3, bound=2), [1, 2, 3])
+    for worker in (1, 3, 1, 3):
+        submit(rule, worker)
+    rule.pause()
+    rule.regroup(((1, 2), (3,)))  # worker 2 computes its first iteration
+    advance(rule)
+    assert submit(rule, 3) == ([(3,)], [])  # it has done three, and worker 2 none
+
+
+def test_a_change_of_groups_lets_those_go_on_that_the_bound_blocks_no_longer():
+    """Else the group would wait for a worker that waits for the group."""
+    rule = joined(make_rule("ssp", 2, bound=2), [1, 2])
+    for _ in range(3):
+        submit(rule, 1)
+    assert not rule.may_proceed(1)
+    rule.regroup(((1, 2),))
+    assert advance(rule)[1] == [1]
+
+
+def test_rounds_that_are_complete_are_released_one_after_the_other():
+    rule = joined(make_rule("bsp", 2), [1, 2])
+    for worker in (1, 2):
+        for step in (1, 2):
+            rule.submit(ArrivalToken(worker, step), 0.0)
+    for step in (1, 2):
+        released = rule.advance(0.0).released
+        assert released == [(ArrivalToken(1, step), ArrivalToken(2, step))]
+
+
+def test_what_was_given_up_is_known_after_a_restart():
+    """Another shard may have released it: it would wait here for a push that never comes."""
+    rule = joined(make_rule("bsp", 2), [1, 2])
+    rule.submit(ArrivalToken(1, 7), 0.0)
+    rule.withdraw(1, 7)
+    again = make_rule("bsp", 2).start()
+    again.load_state_dict(copy.deepcopy(rule.state_dict(soft=False)), soft=False)
+    for worker in (1, 2):
+        again.join(worker)
+    again.advance(0.0)
+    again.submit(ArrivalToken(2, 3), 0.0)
+    assert again.over() == {1: 7, 2: 0}
+
+
+def test_a_push_is_released_late_that_is_over_at_another_shard():
+    rule = joined(make_rule("bsp", 2), [1, 2])
+    rule.submit(ArrivalToken(1, 3), 0.0)
+    assert rule.release_late({1: 2, 2: 9}) == []
+    assert rule.release_late({1: 3, 2: 9}) == [(ArrivalToken(1, 3),)]
+    assert rule.may_proceed(1) is False and advance(rule)[1] == [1]
+
+
+def after_a_break(policy, rule):
+    """Return the rule of a shard that goes on without a restart, as after a move."""
+    again = policy.start()
+    for soft in (False, True):
+        again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)
+    return again
+
+
+@pytest.mark.parametrize("has_break", [False, True])
+def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
+    """Not before the pushes that were over at shard 0 are over here, nor before it has entered."""
+    policy = make_rule("bsp", 3).without_bound()
+    rule = joined(policy, [1, 2])
+    rule.submit(ArrivalToken(1, 4), 0.0)
+    rule.join(3)
+    rule.expect([Joiners((3,), True, (1, 2), (4, 4))])
+    if has_break:
+        rule = after_a_break(policy, rule)
+    assert advance(rule) == ([], []) and rule.joining() == [3]
+    rule.submit(ArrivalToken(2, 4), 0.0)
+    released, free = advance(rule)
+    assert released == [(1, 2)] and sorted(free) == [1, 2, 3]
+
+
+def test_a_joiner_that_shard_0_has_not_let_in_waits_at_the_others():
+    policy = make_rule("bsp", 2).without_bound()
+    rule = joined(policy, [1])
+    rule.join(2)
+    rule.expect([Joiners((2,))])
+    for each in (rule, after_a_break(policy, rule)):
+        assert advance(each) == ([], []) and each.live() == [1]
+        each.expect([Joiners((2,), True)])
+        assert advance(each)[1] == [2]
+
+
+def test_a_closed_group_lets_nobody_in_while_its_members_compute():
+    rule = joined(ClosedGroupSync(((1, 2, 3),)), [1, 2])
+    rule.join(3)
+    assert advance(rule) == ([], [])
+    assert submit(rule, 1) == ([], [])
+    released, free = submit(rule, 2)
+    assert released == [(1, 2)] and sorted(free) == [1, 2, 3]

@@ -3,6 +3,8 @@
 import random
 import threading
 
+import pytest
+
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable, session
 
@@ -52,3 +54,40 @@ def test_who_looks_draws_nothing_of_what_the_script_draws(caplog):
     before = random.getstate()
     lines_of(caplog, shut=3)
     assert random.getstate() == before
+
+
+class PatientFor(threading.Event):
+    """Lets virtual time pass where it is to wait."""
+
+    now = 0.0
+
+    def wait(self, timeout=None):
+        self.now += timeout or 0.0
+        return self.is_set()
+
+
+class Quarantining(Address):
+    """Asks for 50 s more instead of not answering."""
+
+    def open(self, timeout_seconds, is_closing):
+        if not self.shut:
+            return pb.Welcome()
+        self.shut -= 1
+        raise session.RequestRejected(
+            pb.Refusal(reason=pb.REASON_QUARANTINED, retry_after_seconds=50.0)
+        )
+
+
+def test_a_shard_that_asks_for_time_is_waited_for_beyond_the_patience_for_a_silent_one(monkeypatch):
+    over, address = PatientFor(), Quarantining(3)
+    monkeypatch.setattr(session.time, "monotonic", lambda: over.now)
+    dialler = session.Dialler("the PS at ps:1", lambda: address, over)
+    assert dialler.dial(60.0)[1] == pb.Welcome()
+    assert over.now >= 150.0
+
+
+@pytest.mark.parametrize(("mbps", "takes_bulk"), [(0.0, True), (10.0, False)])
+def test_what_passes_an_emulated_link_asks_for_no_connection_beside_it(mbps, takes_bulk):
+    hello = pb.Hello(role=pb.ROLE_WORKER, id=1, link=pb.EmulatedLink(mbps=mbps))
+    session.ClientSession("127.0.0.1:1", hello, 100).close(0.0)
+    assert hello.bulk is takes_bulk

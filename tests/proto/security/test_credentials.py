@@ -8,6 +8,7 @@ import pytest
 
 from tests.certificates import OTHER_WORKER, SUPERVISOR, TOKEN, WORKER, Papers
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.ops.types import ConfigurationError
 from thinwire.proto import grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
@@ -369,3 +370,20 @@ def test_refusals_are_logged_now_and_then(monkeypatch):
     assert len(lines) == 3 and len(lines[0]) < 700
     assert lines[1].endswith("again (and 999 like it before)")
     assert guard.refused == {"rate": 1001, "token": 1}
+
+
+def test_a_client_without_a_random_number_of_its_own_proves_nothing():
+    for nonce in (b"", b"c", b"c" * 31):
+        evidence = trust.PeerEvidence((), nonce, b"s" * 32)
+        proof = trust.client_proof(TOKEN, nonce, b"s" * 32, ("a", "b"))
+        assert judged(proof, evidence) == pb.REASON_TOKEN
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"too short"])
+def test_a_token_file_without_a_token_is_refused(tmp_path, content):
+    """The node would start without a token and let everybody in."""
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    files = trust.CredentialFiles(token=str(path))
+    with pytest.raises(ConfigurationError, match="--token_file.*at least 16"):
+        trust.read(files, "", None, serves=True)

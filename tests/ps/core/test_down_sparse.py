@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import MiniRun, Softmax
+from tests.harness import KERNELS, MiniRun, Softmax
 from tests.ps.lossy_shard import SIZE, SPEC, World, eager, sending
 from thinwire.ops.downlink import replicas
-from thinwire.ops.downlink.types import Operation
+from thinwire.ops.downlink.sparse import DownSparse
+from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
 from thinwire.ops.types import VALUE_DTYPES
 
 DOWN = ("sparse", "auto")
@@ -296,3 +297,47 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
     assert num_apart > 20
     assert run.shards[0].model.memory()["copies"] == 0  # one copy of each worker is enough
     assert run.shards[0].model.down_summary()["sparse"] > 20
+
+
+# -- the codec alone ------------------------------------------------------------------------------
+
+
+class AloneWithACodec:
+    """One slice of 100 entries, of which each version adds 1 to all."""
+
+    def __init__(self, **settings):
+        self.codec, self.theta, self.version = DownSparse(0.1, **settings), np.zeros(100), 0
+        self.theta = self.theta.astype(np.float32)
+        self.state = self.codec.init(100)
+
+    def go_on(self):
+        self.theta += 1
+        self.version += 1
+
+    def reply(self, worker, step, base):
+        shard = ShardView(self.theta, self.version, KERNELS, (0, 100))
+        return self.codec.gather(ModelRequest(worker, step, base), shard, self.state)
+
+
+def test_who_has_got_the_whole_model_gets_no_older_snapshot():
+    shard = AloneWithACodec(resync_every=1)
+    for worker in (1, 2):
+        shard.reply(worker, 0, None)
+    shard.go_on()
+    shard.reply(1, 1, 0)  # takes the snapshot
+    shard.go_on()
+    assert shard.reply(2, 1, 1).operation is Operation.FULL  # of a base that nobody has sent it
+    shard.go_on()
+    reply = shard.reply(2, 2, 2)
+    assert reply.operation is Operation.SET and (reply.update[0].values.data == 3).all()
+
+
+def test_a_worker_that_pulls_gets_its_replica_and_the_rest_later():
+    shard = AloneWithACodec()
+    shard.reply(1, 0, None)
+    shard.go_on()
+    for base in (None, 0):
+        reply = shard.reply(1, 0, base)
+        assert (reply.operation, reply.version) == (Operation.FULL, 0)
+        assert not np.asarray(reply.update.values).any()
+    assert len(shard.reply(1, 1, 0).update[0].indices) == 10

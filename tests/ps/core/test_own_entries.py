@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.harness import SPEC, MiniRun, method
 from tests.ps.lossy_shard import World
 from thinwire.ops.downlink.exact import DownDelta
-from thinwire.ops.downlink.own_entries import OwnEntries
+from thinwire.ops.downlink.own_entries import OwnEntries, find
 from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.types import VALUE_DTYPES
+from thinwire.ops.types import VALUE_DTYPES, Update
+from thinwire.ops.weighting.base import Arrival
 from thinwire.ps.core import events
 from thinwire.simulator.messages import decoded
 
@@ -256,3 +257,30 @@ def test_the_window_of_positions_finds_what_a_look_at_all_entries_finds():
         replies += bool(window) and window[0]["version"] <= bases[worker] + 1
         bases[worker] = version
     assert 50 < replies < 290  # both ways were taken
+
+
+def test_own_entries_are_left_out_only_of_the_answer_to_that_push_from_that_base():
+    """On a model that has them already a worker would add them twice."""
+    codec, size = DownDelta(), 100
+    state, theta = codec.init(size), np.arange(size, dtype=np.float32)
+    own = OwnEntries(1, 5, 0, 1, np.arange(3))
+    state = codec.record_update(np.arange(3), 1, state, own)
+    state = codec.record_update(np.arange(3, 6), 2, state)
+    shard = ShardView(theta, 2, load_kernels("numpy"), (0, size))
+    for request, operation, lacking in (
+        (ModelRequest(1, 5, 0), Operation.SET_REST, [3, 4, 5]),
+        (ModelRequest(1, 6, 0), Operation.SET, [0, 1, 2, 3, 4, 5]),
+        (ModelRequest(1, 5, 1), Operation.SET, [3, 4, 5]),
+    ):
+        reply = codec.gather(request, shard, state)
+        assert (reply.operation, reply.update.indices.tolist()) == (operation, lacking)
+
+
+def test_an_entry_that_leaves_the_normal_range_is_no_own_one():
+    """Kernels may flush such a sum to zero, so the worker's need not be the shard's."""
+    tiny = np.finfo(np.float32).tiny
+    before = np.array([1.5 * tiny, 1.0, 0.5 * tiny, 0.0], np.float32)
+    values = np.array([-tiny, 1.0, tiny, 0.5 * tiny], np.float32)
+    arrival = Arrival(1, Update(np.arange(4), values), 0, 5)
+    found = find(arrival, before, before + values, 3)
+    assert found.indices.tolist() == [1, 2]

@@ -377,3 +377,21 @@ def test_an_own_update_with_blocks_and_two_own_ones_are_refused():
     reply.rounds.add(num_blocks=[0], rate=1.0, own=1)
     with pytest.raises(Malformed, match="more own updates"):
         messages.rounds_from_message(reply, memoryview(payload), SIZES)
+
+
+def test_of_a_workers_own_pushes_only_that_is_left_out_which_a_reply_answers():
+    """It lost the answer to the one before, and pushes again from the same weights."""
+    policy, size = DownRelay(), 10_000
+    state = policy.init(size)
+    for version, (worker, step) in enumerate([(1, 6), (2, 7), (1, 7)], start=1):
+        indices = np.arange(50 * version, 50 * version + 50)
+        coded = CodedValues("float16", np.ones(50, np.float16))
+        update = RelayedUpdate(worker, step, (Block(0, size, indices, coded),))
+        policy.record_update(indices, version, state, None, RelayedRound((update,), 1.0))
+    shard = ShardView(np.zeros(size, np.float32), 3, KERNELS, (0, size))
+    reply, _ = on_the_wire(policy.gather(ModelRequest(1, 7, 0), shard, state).update)
+    assert [(each.own, list(each.num_blocks)) for each in reply.rounds] == [
+        (0, [1]),
+        (0, [1]),
+        (1, [0]),
+    ]

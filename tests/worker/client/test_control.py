@@ -12,6 +12,7 @@ from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.worker.client import control as control_module
 from thinwire.worker.client.control import Control, RunHalted
 
 #: Of scripts that are alive; those that die are few.
@@ -208,3 +209,37 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
         wait_for(lambda: two._awaits is not None)
         two.interrupt()
         assert isinstance(interrupted.end().error, InterruptedError)
+
+
+class Recorder:
+    """A stream that keeps what is sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send_control(self, message, counted=False):
+        self.sent.append(message)
+
+
+def test_a_shard_that_is_started_again_learns_at_which_barriers_the_model_changed(monkeypatch):
+    class Nobody:
+        def __init__(self, name, make, closing):
+            self.closing = closing
+
+        def dial(self, patience_seconds):
+            self.closing.wait()
+            raise Unreachable("nobody is there")
+
+    monkeypatch.setattr(control_module, "Dialler", Nobody)
+    control, stream = Control("127.0.0.1:1", 1), Recorder()
+    try:
+        for name, changes in (("fit-1-begin", True), ("fit-1-end", False)):
+            barrier = pb.Barrier(name=name, changes=changes)
+            control._receive(pb.ToClient(barrier=barrier))
+        control._report_again(stream)
+    finally:
+        control._session = None
+        control.close()
+    (told,) = [each.barrier for each in stream.sent]
+    assert list(told.passed) == ["fit-1-begin", "fit-1-end"]
+    assert list(told.changed) == ["fit-1-begin"]

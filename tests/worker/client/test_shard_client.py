@@ -263,3 +263,20 @@ def test_nobody_else_touches_a_stream_in_use_or_at_its_end(monkeypatch, ended):
         run.push()
     run.client.attend()
     assert run.client._session is run.sessions[0]
+
+
+def test_a_push_is_not_given_up_for_one_that_was_settled_before(monkeypatch):
+    """The worker was expelled while the answer to its last push was on its way."""
+    run = Client(monkeypatch, [reply(4), reply(5)], shard=1)
+    listen = run.sessions[0].listen_for
+
+    def listen_and_hear_of_it(seconds):
+        run.client.abandon_push()
+        run.sessions[0].listen_for = listen
+        return listen(seconds)
+
+    run.sessions[0].listen_for = listen_and_hear_of_it
+    for step in (4, 5):
+        run.push(step)
+        assert run.version() == 9
+    assert run.sessions[0].said == [(4, 3), (5, 3)]

@@ -273,3 +273,23 @@ def test_beyond_this_machine_only_if_asked_to(monkeypatch):
     with pytest.raises(ConfigurationError, match=r"here at 127\.0\.0\.1.*--insecure"):
         listening_address("127.0.0.1:2223", insecure=False)
     assert listening_address("127.0.0.1:2223", insecure=True) == "127.0.0.1"
+
+
+def test_a_peer_counts_as_connected_for_as_long_as_its_stream_is_open():
+    """A part that is late is waited for only while it may still come."""
+    server = PeerServer(Mailbox(1 << 20), lambda query: None, 1 << 16)
+    server.run_id, seen = "run", []
+    greeting = peers.Greeting(protocol_version=PROTOCOL_VERSION, run_id="run", worker=2)
+    part = peers.Part(view=7, round=1, number=0, payload=bytes(4), payload_bytes=4)
+
+    class Stream:
+        peer, bytes_sent, bytes_received = "ipv4:127.0.0.1:1", 0, 0
+
+        def incoming(self):
+            for message in (peers.ToPeer(greeting=greeting), peers.ToPeer(part=part)):
+                seen.append(server.has_stream_of(2))
+                yield message.SerializeToString()
+            seen.append(server.has_stream_of(2))
+
+    server._read(Stream())
+    assert seen == [False, True, True] and not server.has_stream_of(2)

@@ -258,3 +258,13 @@ def test_aligned_buffers(size):
     assert (buffer.shape, buffer.dtype, buffer.any()) == ((size,), np.float32, False)
     assert size == 0 or buffer.ctypes.data % 64 == 0
     assert buffer.flags.c_contiguous and buffer.flags.writeable
+
+
+def test_a_push_that_is_refused_as_not_finite_stays_unsent():
+    """A worker that ends then has its change in what it saves."""
+    core = running_ahead(compression_rate=0.25)
+    stepped = core.weights + numbers()
+    core.own.step(stepped, loss=0.0)
+    core.begin(stepped, samples=8, loss=0.0)
+    core.handle_refusals([None])
+    np.testing.assert_allclose(core.save()["unsent"], numbers(), atol=1e-6)

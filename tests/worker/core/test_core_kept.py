@@ -23,6 +23,7 @@ from thinwire.ops.downlink.types import Operation
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import Kind, Packet
 from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import ScriptFigures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,3 +189,56 @@ def test_statistics_of_a_round_come_back_with_it(tmp_path):
         )
         other.resume_round()
         np.testing.assert_array_equal(other.statistics, expected)
+
+
+def test_a_refused_push_without_an_update_returns_nothing_to_the_residual():
+    """The shards have the update of the push before it."""
+    core = keeping_core()
+    start(core, numbers())
+    core.begin(numbers(1), 8, 1.0)
+    core.finish([reply(core.layouts[0], Operation.NONE, blocks=[])])
+    before = np.concatenate(core.save()["codec"]["residual"]).copy()
+    core.begin(numbers(2), 8, 1.0, figures=ScriptFigures(overflow=True, loss_scale=2.0))
+    core.undelivered()
+    np.testing.assert_array_equal(np.concatenate(core.save()["codec"]["residual"]), before)
+
+
+@pytest.mark.parametrize("optimizer", [0, 1])
+def test_what_was_refused_returns_to_the_optimizer_that_it_was_for(optimizer):
+    core = core_of()
+    chosen = dataclasses.replace(core.method, codec=LargestWithResidual())
+    groups = ((0,), (1, 2))
+    core = WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1], groups=groups)
+    start(core, numbers())
+    core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(optimizer=optimizer))
+    core.undelivered()
+    saved = core.save()
+    for number, state in enumerate((saved["codec"], saved["more_codecs"]["1"])):
+        parts = [numbers(1)[SPEC.offsets[n] : SPEC.offsets[n + 1]] for n in groups[number]]
+        expected = np.concatenate(parts) if number == optimizer else 0
+        np.testing.assert_array_equal(np.concatenate(state["residual"]), expected)
+
+
+def test_what_a_round_has_counted_comes_back_with_it():
+    def round_of(core, numbers_, losses):
+        pairs = zip(numbers_, losses, strict=True)
+        parts = ScriptFigures(batch_parts=2)
+        return [core.begin(numbers(n), 4, loss, figures=parts) for n, loss in pairs][-1]
+
+    core, other = (core_of(local_steps=3, overrides={"pacer": "fixed"}) for _ in range(2))
+    start(core, numbers())
+    assert round_of(core, (1, 2), (1.0, 3.0)) is None
+    other.restore(core.save(), 0)
+    start(other, numbers())
+    other.resume_round()
+    outgoing = round_of(other, (3,), (8.0,))
+    expected = round_of(core, (3,), (8.0,))
+    for push in (outgoing, expected):
+        assert (push.loss, push.samples, push.local_steps, push.batch_parts) == (4.0, 12, 3, 6)
+
+
+def test_the_loss_of_no_example_is_no_loss():
+    core = core_of()
+    start(core, numbers())
+    push = core.begin(np.zeros(SIZE, np.float32), samples=0, loss=0.0)
+    assert (push.samples, push.loss) == (0, None)

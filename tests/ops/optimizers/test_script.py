@@ -1,0 +1,132 @@
+"""The optimizers of scripts on the PS, without a run: counts, rates, slots, rules about paths."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+from thinwire.ops.kernels import load_kernels
+from thinwire.ops.offer import Described, OptimizerOffer
+from thinwire.ops.optimizers.described import describe
+from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
+from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer
+from thinwire.ops.types import Kind, ModelSpec, TensorSpec, Update
+
+KERNELS = load_kernels("numpy")
+SPEC = ModelSpec((TensorSpec("w", (2, 3)), TensorSpec("b", (2,))))
+SIZE = SPEC.num_parameters
+DECAY = {"initial_learning_rate": 0.5, "decay_steps": 10, "decay_rate": 0.5, "staircase": False}
+SCHEDULE = {"name": "ExponentialDecay", "config": DECAY}
+
+
+def offered(name="SGD", config=(), rules=None, **fields):
+    described = Described(name, {"learning_rate": 0.1, **dict(config)})
+    return ScriptUpdate(OptimizerOffer(described, **fields), rules or VariableRules())
+
+
+def by_steps(**fields):
+    return offered(config={"learning_rate": SCHEDULE}, clock="steps", **fields)
+
+
+def step(update, theta, state, gradient=None, number=0):
+    values = np.zeros_like(theta) if gradient is None else gradient
+    return update.apply(theta, Update(None, values), Kind.GRADIENT, 0.1, KERNELS, state, number)[1]
+
+
+def numbers(seed=0):
+    return np.random.default_rng(seed).standard_normal(SIZE, np.float32)
+
+
+def test_a_rate_that_the_script_has_set_outlives_a_restart():
+    update, theta = offered(), numbers()
+    state = update.set_rate(0.01, update.init(theta, SPEC))
+    saved = copy.deepcopy(update.save(state))
+    again = update.restore(saved, theta, update.init(theta, SPEC))
+    assert update.rate(9.0, 0, again) == 0.01
+
+
+@pytest.mark.parametrize("size", [SIZE, 0])
+def test_a_schedule_of_steps_is_read_at_the_steps_taken(size):
+    """On a shard that holds nothing of the optimizer as well: shard 0 names the rate to all."""
+    update, theta = by_steps(), numbers()[:size].copy()
+    state = update.init(theta, SPEC if size else None)
+    schedule = keras.optimizers.schedules.ExponentialDecay(**DECAY)
+    for count in range(3):
+        assert update.schedule_count(99, state) == count
+        assert update.rate(9.0, 99, state) == pytest.approx(float(schedule(count)))
+        state = step(update, theta, state)
+
+
+def test_an_optimizer_that_has_moved_goes_on_with_its_schedule():
+    update = by_steps(iterations=40)
+    state = update.init(numbers(), SPEC)
+    schedule = keras.optimizers.schedules.ExponentialDecay(**DECAY)
+    assert update.rate(9.0, 0, state) == pytest.approx(float(schedule(40)))
+
+
+def test_a_variable_with_a_constraint_is_not_cut():
+    norm = Described("MaxNorm", {"max_value": 1.0, "axis": 0})
+    assert offered(rules=VariableRules(constraints={"w": norm})).needs_whole_variables
+    assert not offered().needs_whole_variables
+
+
+def test_several_optimizers_go_on_from_weights_that_the_script_has_set():
+    first, second = (offered("Adam", paths=(path,)) for path in ("w", "b"))
+    update, theta = ScriptUpdates((first, second)), numbers()
+    state = update.init(theta, SPEC)
+    theta = numbers(1)
+    update.set_weights(theta, state)
+    expected = theta.copy()
+    for number in (0, 1):  # with a gradient of zeros Adam stands still
+        part = state["parts"][number]
+        zeros = np.zeros(SIZE, np.float32)
+        state = step(update, theta, state, zeros, number)
+        np.testing.assert_array_equal(part.theta, expected[part.positions])
+    np.testing.assert_array_equal(theta, expected)
+
+
+def adam(theta, rules=None, **config):
+    described = Described("AdamW", {"learning_rate": 0.0, **config})
+    return VariablesOptimizer(described, theta, SPEC, rules or VariableRules())
+
+
+def test_after_a_restore_the_rate_is_that_of_the_step():
+    theta, saved_at = numbers(), numbers()
+    optimizer, other = adam(theta), adam(theta)
+    optimizer.step(saved_at, Update(None, numbers(1)), 0.1, negate=False)
+    saved = optimizer.save()
+    theta = saved_at.copy()
+    optimizer.step(theta, Update(None, numbers(2)), 0.5, negate=False)
+    found = []
+    for each in (optimizer, other):
+        theta = saved_at.copy()
+        each.restore(saved, theta)
+        each.step(theta, Update(None, numbers(3)), 0.5, negate=False)
+        found.append(theta)
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_variable_without_a_gradient_is_neither_stepped_nor_decayed():
+    theta = numbers()
+    optimizer = adam(theta, VariableRules(unused=("b",)), weight_decay=0.1)
+    before = theta.copy()
+    for seed in (1, 2):
+        optimizer.step(theta, Update(None, numbers(seed)), 0.1, negate=False)
+    np.testing.assert_array_equal(theta[6:], before[6:])
+    assert (theta[:6] != before[:6]).all()
+
+
+def test_a_step_counts_where_no_variable_has_a_gradient():
+    """Shards count the same steps, whatever they hold."""
+    optimizer = adam(numbers(), VariableRules(unused=("w", "b")))
+    optimizer.step(numbers(), Update(None, numbers(1)), 0.1, negate=False)
+    assert int(optimizer.optimizer.iterations.numpy()) == 1
+
+
+def test_steps_without_an_overflow_go_on_being_counted():
+    variable = keras.Variable(np.zeros(3, np.float32))
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    scaled.build([variable])
+    scaled.step_counter.assign(5)
+    assert describe(scaled, [variable]).loss_scale.streak == 5

@@ -1,0 +1,58 @@
+"""The Worker role's loop, part by part: what a warm-up leaves, which gradient is written over."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from thinwire.worker.role import Worker
+
+
+class Statistics:
+    """Variables that each step moves, as BatchNorm's statistics and dropout's seeds do."""
+
+    def __init__(self):
+        self.value, self.num_steps = 5.0, 0
+
+    def move(self, images, labels):
+        assert len(images) == len(labels) == 4
+        self.value += 1.0
+        self.num_steps += 1
+
+    def save_local(self):
+        return {"0": self.value}
+
+    def restore_local(self, state):
+        self.value = state["0"]
+
+
+def test_measuring_a_device_leaves_no_trace_in_the_model():
+    step = Statistics()
+    session = SimpleNamespace(step_seconds=0.0)
+    worker = SimpleNamespace(
+        step=step,
+        shard=SimpleNamespace(num_examples=10, images=np.zeros((10, 2)), labels=np.zeros(10)),
+        run=SimpleNamespace(batch_size=4),
+        own=SimpleNamespace(device=SimpleNamespace(slowdown=1.0, step_seconds=0.0)),
+        pause_seconds=0.0,
+        session=session,
+        _gradient=step.move,
+    )
+    Worker._warm_up(worker)
+    assert step.num_steps > 1 and session.step_seconds > 0
+    assert step.value == 5.0
+
+
+def test_with_overlap_the_next_gradient_is_written_elsewhere_than_the_one_under_way():
+    """That one may have to be sent again, as it was."""
+    one, other, sent = np.zeros(2), np.zeros(2), []
+    worker = SimpleNamespace(
+        session=SimpleNamespace(send=sent.append),
+        run=SimpleNamespace(method=SimpleNamespace(overlap=True)),
+        gradient=one,
+        _spare_gradient=other,
+        _taken=True,
+    )
+    for number, free in enumerate((other, one, other), start=1):
+        assert Worker._exchange(worker, number)
+        assert worker.gradient is free
+    assert sent == [1, 2, 3]
