@@ -205,3 +205,17 @@ def test_what_is_not_finite_is_refused_like_an_update(value):
 def test_values_are_little_endian_float32():
     payload, values = messages.carve_aux(memoryview(b"ab" + struct.pack("<2f", 1.5, -2)), 2, (2,))
     assert (bytes(payload), values.tolist(), values.dtype) == (b"ab", [1.5, -2.0], np.float32)
+
+
+def test_a_drawn_round_replaces_the_statistics_as_a_whole_one_does():
+    """The others have not trained: they take part in the mean no more than in the update."""
+    chosen = method("bsp", nb_workers=4, fraction=0.5)
+    core = with_aux(chosen)
+    for worker in (1, 2, 3, 4):
+        join(core, worker)
+    drawn = [worker for worker in core.live_workers() if core._scheduler.may_proceed(worker)]
+    assert len(drawn) == 2
+    for worker, values in zip(drawn, ([2, 2, 2], [4, 6, 8]), strict=True):
+        push(core, worker, 1, values)
+    assert core.version == 1
+    np.testing.assert_array_equal(core.averages.mean, np.float32([3, 4, 5]))

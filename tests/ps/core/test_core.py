@@ -188,3 +188,21 @@ def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():
     told = core.handle(events.MembershipEpoch(2, (2, 3), True, None, (21, 30)), 0.0)
     refused = [(each.worker, each.incarnation, each.reason) for each in of(events.Reject, told)]
     assert refused == [(1, 10, "NOT_MEMBER")]
+
+
+def test_a_replayed_shard_refuses_the_pushes_that_the_dead_one_refused():
+    """With the soft state comes when each group changed last."""
+    core = core_of(method("bsp", nb_workers=3))
+    for worker in (1, 2, 3):
+        join(core, worker)
+    old = core.membership.epoch
+    core.handle(events.Leave(3, 3, "done"), 1.0)
+    again = core_of(method("bsp", nb_workers=3))
+    again.load_state_dict(core.state_dict())
+    again.load_state_dict(core.state_dict(soft=True), soft=True)
+    update = Update(None, np.ones(4, np.float32))
+    for each in (core, again):
+        event = events.Push(1, 1, 1, 0, 0, old, update, 1, 1, 1.0)
+        assert [refused.reason for refused in of(events.Reject, each.handle(event, 2.0))] == [
+            "STALE_EPOCH"
+        ]

@@ -7,7 +7,7 @@ from tests.harness import MiniRun, method
 from tests.ps.cores import core_of, join, of, push
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ps.core import events
-from thinwire.ps.core.counters import GroupCounters
+from thinwire.ps.core.counters import Counters, GroupCounters
 from thinwire.ps.wire import reports
 
 VECTOR = [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]
@@ -148,3 +148,25 @@ def test_what_holds_no_examples_leaves_a_worker_s_loss_as_it_was():
     core.counters.worker(1).loss = 2.0  # other than what `push` gives
     push(core, 1, 2, 1, samples=0)
     assert (core.counters.worker(1).pushes, core.counters.worker(1).loss) == (2, 2.0)
+
+
+def test_lost_updates_of_several_restarts_add_up():
+    counters = Counters()
+    counters.resumed(5)
+    counters.note_lost_updates(8)
+    counters.note_lost_updates(7)  # another worker has seen less
+    assert counters.lost_updates == 3
+    again = Counters()
+    again.load_state_dict(counters.state_dict(soft=False), soft=False)
+    again.resumed(6)
+    again.note_lost_updates(10)
+    assert again.lost_updates == 3 + 4
+
+
+@pytest.mark.parametrize(("generation", "lost"), [(4, 3), (3, 3), (2, 0), (5, 0)])
+def test_only_generations_whose_updates_may_be_undone_count_as_lost(generation, lost):
+    """A worker of an earlier one has seen what a later snapshot has counted."""
+    core = core_of(method("asgd"), generation=5, generations_undone=2)
+    core.handle(events.Join(1, 1, True, "peer"), 0.0)
+    core.handle(events.Pull(1, 1, 3, generation), 0.0)
+    assert core.counters.lost_updates == lost

@@ -225,3 +225,33 @@ def test_a_record_at_the_end_that_nobody_handled_is_cut_off(tmp_path):
     assert "Boom: over this" in come.damage
     assert come.num_records == run.journals[0].num_records - 1
     assert_same(before, everything(core))
+
+
+def test_the_state_after_a_failure_is_saved_though_nothing_was_applied():
+    """The event may have changed a part of it, which no replay repeats."""
+    core = joined(core_of(method("asgd")))
+    core.handle(events.Stop("interrupted"), 1.0)
+    assert core.snapshot_if_new() == []
+    for worker in (1, 2):
+        actions = core.handle(events.Failed(worker, worker, 1, False, "Boom"), 2.0)
+        [saved] = of(events.SaveSnapshot, actions)[:1]
+        assert saved.version == core.version == 0
+        assert saved.state["counters"]["rejected"]["fault"] == worker
+
+
+def test_the_journal_has_the_rejection_of_an_event_that_cannot_be_coded(tmp_path):
+    """A replay expels the worker too."""
+    run = JournaledRun(tmp_path, method("asgd", 2), iter_max=99)
+    run.join_all()
+    run.turn()
+    journaled = JournaledCore(run.shards[0])
+    journaled.write_to(run.journals[0], {})
+    update = Update(None, np.ones(28, np.float32))
+    epoch = run.shards[0].membership.epoch
+    bad = events.Push(1, 1000, 9, 0, 0, epoch, update, 1, 1, "no number")
+    journaled.handle(bad, run.now)
+    assert run.shards[0].membership.state_of(1) == "left"
+    come, core = run.come_back()
+    assert come.damage is None
+    for was, now in zip(everything(run.shards[0]), everything(core), strict=True):
+        assert_same(was, now)

@@ -289,3 +289,27 @@ def test_coordinator_and_follower_answer_the_same_questions():
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert names(Coordinator) == names(FollowerMembership)
+
+
+def test_a_restarted_shard_0_numbers_epochs_beyond_all_that_others_may_know():
+    """Its snapshot is of an earlier epoch; shards that follow take none that is not newer."""
+    before = core_of(method("bsp", nb_workers=3), lease=LEASE)
+    join(before, 1)
+    kept = before.state_dict()
+    for life in range(5):  # after the snapshot
+        join(before, 2, incarnation=20 + life)
+    after = core_of(method("bsp", nb_workers=3), lease=LEASE, generation=1)
+    after.load_state_dict(kept)
+    join(after, 1)
+    assert after.membership.epoch > before.membership.epoch
+
+
+def test_a_worker_that_returns_is_not_silent_for_the_time_of_its_former_incarnation():
+    shard = FollowerMembership(2, LEASE)
+    list(shard.follow(events.MembershipEpoch(1, (1, 2), True, None, (10, 20)), 0.0))
+    shard.seen(2, LEASE - 1)
+    list(shard.follow(events.MembershipEpoch(2, (1, 2), True, None, (11, 20)), LEASE - 1))
+    assert shard.unreachable(LEASE + 1) == []
+    silent = shard.unreachable(2 * LEASE - 1)
+    assert sorted(each.worker for each in silent) == [1, 2]
+    assert [each.incarnation for each in silent if each.worker == 1] == [11]

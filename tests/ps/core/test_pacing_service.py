@@ -127,3 +127,21 @@ def test_a_run_whose_shard_comes_back_goes_on_to_its_end(first):
         pass
     assert run.shards[0].version == 20
     assert not run.deadlocked()
+
+
+def test_the_last_summary_is_of_the_end_though_somebody_was_away_before():
+    core = core_of(method("esync"))
+    for worker in (1, 2):
+        join(core, worker)
+        ask(core, worker, 1, 0, 0.0, seconds=0.1 * worker)
+    core.handle(events.Leave(2, 2, "done"), 1.0)
+    early = core.summary()["esync"]
+    join(core, 2, 2.0)
+    for worker in (1, 2):
+        ask(core, worker, 1, 0, 2.0, seconds=0.7)
+        ask(core, worker, 1, 1, 2.0, seconds=0.7)
+    final = core.summary()["esync"]
+    assert final != early
+    for worker in (2, 1):
+        core.handle(events.Leave(worker, worker, "done"), 3.0)
+    assert core.summary()["esync"] == final

@@ -10,8 +10,9 @@ from tests.ps.cores import core_of
 from tests.timed import TimedRun
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.groups import AutoGroups, format_groups, parse_groups_file
-from thinwire.ops.types import ConfigurationError
+from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ps.core import events
+from thinwire.ps.core.regrouper import RegroupFollower, RegroupPlanner
 from thinwire.ps.wire.epochs import decode_epoch, encode_epoch
 
 SPEEDS = [0.1, 0.1, 0.3, 0.3]
@@ -247,3 +248,40 @@ def test_groups_by_speed_are_for_groups():
     rule = auto().sync
     assert rule.groups == ((1,), (2,), (3,), (4,))
     assert dataclasses.replace(rule, groups=((1, 2), (3, 4))).auto == rule.auto
+
+
+def test_a_worker_that_left_is_measured_again_before_groups_form():
+    """It may return on another machine."""
+    planner = RegroupPlanner(AutoGroups(1, 5.0), 2)
+
+    def measure(worker, seconds, count=3):
+        for step in range(1, count + 1):
+            planner.replied(worker, step, 0.0)
+            update = Update(None, np.ones(4, np.float32))
+            push = events.Push(worker, worker, step + 1, 0, 0, 0, update, 1, 1, 1.0)
+            planner.pushed(push, seconds)
+
+    measure(1, 0.1)
+    measure(2, 0.1)
+    planner.left(2)
+    assert not planner.propose(1.0, [1, 2], 10, ((1,), (2,)))
+    measure(2, 0.9)
+    assert planner.propose(1.0, [1, 2], 10, ((1,), (2,)))
+    assert planner.speeds_found == pytest.approx({1: 10, 2: 1 / 0.9})
+
+
+def test_nobody_is_waited_for_who_left_before_the_next_groups_came_into_force():
+    """Two changes of groups are announced, and worker 3 leaves between them."""
+    follower, at_start = RegroupFollower(), ((1,), (2,), (3,))
+
+    def announce(number, groups, after):
+        formed = events.GroupAssignment(number, groups, after)
+        live = tuple(sorted(after))
+        follower.receive(events.MembershipEpoch(number, live, True, formed), at_start)
+
+    announce(1, ((1, 2), (3,)), {1: 4, 2: 4, 3: 4})
+    announce(2, ((1,), (2, 3)), {1: 6, 2: 6, 3: 6})
+    follower.left(3)
+    assert follower.ready({1: 4, 2: 4, 3: 4}, [1, 2]).epoch == 1
+    assert follower.ready({1: 6, 2: 5, 3: 4}, [1, 2]) is None
+    assert follower.ready({1: 6, 2: 6, 3: 4}, [1, 2]).epoch == 2

@@ -14,10 +14,12 @@ from tests.ps.persistence.test_shard_store import RECEIVED, shard
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, LossScale, Offer, OptimizerOffer
 from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.ops.run.settings import FINISHED
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
+from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import numbers, path_of
 from thinwire.ps.persistence.replay import ReplaySettings
@@ -316,3 +318,74 @@ def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):
     assert saved.finished is None
     saved.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
     assert saved.core["model"]["version"] == 20 and saved.finished is None
+
+
+@pytest.mark.parametrize("overflow", [False, True])
+def test_a_push_without_a_message_of_its_own_is_journaled_with_all_its_claims(tmp_path, overflow):
+    """As one that came by datagrams."""
+    run = JournaledRun(tmp_path, METHODS["bsp"](), iter_max=99)
+    values = np.arange(run.layouts[0].size, dtype=np.float32)
+    update = NOTHING if overflow else Update(None, values)
+    push = events.Push(2, 7, 5, 3, 1, 4, update, 6, 2, 1.5, num_bytes=99, lag=1)
+    claims = {"learning_rate": 0.25, "loss_scale": 8.0, "repeats_batch": True, "batch_parts": 3}
+    push = dataclasses.replace(push, overflow=overflow, **claims)
+    record = b"".join(map(bytes, run.coders[0].code(push, 2.5)))
+    [(_, body)] = journal_format.bodies(memoryview(record))
+    back, now = run.coders[0].decode(body)
+    assert now == 2.5
+    assert to_plain(dataclasses.replace(back, update=update, blocks=None)) == to_plain(push)
+    np.testing.assert_array_equal(back.update.values, update.values)
+
+
+@pytest.mark.parametrize("name", ["sparse", "adacomp"])
+def test_another_attempt_of_a_replay_begins_with_the_snapshot_as_it_was(
+    tmp_path, monkeypatch, name
+):
+    """The first one has handled events on it, up to the one that breaks the core."""
+    run = JournaledRun(tmp_path, METHODS[name](), iter_max=99)
+    run.join_all()
+    for _ in range(12):
+        run.turn()
+    run.save()
+    states, make, attempts = watched(run.shards[0]), type(run).fresh, []
+    for _ in range(12):
+        run.turn()
+
+    class Fragile(PsCore):
+        def handle(self, event, now):
+            self.left -= 1
+            if not self.left:
+                raise RuntimeError("a bug")
+            return super().handle(event, now)
+
+    def fragile(self, *arguments):
+        core = make(self, *arguments)
+        core.__class__, core.left = Fragile, len(states) - 1
+        attempts.append(core)
+        return core
+
+    monkeypatch.setattr(type(run), "fresh", fragile)
+    come, core = run.come_back()
+    assert len(attempts) == 2 and come.num_records == len(states) - 2
+    assert_same(list(everything(core)), list(states[-2]))
+
+
+def test_an_end_by_the_scripts_that_only_the_journal_knows_is_left_to_do(tmp_path):
+    """No limit shows that there is something left: only the events behind the snapshot do."""
+    folder = tmp_path / "run" / "checkpoints" / "ps-0"
+    run = JournaledRun(tmp_path / "own", METHODS["bsp"](), iter_max=99)
+    core, coder, saved = run.shards[0], run.coders[0], shard(tmp_path / "run")
+    run.journals[0] = journal.Journal(folder, coder, 112)
+    number = run.journals[0].begin(ReplaySettings(core.config, 10.0).to_plain())
+    begun = {"journal": number, "soft": core.state_dict(soft=True)}
+    saved.open()
+    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED, begun)
+    saved.flush()
+    run.join_all()
+    run.feed(0, events.Stop(FINISHED))
+    again = shard(tmp_path / "run")
+    again.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
+    assert again.core["lifecycle"]["stop_reason"] == FINISHED and again.finished is None
+    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED)  # everybody has learned of it
+    saved.flush()
+    assert shard(tmp_path / "run").finished == FINISHED

@@ -8,7 +8,8 @@ import pytest
 
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_journal import METHODS, assert_back, live
-from thinwire.ps.persistence.journal import Journal, numbers, path_of
+from thinwire.ps.core import events
+from thinwire.ps.persistence.journal import Journal, JournalPosition, numbers, path_of
 from thinwire.ps.persistence.replay import ReplaySettings
 
 
@@ -189,3 +190,34 @@ def test_a_kill_during_recovery_changes_nothing(tmp_path):
         life.close()  # here it is killed, before its first snapshot
         again, _ = run.come_back()
         assert_same(lasting(again.core), state)
+
+
+def test_what_is_told_after_a_cut_comes_back_in_all_later_lives(chain, tmp_path):
+    """The files that went on from beyond the damage are older than the one that goes on from it."""
+    run, _, _ = chain
+    for each in (1, 2, 3):
+        shutil.copy(path_of(run.folder / "0", each), path_of(tmp_path, each))
+    flip(path_of(tmp_path, 1), path_of(tmp_path, 1).stat().st_size // 2)
+    come, core = run.come_back(folder=tmp_path)
+    kept = come.num_records
+    for generation in (1, 2):
+        config = dataclasses.replace(core.config, generation=generation)
+        life = Journal(tmp_path, run.coders[0], 112, come.place)
+        life.begin(ReplaySettings(config, 10.0).to_plain())
+        life.append(events.Join(1, 99 + generation, False, "peer"), run.now)
+        life.close()
+        come, core = run.come_back(folder=tmp_path)
+        kept += 1
+        assert (come.num_records, come.generation) == (kept, generation)
+    assert core.membership.incarnation_of(1) == 101
+
+
+def test_no_generation_is_used_again_though_its_file_cannot_be_reached(chain, tmp_path):
+    run, _, _ = chain
+    shutil.copy(path_of(run.folder / "0", 1), path_of(tmp_path, 1))
+    config = dataclasses.replace(run.shards[0].config, generation=7)
+    lost = Journal(tmp_path, run.coders[0], 112, JournalPosition(2, 500))  # file 2 is gone
+    lost.begin(ReplaySettings(config, 10.0).to_plain())
+    lost.close()
+    come, _ = run.come_back(folder=tmp_path)
+    assert come.damage and come.generation == 7

@@ -3,11 +3,13 @@
 import contextlib
 import errno
 
+import numpy as np
 import pytest
 
 from tests.harness import KERNELS, MiniRun, method
+from tests.ps.cores import guarded, joined, of
 from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_OF_STOP, is_finished
-from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec, Update
 from thinwire.ps.core import events
 from thinwire.ps.persistence import journal
 from thinwire.ps.persistence.journal import (
@@ -141,3 +143,41 @@ def test_a_snapshot_comes_when_the_journal_has_become_long(tmp_path, monkeypatch
 )
 def test_the_size_of_pushes_is_measured(name, choices, low, high):
     assert low <= push_fraction(method(name, 2, **choices), MODEL) <= high
+
+
+def test_a_following_shard_whose_disk_is_full_acknowledges_no_push(tmp_path):
+    """It cannot end the run by itself; what it acknowledged would be in no journal."""
+    core = joined(guarded(method("asgd"), leads=False))
+    core.handle(events.MembershipEpoch(1, (1, 2), True, None, (1, 2)), 0.0)
+    coder = EventCoder(ShardLayout((Slice(0, 0, 4),)), core.model.method, KERNELS)
+    journaled, left = JournaledCore(core), [300]
+    journaled.write_to(Journal(tmp_path, coder, 16, create=lambda path: FullDisk(path, left)), {})
+    journaled.begin()
+    update = Update(None, np.ones(4, np.float32))
+    replies, step = [], 0
+    while journaled.failure is None:
+        step += 1
+        event = events.Push(1, 1, step, core.version, 0, 1, update, 1, 1, 1.0)
+        replies = of(events.Reply, journaled.handle(event, 0.0))
+    applied = core.version
+    assert step > 1 and not [each for each in replies if each.stop_reason is None]
+    for again in (step, step + 1):  # a retry, and whatever comes behind it
+        event = events.Push(1, 1, again, applied, 0, 1, update, 1, 1, 1.0)
+        assert journaled.handle(event, 1.0) == []
+    assert core.version == applied
+
+
+def test_the_last_snapshot_has_what_was_handled_while_it_was_made(tmp_path):
+    run = Written(tmp_path, 1 << 30)
+    run.journaled.begin()
+    run.join_all()
+    early = run.shards[0].snapshot()
+    assert run.journaled.consistent(early) is early
+    for _ in range(9):
+        run.turn()
+    run.feed(0, events.Stop("iter_max"))
+    last = run.journaled.consistent(early)
+    assert last["model"]["version"] == run.shards[0].version > early["model"]["version"]
+    assert last["lifecycle"]["stop_reason"] == "iter_max"
+    run.journaled.close()
+    assert run.journaled.consistent(early) is early  # nothing is replayed on it any more

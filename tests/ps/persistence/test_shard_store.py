@@ -1,5 +1,7 @@
 """What a shard finds of itself when it starts again, and whose it must be."""
 
+import errno
+
 import numpy as np
 import pytest
 
@@ -15,12 +17,14 @@ from thinwire.ps.persistence.journal import (
     HighWaterLog,
     HighWaterMark,
     JournaledCore,
+    JournalPosition,
     numbers,
     path_of,
     read_mark,
 )
 from thinwire.ps.persistence.policy import JournalPolicy
-from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.persistence.replay import Replayed
+from thinwire.ps.persistence.shard_store import SavedShard, Saver
 
 RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
 
@@ -241,3 +245,58 @@ def test_a_run_elsewhere_is_refused_without_fencing_its_ps(tmp_path):
     with pytest.raises(ConfigurationError, match="--checkpoint_dir=.* holds a run .*method was"):
         shard(tmp_path / "two", stored, "--method=bsp")
     assert shard(tmp_path / "two", stored).generation == 1
+
+
+def test_the_generation_of_a_damaged_snapshot_is_not_used_again(tmp_path):
+    """Workers hold weights of it, and must not take this shard for the one that they knew."""
+    for life in range(2):
+        saved = shard(tmp_path)
+        assert saved.generation == life
+        saved.open()
+        core = {"generation": life, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
+        saved.put(7 + life, core, "abc", {}, {}, RECEIVED)
+        saved.flush()
+    damage_newest(tmp_path)
+    assert shard(tmp_path).generation > 1
+
+
+def test_a_disk_that_was_full_once_fails_nothing_once_it_has_space():
+    class Store:
+        is_full, kept = True, 0
+
+        def save(self, version, state):
+            if self.is_full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.kept = version
+
+    saver = Saver(store := Store())
+    saver.put(1, {})
+    with pytest.raises(OSError, match="No space"):
+        saver.flush()
+    store.is_full = False
+    saver.put(2, {})
+    saver.flush()
+    assert store.kept == 2
+
+
+def test_what_journals_restored_adds_up_over_lives_and_phases(tmp_path):
+    saved = shard(tmp_path)
+    saved.open()
+    core = {"generation": 0, "lifecycle": {"stop_reason": None}, "theta": np.ones(3)}
+    before = {"recovered": {"replayed": 30, "cuts": ["of the first"]}}
+    saved.put(7, core, "abc", {}, {}, RECEIVED, before)
+    saved.flush()
+    saved = shard(tmp_path)
+    saved.replay = lambda make, coder: Replayed(core, JournalPosition(1, 0), 12, 0, "of this")
+    policy = JournalPolicy(saved._run, "off", saved, None, SPEC)
+    policy.replay(lambda config, seconds: None)
+    expected = {"replayed": 42, "cuts": ["of the first", "of this"]}
+    assert policy.recovered == expected
+    run = MiniRun(method("bsp"))
+    journaled = JournaledCore(run.shards[0])
+    policy.begin(journaled, run.decoders[0], 10.0)
+    following = JournalPolicy(saved._run, "off", saved, None, SPEC)
+    following.begin_phase(policy, journaled, run.decoders[0], 10.0)
+    assert journaled.begin()["recovered"] == expected
+    assert journaled.summary()["journal"]["cuts"] == expected["cuts"]
+    journaled.close()

@@ -516,3 +516,29 @@ def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
     scripts.barriers.first_evaluator.report(True)
     scripts.arrive(1, "", passed=(START,)).arrive(2, START)
     assert scripts.opened == [(2, START)]
+
+
+def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
+    """They may have knocked while it stood still."""
+    barriers = Barriers(2, LEASE, PATIENCE)
+    barriers.begin(1, 1, 0.0)
+    barriers.excuse(50.0)
+    for now in (PATIENCE, PATIENCE + 49.0):
+        barriers.alive(1, now)
+        assert barriers.present(now) == [1, 2]
+    assert barriers.present(PATIENCE + 50.0) == [1]
+
+
+@pytest.mark.parametrize("settles", ["arrives", "ends"])
+def test_an_evaluator_that_is_started_again_holds_up_nobody(settles):
+    """One that has come has done at the top of its script what must be done before the run."""
+    scripts = Scripts().begin(1, 2).arrive(1, START_WITH_SUPERVISOR)
+    first = scripts.barriers.first_evaluator
+    first.report(True)
+    if settles == "arrives":
+        first.arrive()
+    else:
+        first.report(False)
+    first.report(True)  # it is killed, and another is on its way
+    opened = scripts.arrive(2, START_WITH_SUPERVISOR).opened
+    assert opened == [(1, START_WITH_SUPERVISOR), (2, START_WITH_SUPERVISOR)]

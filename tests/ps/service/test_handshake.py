@@ -10,7 +10,7 @@ from thinwire.flags.run import read_run
 from thinwire.ops.run import fingerprint
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
-from thinwire.ps.service.handshake import check_hello, identity
+from thinwire.ps.service.handshake import check_hello, hello_to_leader, identity
 from thinwire.worker.client.exchange import Exchange
 
 
@@ -58,3 +58,14 @@ def test_workers_that_would_deal_out_the_data_otherwise_are_refused(ps, worker, 
 def test_each_worker_may_have_a_batch_size_of_its_own():
     assert judged([], ["--batch_size=77", "--clip_norm=1"]) is None
     assert judged(["--seed=5"], ["--seed=5", "--batch_size=77"]) is None
+
+
+@pytest.mark.parametrize(("phase", "reason"), [(1, True), (2, False), (3, True)])
+def test_a_following_shard_joins_in_the_phase_of_shard_0_alone(phase, reason):
+    """One that is ahead has another model as well, and would take epochs of the former phase."""
+    mine = identity("run", 0, 2, 0, [], SPEC, [], phase=2)
+    theirs = identity("run", 1, 2, 0, [], SPEC, [], phase=phase)
+    found = check_hello(hello_to_leader(theirs), mine)
+    assert (found is not None) == reason
+    if found is not None:
+        assert found[0] == pb.REASON_STARTING and f"PS 1 in {phase}" in found[1]

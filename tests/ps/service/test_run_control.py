@@ -1,12 +1,17 @@
 """The control streams of scripts at a real server: who may open one, and what comes of it."""
 
+import types
+
+import numpy as np
 import pytest
 
+from tests.harness import MiniRun, method
 from tests.ps.streams import Shard, Stream, frame
 from thinwire.ops.run.settings import FINISHED, SCRIPT_FAILED
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security.credentials import part_of, part_of_worker
+from thinwire.ps.service import server
 from thinwire.ps.service.stream_reader import StreamReader
 
 
@@ -123,3 +128,59 @@ def test_a_new_stream_of_a_script_takes_the_place_of_the_old_one():
 
 def test_a_script_needs_the_certificate_of_its_worker():
     assert part_of(hello(3)) == part_of_worker(3)
+
+
+class EvaluatorStream(ControlStream):
+    """Of an evaluator."""
+
+    def __init__(self, shard, incarnation):
+        first = hello(0, role=pb.ROLE_EVALUATOR, incarnation=incarnation)
+        super().__init__(shard, first)
+
+    def answer(self, loss):
+        metrics = [pb.Metric(name="loss", values=[loss])]
+        answer = pb.Evaluated(fit=1, epoch=0, answers=True, versions=[0], metrics=metrics)
+        return self.send(evaluated=answer)
+
+
+def test_only_the_evaluator_that_has_the_place_answers():
+    """The former one may live: it has the weights of its own streams."""
+    shard = Shard()
+    one = Script(shard, 1)
+    Script(shard, 2)
+    former, present = EvaluatorStream(shard, 5), EvaluatorStream(shard, 6)
+    one.send(fit_begun=pb.FitBegun(fit=1, validates=True))
+    one.send(epoch_ended=pb.EpochEnded(fit=1, epoch=0))
+    assert former.stream.closed and present.last("epoch_ended").epoch == 0
+    former.answer(9.0)
+    assert one.last("evaluated") is None
+    present.answer(0.5)
+    assert one.last("evaluated").metrics[0].values == [0.5]
+
+
+def test_scripts_are_excused_for_the_time_in_which_the_shard_stood_still(monkeypatch):
+    shard, now, excused = Shard(), [100.0], []
+    monkeypatch.setattr(server, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    shard.server._due = dict.fromkeys(shard.server._due, 1e9)
+    monkeypatch.setattr(shard.server.scripts, "excuse", excused.append)
+    shard.server.queue.put(lambda: now.__setitem__(0, 160.0))  # it is stopped meanwhile
+    shard.server.queue.put(lambda: None)  # came meanwhile
+    shard.server.run_until(shard.server.queue.empty)
+    assert excused == [60.0]
+
+
+def test_slots_are_those_of_the_present_phase(monkeypatch):
+    """It may begin at the version at which a script has requested them before."""
+    sent = []
+    monkeypatch.setattr(server, "frames", lambda message, pieces: sent.append(pieces) or ())
+    shard = Shard("asgd")
+    one = Script(shard, 1).send(slots=pb.SlotsRequest(weights=True))
+    other = MiniRun(method("asgd", nb_workers=2), iter_max=10**6).shards[0]
+    other.model.theta += 1.0
+    core, layout, version = shard.core, shard.server.layout, shard.core.version
+    core.begin_phase(other)
+    shard.server.begin_phase(layout, 1.0, shard.server.bounds, ())
+    assert core.version == version
+    one.send(slots=pb.SlotsRequest(weights=True))
+    before, after = (np.frombuffer(b"".join(map(bytes, each)), "<f4") for each in sent)
+    np.testing.assert_array_equal(after[: layout.size], before[: layout.size] + 1)

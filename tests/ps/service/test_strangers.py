@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.certificates import TOKEN, Papers
-from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
+from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -15,6 +15,7 @@ from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps.service.handshake import guard_of, unanswered
+from thinwire.ps.service.stream_reader import StreamReader
 
 WAIT_SECONDS = 20.0
 
@@ -197,3 +198,41 @@ def test_ill_formed_hellos_and_refused_ones_are_counted():
     assert shard.server.guard.refused == {"hello": 1, "malformed": 1}
     with pytest.raises(Unreachable):
         ClientSession("127.0.0.1:1", shard.hello(), 1 << 20).open(0.2)
+
+
+class OpenWorker:
+    """An open stream of a worker; a worker that reconnects keeps its incarnation."""
+
+    def __init__(self, shard, incarnation):
+        self.shard, self.stream = shard, Stream(shard.server)
+        self.reader = StreamReader(shard.server, shard.server.decoder, self.stream)
+        self.send(frame(hello=shard.hello(id=HONEST, incarnation=incarnation)))
+
+    def send(self, data):
+        self.is_open = self.reader.receive(data)
+        self.shard.server.run_until(self.shard.server.queue.empty)
+        return self
+
+
+def test_a_worker_s_old_stream_has_no_say_once_another_has_its_place():
+    shard = Shard("asgd")
+    old = OpenWorker(shard, 5).send(frame(pull=pb.Pull()))
+    new = OpenWorker(shard, 5).send(frame(pull=pb.Pull()))
+    assert old.stream.closed and not new.stream.closed
+    before = shard.picture()
+    push = push_frame(incarnation=5, epoch=shard.core.membership.epoch)
+    assert not old.send(push).is_open
+    assert shard.picture() == before and shard.server.guard.refused["replaced"] == 1
+    push = push_frame(incarnation=5, epoch=shard.core.membership.epoch)
+    assert new.send(push).is_open and shard.core.version == 1
+
+
+def test_the_end_of_an_old_stream_leaves_the_new_one():
+    shard = Shard("asgd")
+    old, new = OpenWorker(shard, 5), OpenWorker(shard, 5)
+    old.reader.forget()
+    shard.server.run_until(shard.server.queue.empty)
+    assert shard.server.connections.workers[HONEST].stream is new.stream
+    assert not new.stream.closed
+    new.send(frame(pull=pb.Pull()))
+    assert new.stream.last("reply")[0] is not None

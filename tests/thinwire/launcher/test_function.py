@@ -2,6 +2,7 @@
 
 import pathlib
 
+import cloudpickle
 import pytest
 
 from thinwire.launcher import function
@@ -44,3 +45,11 @@ def test_the_digest_stands_in_the_script(tmp_path):
     before = first.read_text()
     function._write_call(tmp_path, test_another_function_is_another_script, ())
     assert first.read_text() != before and "call(pathlib" in before
+
+
+def test_a_call_returns_nothing_that_an_earlier_one_has_left(tmp_path):
+    function._write_call(tmp_path, digest, ())
+    (tmp_path / "result.pkl").write_bytes(cloudpickle.dumps("of the first"))
+    assert function._result(tmp_path) == "of the first"
+    function._write_call(tmp_path, test_another_function_is_another_script, ())
+    assert function._result(tmp_path) is None

@@ -22,6 +22,7 @@ from tests.thinwire.launcher.scripted_nodes import (
 from thinwire.flags.run import read_run
 from thinwire.launcher import role, run
 from thinwire.launcher.failures import COMPLETED, FAILURE, Cause, Failure
+from thinwire.ops.run.directory import update_of_failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: oh no'
 OWN = Failure(1, TRACEBACK, reason="train.py:3: ValueError: oh no")
@@ -222,3 +223,22 @@ def test_a_cluster_of_roles_names_the_node(monkeypatch, tmp_path, caplog):
         code, _ = cluster(dict.fromkeys(ALL, ENDLESS) | {"ps-1": Script(2, 5)})
     assert code == 5
     assert "ps-1 failed with exit code 5; its log is" in caplog.messages[-1]
+
+
+def test_what_a_script_makes_of_an_interruption_is_no_failure(ended, tmp_path):
+    """Else the same command would begin the run again, and not resume it."""
+
+    def interrupt(turn):
+        if turn == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    code, _ = ended({"worker-1": Script(10**9, 7)}, at_turn=interrupt)
+    assert code == 130
+    assert update_of_failure(tmp_path / "run") is None
+
+
+def test_what_a_script_makes_of_the_end_of_its_ps_is_no_failure(ended, tmp_path):
+    ended({"ps-1": Script(2, -9), "worker-1": Script(10**9, 7)})
+    assert update_of_failure(tmp_path / "run") is None
+    ended({"worker-1": Script(2, 7)})
+    assert update_of_failure(tmp_path / "run") == 0

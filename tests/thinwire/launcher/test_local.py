@@ -6,6 +6,8 @@ And the launcher of this machine, as far as it can be tried without TensorFlow.
 import json
 import os
 import signal
+import sys
+import threading
 
 import pytest
 
@@ -18,7 +20,10 @@ from tests.thinwire.launcher.scripted_nodes import (
     Script,
     pretending,
 )
+from thinwire.flags import environment as flags_in_environment
+from thinwire.flags import launch
 from thinwire.flags.run import read_run
+from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher import local, role
 from thinwire.proto.grpc import Unreachable
 from thinwire.worker import flags as worker_flags
@@ -228,3 +233,55 @@ def test_exit_code_3_is_a_lost_worker_s_unless_the_script_chose_it(monkeypatch, 
     monkeypatch.setattr(role, "Cluster", AtFault)
     code, launcher = pretend({**scripts, "worker-1": ENDLESS, "ps-0": ENDLESS, "ps-1": ENDLESS})
     assert code == 3 and signal.SIGTERM in launcher.heard("worker-1")
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(0, 0), (3, 3), (128, 128), (130, 130), (129, -1), (137, -9), (143, -15), (255, -1)],
+)
+def test_a_watchdog_s_code_is_read_as_that_of_its_node(code, expected):
+    """130 is what a node that was interrupted returns by itself: no other start mends that."""
+    assert local.exit_code(code) == expected
+
+
+def test_a_node_has_ended_when_its_last_lines_have_been_taken(monkeypatch):
+    has_ended, lines = threading.Event(), []
+
+    class Slow:
+        def on_line(self, line, is_error):
+            assert has_ended.wait(30)
+            lines.append(line)
+
+    code = "for number in range(2000): print(number)"
+    process = local.SupervisedProcess([sys.executable, "-c", code], Slow(), announced=False)
+    wait = process._process.wait
+
+    def ended(*arguments):
+        found = wait(*arguments)
+        has_ended.set()
+        return found
+
+    monkeypatch.setattr(process._process, "wait", ended)
+    assert process.wait() == 0
+    assert lines == [str(number) for number in range(2000)]
+
+
+def test_nodes_have_no_flags_from_the_environment(monkeypatch):
+    """Their command lines have them all."""
+    for name in role.NOT_INHERITED:
+        monkeypatch.setenv(name, "--seed=5")
+    monkeypatch.setenv("HOME_OF_MINE", "kept")
+    found = role.environment()
+    assert not {"TF_CONFIG", flags_in_environment.VARIABLE} & found.keys()
+    assert found["HOME_OF_MINE"] == "kept"
+
+
+def test_a_part_of_a_run_goes_on_while_workers_of_other_parts_may_train(cluster, monkeypatch):
+    """Each task of a Slurm step has some of the workers, and knows nothing of the others."""
+    part = SlurmStep(0, 0, 0, ("here", "there"), (1, 1), 20000, 1)
+    monkeypatch.setattr(launch, "part_here", lambda: part)
+    lasting = Script(turns=30, code=0)
+    scripts = {"worker-1": Script(2, -9), "ps-0": lasting, "supervisor-0": lasting}
+    code, launcher = cluster(scripts)
+    assert launcher.nodes.keys() == scripts.keys()
+    assert not launcher.heard("ps-0") and code == 0

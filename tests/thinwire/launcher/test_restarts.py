@@ -1,10 +1,14 @@
 """When a dead worker is started again: pauses that grow, limits that time lifts."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from tests.command_line import given
 from thinwire.flags import launch
-from thinwire.launcher.role import Restarts
+from thinwire.flags.slurm import SlurmStep
+from thinwire.launcher import slurm
+from thinwire.launcher.role import Node, Restarts
 from thinwire.ops.types import ConfigurationError
 
 
@@ -70,3 +74,18 @@ def test_a_window_without_restarts_is_refused():
         pytest.raises(ConfigurationError, match="--restart_window_seconds=5 without"),
     ):
         launch.check()
+
+
+def test_only_the_first_start_of_a_node_in_a_step_overwrites(monkeypatch):
+    """One that is started again resumes what it has written since."""
+    started = []
+    monkeypatch.setattr(slurm, "start_here", lambda node, *flags: started.append(flags))
+    step = SlurmStep(0, 0, 0, ("here", "there"), (1, 1), 20000, 3)
+    with given("--type_node=Cluster", "--insecure"):
+        run = SimpleNamespace(addresses=("here:1",), overwrite=True)
+        launcher = slurm.SlurmLauncher(run, step)
+        for restarts in (0, 1):
+            for role in ("PS", "Worker"):
+                launcher.start(Node(role, role, 1, (), num_restarts=restarts))
+    assert ["--overwrite" in flags for flags in started] == [True, True, False, False]
+    assert all("--worker_threads=3" in flags for flags in started)

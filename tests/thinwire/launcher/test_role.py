@@ -1,5 +1,6 @@
 """What a Cluster refuses before anything starts, and where its shards listen."""
 
+import io
 import subprocess
 import types
 
@@ -9,6 +10,7 @@ from tests.forked import MAIN, forker
 from thinwire.flags import launch
 from thinwire.launcher import ssh
 from thinwire.launcher.hosts import Host
+from thinwire.launcher.role import Node
 from thinwire.launcher.ssh import ProbedHost
 from thinwire.ops.types import ConfigurationError
 
@@ -146,3 +148,18 @@ def test_addresses_that_cannot_serve_are_refused(launcher, hosts, given, words):
     with pytest.raises(ConfigurationError) as refused:
         launcher(hosts, len(hosts), 1, **given)
     assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_a_host_gets_the_input_once_and_again_for_a_node_that_starts_again(launcher, monkeypatch):
+    """The last node there that has read the copy removes it."""
+    made, sent = launcher(["10.0.0.1", "10.0.0.2"], 1, 4), []
+    monkeypatch.setattr(ssh, "whole_input", lambda given: io.BytesIO(b"line\n"))
+    monkeypatch.setattr(
+        made._ssh, "run", lambda host, line, given, seconds: sent.append((host.name, given.read()))
+    )
+    copies = []
+    for number, restarts in ((1, 0), (2, 0), (3, 0), (1, 1)):
+        node = Node(f"worker-{number}", "Worker", number, (), restarts, input=object())
+        copies.append(made._send_input(node, made._host_of(node)))
+    assert sent == [("10.0.0.2", b"line\n"), ("10.0.0.1", b"line\n"), ("10.0.0.2", b"line\n")]
+    assert copies[0] == copies[2] == copies[3] != copies[1]

@@ -4,6 +4,7 @@ import pytest
 
 from tests.command_line import given
 from thinwire.flags.run import read_run
+from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.run_locks import claim_run_directory
 from thinwire.ops.run.directory import lock_of
 from thinwire.ops.run.lock import LockOwner
@@ -56,3 +57,12 @@ def test_nodes_of_others_are_in_the_way(used, role, number, flags, free):
     assert (used / "checkpoints").exists() is not bool(flags)
     for each in (("PS", 0), ("Worker", 8)):  # given back
         held(used, *each).release()
+
+
+def test_a_part_of_a_run_clears_nothing_of_the_others(used):
+    """Its nodes clear what is their own when they start; those of another part may run already."""
+    with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={used}", "--overwrite"):
+        run = read_run()
+    part = SlurmStep(1, 1, 0, ("here", "there"), (1, 1), 20000, 1)
+    claim_run_directory(run, part, patience_seconds=0.0)
+    assert (used / "checkpoints" / "ps-0" / "kept").exists()

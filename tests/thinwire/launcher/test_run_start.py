@@ -13,6 +13,7 @@ from thinwire.ops.run.directory import checkpoints_of, note_failure
 from thinwire.ops.run.finished import resumed_settings
 from thinwire.ops.run.program import Program, digest_of
 from thinwire.ops.run.resuming import OtherRun
+from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark
 
 FLAGS = ("--type_node=Cluster", "--method=dgs", "--model_from=worker", "--nb_workers=2")
 
@@ -115,3 +116,17 @@ def test_of_ps_on_other_disks_the_supervisor_s_records_are_known(tmp_path, scrip
 def test_resume_and_overwrite_exclude_each_other(tmp_path):
     with pytest.raises(Exception, match="--overwrite and --resume"):
         run_of(tmp_path, "--resume", "--overwrite")
+
+
+@pytest.mark.parametrize(("generation", "updates"), [(2, 40), (3, 47), (4, 47)])
+def test_the_journal_s_updates_count_if_they_are_not_of_an_earlier_life(
+    tmp_path, script, generation, updates
+):
+    """A shard that died before its first snapshot has a mark of a later life."""
+    core = {"model": {"version": 40, "theta": np.ones(9)}, "generation": 3}
+    leave(tmp_path, script, core=core, journal=1)
+    folder = checkpoints_of(tmp_path / "run", "ps-0")
+    mark = HighWaterLog(folder, HighWaterMark(generation, 40))
+    mark.record(47)
+    mark.close()
+    assert find_start(run_of(tmp_path), script).updates == updates
