@@ -37,6 +37,7 @@ from thinwire.keras.plan import running_eagerly
 from thinwire.keras.row_kinds import RowKind, kind_of_gradients, kinds_of, moved, repeated, rows_of
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step import recording
+from thinwire.keras.traces import call_with_values
 from thinwire.keras.trial import StepTrial
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.place import Rounds
@@ -352,20 +353,16 @@ class RowSums:
             if not self._is_known(part):
                 decide(value)
             return
-        leaves = tf.nest.flatten(value, expand_composites=True)
-        tensors = [tf.stop_gradient(leaf) for leaf in leaves if leaf is not None]
 
-        def call(*given: Any) -> int:
-            values = iter(given)
-            full = [None if leaf is None else next(values) for leaf in leaves]
-            decide(tf.nest.pack_sequence_as(value, full, expand_composites=True))
+        def call(values: Any) -> int:
+            decide(values)
             return 0
 
         is_known = tf.numpy_function(lambda: np.bool_(self._is_known(part)), [], tf.bool)
         tf.cond(
             tf.ensure_shape(is_known, []),
             lambda: tf.constant(0),
-            lambda: tf.py_function(call, tensors, tf.int32),
+            lambda: call_with_values(call, value),
         )
 
     def _is_known(self, part: _Part) -> bool:

@@ -64,6 +64,30 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
     return traced
 
 
+def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
+    """Call a function now, or from the graph that is traced here each time that it is executed.
+
+    Args:
+        function: Is called with the structure of values, where tensors of the graph have the values
+            that they have in that execution.
+        values: Any structure of tensors and other objects.
+
+    Returns:
+        What the function returns, an int32 scalar.
+    """
+    if tf.executing_eagerly():
+        return tf.constant(function(values))
+    leaves = tf.nest.flatten(values, expand_composites=True)
+    tensors = [tf.stop_gradient(leaf) for leaf in leaves if tf.is_tensor(leaf)]
+
+    def call(*present: Any) -> int:
+        remaining = iter(present)
+        full = [next(remaining) if tf.is_tensor(leaf) else leaf for leaf in leaves]
+        return function(tf.nest.pack_sequence_as(values, full, expand_composites=True))
+
+    return tf.ensure_shape(tf.py_function(call, tensors, tf.int32), [])
+
+
 def have_values(variables: Iterable[Any]) -> bool:
     """Return whether variables of Keras have values; those of a first trace have none."""
     with tf.init_scope():

@@ -6,7 +6,9 @@ additive where each update adds something that does not depend on what is there 
 the workers' states is then the state that one worker would have after all rows.
 
 Metrics of Keras are additive. Whether another class is shows when it is updated: the first update
-that changes anything is made twice more, on copies of the state, from the state after a reset.
+that changes anything is made twice more, on copies of the state, from the state after a reset. This
+happens eagerly, once: a second and a third update in the graph would make its trace three times as
+long, and no later step executes them.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from keras.src.trainers.compile_utils import CompileMetrics
 from thinwire.keras.own_states import OWN_PREFIX
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.step_results import StepResults
+from thinwire.keras.traces import call_with_values
 from thinwire.proto import thinwire_pb2 as pb
 
 if TYPE_CHECKING:
@@ -230,7 +233,9 @@ def _watch(metric: Any, verdict: tf.Variable) -> None:
         if not backend.in_stateless_scope():  # else Keras builds, or this is the probe itself
             tf.cond(
                 tf.equal(verdict, _Verdict.UNKNOWN),
-                lambda: verdict.assign(_probe(metric, args, keywords)).read_value(),
+                lambda: verdict.assign(
+                    call_with_values(lambda batch: int(_probe(metric, *batch)), (args, keywords))
+                ).read_value(),
                 verdict.read_value,
             )
         return result

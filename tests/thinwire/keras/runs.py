@@ -126,6 +126,45 @@ def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
         )
 
 
+class Fits:
+    """The fits of one script, each with a name; `made` has the history and the weights after each.
+
+    The fits of one model share its traced step, which takes most of the time of a first fit. So
+    tests of `fit` are the stages of one script: a stage costs a third of a run of its own.
+    """
+
+    def __init__(self):
+        self.made = {}
+
+    def fit(self, name, model, x=X, y=Y, **options):
+        """Fit a model on some rows, and keep what came of it."""
+        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
+        try:
+            history = model.fit(x, y, **options).history
+        except Exception as error:
+            error.add_note(f"in the fit {name!r}")
+            raise
+        self.made[name] = history, model.get_weights()
+
+
+def alone_and_shared(folder, script, method="bsp", nb_workers=2, **settings):
+    """Run script(distribute, fits) with Keras alone and on each worker of a run.
+
+    Returns:
+        For each fit's name, (history, weights) of Keras alone and a list of those of the workers.
+    """
+
+    def run_script(place):
+        fits = Fits()
+        script(place, fits)
+        return fits.made
+
+    expected = run_script(lambda each: each)
+    with scripts(folder, method, nb_workers, **settings) as run:
+        made = run.each(lambda own: run_script(lambda each: distribute(each, own)))
+    return {name: (known, [fits[name] for fits in made]) for name, known in expected.items()}
+
+
 def alone(make, **options):
     """Return a model that Keras alone has trained, and its history."""
     options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options

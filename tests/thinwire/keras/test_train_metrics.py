@@ -8,9 +8,21 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import BATCH, LOSS, RNG, X, Y, alone, plain_model, scripts
+from tests.thinwire.keras.runs import (
+    BATCH,
+    LOSS,
+    RNG,
+    Fits,
+    X,
+    Y,
+    alone,
+    alone_and_shared,
+    plain_model,
+    scripts,
+)
+from thinwire import distribute
 from thinwire.keras.step_results import StepResults
-from thinwire.keras.train_metrics import TrainMetrics, _probe, _Verdict
+from thinwire.keras.train_metrics import TrainMetrics, _probe, _Verdict, _watch
 
 CLASSES = 4
 
@@ -120,20 +132,24 @@ class OneHot(keras.metrics.Metric):
         return self.inner.result()
 
 
-def metrics():
+def every_metric():
     kinds = keras.metrics
     return [
-        kinds.SparseCategoricalAccuracy(name="accuracy"),
+        *few_metrics(),
         OneHot(kinds.AUC(name="auc")),
         OneHot(kinds.Precision(name="precision")),
         OneHot(kinds.F1Score(name="f1")),
         Hits(0.0, name="hits"),
-        Balance(name="balance"),
         FromOne(0.0, name="from_one"),
     ]
 
 
-def compiled(*others, optimizer=None, **options):
+def few_metrics():
+    """Return a metric of Keras and one of the script, which take little time to trace."""
+    return [keras.metrics.SparseCategoricalAccuracy(name="accuracy"), Balance(name="balance")]
+
+
+def compiled(*others, metrics=few_metrics, optimizer=None, **options):
     model = plain_model()
     every = [*metrics(), *others]
     model.compile(optimizer or keras.optimizers.SGD(0.3), LOSS, metrics=every, **options)
@@ -146,18 +162,24 @@ def assert_alike(history, expected, atol=1e-5, names=None):
         np.testing.assert_allclose(*values, rtol=0, atol=atol, err_msg=name)
 
 
+def assert_weights(weights, expected, atol=1e-5):
+    for mine, theirs in zip(weights, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
+
+
 @pytest.mark.parametrize(
-    ("nb_workers", "options"),
+    ("nb_workers", "metrics", "options"),
     [
-        (2, {}),
-        (3, {"run_eagerly": True}),
-        (2, {"steps_per_execution": 4}),
+        (2, every_metric, {}),
+        (3, few_metrics, {"run_eagerly": True}),
+        (2, few_metrics, {"steps_per_execution": 4}),
     ],
 )
-def test_with_rounds_all_have_the_metrics_of_keras_alone(nb_workers, options, tmp_path):
-    expected = alone(lambda: compiled(**options), epochs=3)[1]
+def test_with_rounds_all_have_the_metrics_of_keras_alone(nb_workers, metrics, options, tmp_path):
+    make = lambda: compiled(metrics=metrics, **options)  # noqa: E731
+    expected = alone(make, epochs=2)[1]
     with scripts(tmp_path, "bsp", nb_workers) as run:
-        results = run.fit(lambda: compiled(**options), epochs=3)
+        results = run.fit(make, epochs=2)
     for _, history in results:
         assert set(history) == set(expected)
         assert_alike(history, expected)
@@ -166,9 +188,9 @@ def test_with_rounds_all_have_the_metrics_of_keras_alone(nb_workers, options, tm
 def test_what_cannot_be_added_up_stays_the_workers_and_is_named_once(tmp_path, caplog):
     others = [Largest(name="largest"), Newest(name="newest"), Hidden(name="hidden")]
     make = lambda: compiled(*[type(each)(name=each.name) for each in others])  # noqa: E731
-    expected = alone(make, epochs=3)[1]
+    expected = alone(make, epochs=2)[1]
     with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(make, epochs=3)
+        results = run.fit(make, epochs=2)
     names = {each.name for each in others}
     for _, history in results:
         assert_alike(history, expected, names=set(expected) - names)
@@ -178,7 +200,7 @@ def test_what_cannot_be_added_up_stays_the_workers_and_is_named_once(tmp_path, c
     np.testing.assert_allclose(hidden, expected["hidden"])
     (warning,) = [each for each in caplog.messages if "training metrics" in each]
     assert all(name in warning for name in names)
-    assert "auc" not in warning and "balance" not in warning
+    assert "accuracy" not in warning and "balance" not in warning
 
 
 def test_logs_that_a_train_step_makes_itself_are_named(tmp_path, caplog):
@@ -278,26 +300,100 @@ def test_a_number_that_two_metrics_have_is_that_of_its_name():
     assert StepResults(None, [first]).renew({}, ()) == ({}, [])
 
 
+# -- one model, fit after fit --------------------------------------------------------------------
+
+
+class StopsBefore(keras.callbacks.Callback):
+    """Asks for the end of a fit before a batch; Keras trains that batch first."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.model.stop_training = epoch == 1
+
+
+class Evaluates(keras.callbacks.Callback):
+    """Evaluates within an epoch, in the middle of the training's metrics."""
+
+    def __init__(self, when):
+        super().__init__()
+        setattr(self, when, self._evaluate)
+        self.when = when
+
+    def _evaluate(self, number, logs=None):
+        if self.when == "on_epoch_begin" or number == 1:
+            self.model.evaluate(X[:24], Y[:24], verbose=0)
+
+
+def fit_after_fit(place, fits):
+    model = place(compiled())
+    fits.fit("first", model, epochs=2)
+    fits.fit("fewer rows", model, X[:48], Y[:48], epochs=2)
+    fits.fit("stop_training before a batch", model, epochs=4, callbacks=[StopsBefore()])
+    for when in ("on_epoch_begin", "on_train_batch_end"):
+        fits.fit(f"evaluate, {when}", model, epochs=2, callbacks=[Evaluates(when)])
+    fits.fit("another model", place(compiled(Largest(name="largest"))), epochs=2)
+
+
+@pytest.fixture(scope="module")
+def later_fits(tmp_path_factory):
+    return alone_and_shared(tmp_path_factory.mktemp("later_fits"), fit_after_fit)
+
+
+@pytest.mark.parametrize(
+    ("fit", "num_epochs"),
+    {
+        "first": 2,
+        "fewer rows": 2,
+        "stop_training before a batch": 2,
+        "evaluate, on_epoch_begin": 2,
+        "evaluate, on_train_batch_end": 2,
+        "another model": 2,
+    }.items(),
+)
+def test_each_fit_has_metrics_of_its_own(later_fits, fit, num_epochs):
+    (expected, weights), workers = later_fits[fit]
+    assert len(expected["loss"]) == num_epochs
+    for history, own_weights in workers:
+        assert_alike(history, expected, names=set(expected) - {"largest"})
+        assert_weights(own_weights, weights)
+
+
 def watching(monitor):
     kinds, mode = keras.callbacks, "min" if monitor == "loss" else "max"
     options = {"monitor": monitor, "mode": mode, "patience": 0}
     return [
-        kinds.EarlyStopping(min_delta=0.02, restore_best_weights=True, **options),
-        kinds.ReduceLROnPlateau(factor=0.5, min_delta=0.05, **options),
+        kinds.EarlyStopping(min_delta=0.05, restore_best_weights=True, **options),
+        kinds.ReduceLROnPlateau(factor=0.5, min_delta=0.1, **options),
     ]
 
 
-@pytest.mark.parametrize("monitor", ["loss", "accuracy", "balance"])
-def test_callbacks_that_watch_the_training_act_as_alone(monitor, tmp_path):
-    make = lambda: compiled(optimizer=keras.optimizers.Adam(0.03))  # noqa: E731
-    model, expected = alone(make, epochs=30, callbacks=watching(monitor))
+MONITORS = ("loss", "accuracy", "balance")
+
+
+def fit_while_watching(place, fits):
+    model = place(compiled(optimizer=keras.optimizers.Adam(0.03)))
+    first = model.get_weights()
+    for monitor in MONITORS:
+        model.set_weights(first)
+        model.optimizer.learning_rate = 0.03
+        fits.fit(monitor, model, epochs=30, callbacks=watching(monitor))
+
+
+@pytest.fixture(scope="module")
+def watched_fits(tmp_path_factory):
+    return alone_and_shared(tmp_path_factory.mktemp("watched_fits"), fit_while_watching)
+
+
+@pytest.mark.parametrize("monitor", MONITORS)
+def test_callbacks_that_watch_the_training_act_as_alone(watched_fits, monitor):
+    (expected, weights), workers = watched_fits[monitor]
     assert 2 < len(expected["loss"]) < 30
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(make, epochs=30, callbacks=lambda: watching(monitor))
-    for own, history in results:
+    assert expected["learning_rate"][-1] < expected["learning_rate"][0]
+    for history, own_weights in workers:
         assert_alike(history, expected, atol=1e-4)
-        for mine, theirs in zip(own.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+        assert_weights(own_weights, weights, atol=1e-4)
+
+
+# -- fits that one worker ends -------------------------------------------------------------------
 
 
 class StopsAt(keras.callbacks.Callback):
@@ -324,40 +420,33 @@ class StopsAt(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-@pytest.mark.parametrize("method", ["bsp", "asgd", "ssp", "dgs", "diloco"])
-@pytest.mark.parametrize("worker", [1, 2])
-def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, worker, tmp_path):
-    with scripts(tmp_path, method, 2) as run:
-        results = run.fit(compiled, epochs=9, callbacks=lambda: [StopsAt(2, worker)])
-    lengths = {len(history["loss"]) for _, history in results}
-    assert len(lengths) == 1
-    (length,) = lengths
-    assert length == 3 if method == "bsp" else 3 <= length <= 9
+def lengths_of(folder, method, *endings):
+    """Return the epochs of both workers in each fit of one model, which StopsAt(*ending) ends."""
+
+    def script(own):
+        fits, model = Fits(), distribute(compiled(), own)
+        for ending in endings:
+            fits.fit(ending, model, epochs=9, callbacks=[StopsAt(*ending)])
+        return [len(history["loss"]) for history, _ in fits.made.values()]
+
+    with scripts(folder, method, 2) as run:
+        return list(zip(*run.each(script), strict=True))
 
 
-def test_a_batch_that_begins_with_stop_training_is_trained(tmp_path):
-    class StopsBefore(keras.callbacks.Callback):
-        def on_epoch_begin(self, epoch, logs=None):
-            self.model.stop_training = epoch == 1
-
-    callbacks = lambda: [StopsBefore()]  # noqa: E731
-    model, expected = alone(compiled, epochs=4, callbacks=callbacks())
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(compiled, epochs=4, callbacks=callbacks)
-    for own, history in results:
-        assert_alike(history, expected)
-        for mine, theirs in zip(own.get_weights(), model.get_weights(), strict=True):
-            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+def test_rounds_end_after_the_epoch_that_one_worker_ends(tmp_path):
+    at_epoch_end = [(1, 1), (1, 2)]
+    within_epoch = [(1, 2, 0), (1, 2, 1), (2, 2, 3)]
+    lengths = lengths_of(tmp_path, "bsp", *at_epoch_end, *within_epoch)
+    assert lengths == [(2, 2), (2, 2), (2, 2), (2, 2), (3, 3)]
 
 
-@pytest.mark.parametrize("batch", [0, 1, 3])
-def test_so_it_has_where_it_ends_within_an_epoch(batch, tmp_path):
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(compiled, epochs=9, callbacks=lambda: [StopsAt(2, 2, batch)])
-    assert [len(history["loss"]) for _, history in results] == [3, 3]
+@pytest.mark.parametrize("method", ["ssp", "dgs", "diloco"])
+def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, tmp_path):
+    for one, two in lengths_of(tmp_path, method, (1, 1), (1, 2)):
+        assert 2 <= one == two <= 9
 
 
-def test_a_slower_worker_trains_on_until_both_have_had_as_many_epochs(tmp_path):
+def test_without_rounds_workers_have_as_many_epochs_and_the_newest_reports_of_all(tmp_path):
     is_ahead = threading.Event()
 
     class Uneven(StopsAt):
@@ -370,58 +459,23 @@ def test_a_slower_worker_trains_on_until_both_have_had_as_many_epochs(tmp_path):
                 assert is_ahead.wait(60)
             super().on_epoch_end(epoch)
 
-    with scripts(tmp_path, "asgd", 2) as run:
-        results = run.fit(compiled, epochs=4000, callbacks=lambda: [Uneven(1, 2)])
-    lengths = [len(history["loss"]) for _, history in results]
-    assert 6 <= lengths[0] == lengths[1] < 4000
+    def script(own):
+        fits, model = Fits(), distribute(compiled(), own)
+        fits.fit("reports", model, epochs=6)
+        for worker in (1, 2):
+            fits.fit(f"ended by {worker}", model, epochs=9, callbacks=[StopsAt(1, worker)])
+        fits.fit("uneven", model, epochs=4000, callbacks=[Uneven(1, 2)])
+        return {name: history["loss"] for name, (history, _) in fits.made.items()}
 
-
-def test_without_rounds_metrics_are_those_of_the_newest_reports_of_all(tmp_path):
     with scripts(tmp_path, "asgd", 2) as run:
-        results = run.fit(compiled, epochs=6)
-    one, two = (np.asarray(history["loss"]) for _, history in results)
+        losses = run.each(script)
+    one, two = (each["reports"] for each in losses)
     assert one[-1] < one[0] and two[-1] < two[0]
     assert abs(one[-1] - two[-1]) < 0.3 * one[0]
-
-
-def test_later_fits_and_other_models_have_their_own_metrics(tmp_path):
-    def script(fit):
-        model = fit(compiled())
-        other = compiled()
-        return [model.fit(X, Y, **options).history, fit(other).history.history]
-
-    options = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": 2}
-
-    def twice(distribute):
-        model = distribute(compiled())
-        first = model.fit(X, Y, **options).history
-        second = model.fit(X[:48], Y[:48], **options).history
-        other = distribute(compiled(Largest(name="largest")))
-        return [first, second, other.fit(X, Y, **options).history]
-
-    from thinwire import distribute
-
-    expected = twice(lambda model: model)
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.each(lambda settings: twice(lambda model: distribute(model, settings)))
-    for histories in results:
-        for history, known in zip(histories, expected, strict=True):
-            assert_alike(history, known, names=set(known) - {"largest"})
-
-
-@pytest.mark.parametrize("when", ["on_epoch_begin", "on_train_batch_end"])
-def test_an_evaluation_within_an_epoch_is_none_of_the_training(when, tmp_path):
-    class Evaluates(keras.callbacks.Callback):
-        def _evaluate(self, number, logs=None):
-            if when == "on_epoch_begin" or number == 1:
-                self.model.evaluate(X[:24], Y[:24], verbose=0)
-
-    setattr(Evaluates, when, Evaluates._evaluate)
-    expected = alone(compiled, epochs=2, callbacks=[Evaluates()])[1]
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(compiled, epochs=2, callbacks=lambda: [Evaluates()])
-    for _, history in results:
-        assert_alike(history, expected)
+    lengths = {name: [len(each[name]) for each in losses] for name in losses[0]}
+    for worker in (1, 2):
+        assert 2 <= lengths[f"ended by {worker}"][0] == lengths[f"ended by {worker}"][1] <= 9
+    assert 6 <= lengths["uneven"][0] == lengths["uneven"][1] < 4000
 
 
 # -- which states add up ------------------------------------------------------------------------
@@ -503,6 +557,24 @@ def test_the_probe_of_a_metric_changes_nothing_and_knows_what_adds_up(make, verd
     for variable, known in zip(metric.variables, before, strict=True):
         np.testing.assert_array_equal(variable, known)
     assert list(getattr(metric, "batches", [])) == batches
+
+
+def test_a_metric_is_probed_once_and_outside_of_the_graph_of_a_step():
+    is_eager = []
+
+    class Noting(Hits):
+        def update_state(self, *batch):
+            is_eager.append(tf.executing_eagerly())
+            super().update_state(*batch)
+
+    metric, verdict = Noting(0.0), tf.Variable(_Verdict.UNKNOWN, dtype=tf.int32)
+    _watch(metric, verdict)
+    step = tf.function(lambda values: metric.update_state(None, values))
+    for _ in range(3):
+        step(tf.constant([[1.0, -1.0]]))
+    assert is_eager == [False, True, True]
+    assert int(verdict) == _Verdict.ADDITIVE
+    np.testing.assert_array_equal(metric.hits, [3, 3])
 
 
 def test_the_probe_waits_for_an_update_that_changes_something():
