@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Offer, read_offer

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from tests import documents
-from tests.harness import MiniRun, method
 from tests.ops import test_conformance as conformance
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.kernels import load_kernels

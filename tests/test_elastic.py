@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from tests.elastic import InProcessCluster
-from tests.elastic_nodes import wait_for
-from tests.harness import method
+from tests.threads.cluster import InProcessCluster
+from tests.threads.nodes import wait_for
+from tests.virtual.toy import method
 from thinwire.proto import moved
 
 pytestmark = pytest.mark.timeout(300)

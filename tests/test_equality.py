@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, Softmax, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import Softmax, method
 from thinwire.ops.kernels import load_kernels
 
 

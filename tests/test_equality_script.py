@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import SPEC, MiniRun, Softmax, method
-from tests.worker.cores import core_of, numbers, reply, start
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import SPEC, Softmax, method
+from tests.virtual.worker import core_of, numbers, reply, start
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.local import ScriptStep

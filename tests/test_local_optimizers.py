@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, Softmax, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import Softmax, method
 from thinwire.ops.persistence.checkpoint import Checkpoints
 
 RATE = 0.05

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.ps.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
+from tests.threads.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers import rates
 from thinwire.ops.run.credentials import NO_CREDENTIALS

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, MiniWorker, Softmax, method
+from tests.virtual.run import MiniRun, MiniWorker
+from tests.virtual.toy import Softmax, method
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core.counters import Counters

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.pacing import PACERS

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, MiniWorker, method
+from tests.virtual.run import MiniRun, MiniWorker
+from tests.virtual.toy import method
 
 
 class Idle(MiniWorker):

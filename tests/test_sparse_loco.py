@@ -5,7 +5,8 @@ import copy
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS, MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink.types import ModelRequest, Operation, RelayedRounds
 from thinwire.ops.optimizers.schedule import Budget, Schedule

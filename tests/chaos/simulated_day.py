@@ -27,8 +27,8 @@ from tests.chaos.faults import plans
 from tests.chaos.simulated import say
 from tests.chaos.simulated_disk import FaultyDisk
 from tests.chaos.simulated_faults import SIMULATED, Striker
-from tests.harness import KERNELS, Softmax, method
 from tests.thinwire.simulator.toy import IDEAL, ToyTrainer, dataset, run_of
+from tests.virtual.toy import KERNELS, Softmax, method
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.types import Link
 from thinwire.simulator import devices

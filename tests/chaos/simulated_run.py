@@ -14,8 +14,8 @@ from typing import Any
 from tests.chaos.checker import Declared
 from tests.chaos.recorder import Recorder
 from tests.chaos.simulated_disk import FaultyDisk
-from tests.harness import KERNELS, method
 from tests.thinwire.simulator.toy import IDEAL, ToyTrainer, dataset, run_of
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.types import Link
 from thinwire.ps.core import events
 from thinwire.ps.wire.claims import ClaimBounds

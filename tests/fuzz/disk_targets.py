@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.target import FOLDER, Reader, Target, joined
-from tests.harness import method
 from tests.ps.journaled_run import JournaledRun
 from tests.supervisor.samples import make_status, write_run
+from tests.virtual.toy import method
 from thinwire.ops.persistence.checkpoint import (
     Checkpoints,
     DamagedCheckpointError,

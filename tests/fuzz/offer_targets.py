@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from tests.fuzz.target import FOLDER, Reader, Target, joined
-from tests.ps.offered import OFFER, OfferedRun
 from tests.ps.streams import Stream
+from tests.threads.offered import OFFER, OfferedRun
 from thinwire.ops.offer import Described, LossScale, OptimizerOffer
 from thinwire.ops.optimizers.script import ScriptUpdate
 from thinwire.ops.run.settings import Run

@@ -15,9 +15,9 @@ import numpy as np
 from tests.command_line import given
 from tests.fuzz.target import Reader, Target, joined, parsed
 from tests.fuzz.wire_targets import golden, mend_lengths
-from tests.harness import KERNELS, SPEC, method
 from tests.proto.samples import samples
 from tests.supervisor.samples import make_status, make_worker
+from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.flags.run import read_run
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding

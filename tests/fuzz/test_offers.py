@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.offer_targets import MOST_BYTES, honest, offer_to, rows
-from tests.ps.offered import OFFER
+from tests.threads.offered import OFFER
 from thinwire.ops.offer import MAX_DOCUMENT_BYTES
 from thinwire.proto import thinwire_pb2 as pb
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.target import Reader, Target, joined, parsed
-from tests.harness import KERNELS, SPEC, method
 from tests.proto.samples import GOLDEN, samples
+from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.ops.types import Kind, ShardLayout, Update
 from thinwire.ops.wire.blocks import IndexCoding
 from thinwire.proto import messages

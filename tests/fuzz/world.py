@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from tests.harness import MiniRun, MiniWorker
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
+from tests.virtual.run import MiniRun, MiniWorker
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.routing.base import Transport
 from thinwire.proto import framing, messages

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.downlink.types import ModelRequest
 from thinwire.ops.kernels import load_kernels

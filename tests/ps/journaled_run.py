@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from tests.harness import KERNELS, MiniRun
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import KERNELS
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore

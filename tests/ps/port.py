@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from tests.harness import KERNELS, MiniRun, MiniWorker, method
+from tests.virtual.run import MiniRun, MiniWorker
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import thinwire_pb2 as pb

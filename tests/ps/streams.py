@@ -6,7 +6,8 @@ import types
 
 import numpy as np
 
-from tests.harness import SPEC, MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import SPEC, method
 from thinwire.ops.types import Block, CodedValues, Kind
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages as proto_messages

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import run_of
-from tests.harness import SPEC
+from tests.virtual.toy import SPEC
 from thinwire.ops.offer import Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.optimizers.slots import Slot, SlotPlace, planned
 from thinwire.ops.sharding.split import shard_spec

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.ps.offered import OFFER, SGD, SPEC, offered_run, weights_of
+from tests.threads.offered import OFFER, SGD, SPEC, offered_run, weights_of
 from thinwire.ops.offer import Described, Offer
 from thinwire.ops.run.program import Program
 from thinwire.ops.run.resuming import OtherRun

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import given, run_of
-from tests.harness import SPEC
+from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.models import flat_model
 from thinwire.ops.sharding.split import shard_positions

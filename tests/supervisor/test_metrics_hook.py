@@ -9,9 +9,9 @@ import types
 import pytest
 
 from tests import documents
-from tests.harness import method
 from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
+from tests.virtual.toy import method
 from thinwire.ops.types import ConfigurationError
 from thinwire.supervisor.metrics_hook import MetricsHook, check, load
 from thinwire.supervisor.recorder import Recorder

@@ -5,9 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from tests.harness import method
 from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
+from tests.virtual.toy import method
 from thinwire.ops.run.target import Target
 from thinwire.supervisor.recorder import Recorder
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tests.harness import method
 from tests.thinwire.simulator.toy import run_of
+from tests.virtual.toy import method
 from thinwire.ops.run.directory import LAUNCH_FILE
 from thinwire.supervisor import script_evaluator
 from thinwire.supervisor.script_evaluator import ScriptEvaluator

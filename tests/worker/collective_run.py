@@ -6,7 +6,7 @@ import types
 
 import numpy as np
 
-from tests.harness import KERNELS, SPEC, Softmax
+from tests.virtual.toy import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run import fingerprint

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.models.flat_model import SharedModel
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.kernels import load_kernels

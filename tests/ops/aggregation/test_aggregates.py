@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.aggregation.aggregates import Mean, Median, TrimmedMean
 from thinwire.ops.aggregation.merge import mean_update
 from thinwire.ops.methods.builder import Choices, compose

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
 from tests.ops.drivers import BODIES
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.codecs import CodecChoices, build_codec, coding_of
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.error_feedback import ErrorFeedback

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.codecs import CodecChoices, build_codec, coding_of
 from thinwire.ops.codecs.error_feedback import ErrorFeedback
 from thinwire.ops.codecs.top_k import TopK

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.harness import method
 from tests.ops.test_conformance import bits
+from tests.virtual.toy import method
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.kernels import load_kernels

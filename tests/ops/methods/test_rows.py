@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.methods import method as methods
 from thinwire.ops.methods.method import BELONGS_TO, INTERFACES, METHODS, of_methods, row_with
 

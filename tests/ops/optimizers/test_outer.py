@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers import outer
 from thinwire.ops.optimizers.outer import FedAdagrad, FedAdam, FedYogi, Nesterov

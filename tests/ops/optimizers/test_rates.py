@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.command_line import run_of
-from tests.harness import SPEC
+from tests.virtual.toy import SPEC
 from thinwire.ops.offer import CLOCKS, Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.rates import check_rates, rate_at, sample_steps

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
 from tests.ops.privacy.test_contribution import private
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.downlink import relay
 from thinwire.ops.methods.validation import check_averages, check_guards

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tests.harness import KERNELS, SPEC, method
+from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.packets import decoded
 from thinwire.ops.types import Update

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import method
 from tests.ops.datagram_samples import MTU, SESSION, signed
 from tests.ops.routers import BODIES, FLOAT, context, dense, entries_of, shard_of
+from tests.virtual.toy import method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.base import Manifest

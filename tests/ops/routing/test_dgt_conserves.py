@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import method
 from tests.ops import routers
 from tests.ops.routers import (
     BODIES,
@@ -20,6 +19,7 @@ from tests.ops.routers import (
     sparse,
     together,
 )
+from tests.virtual.toy import method
 from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.dgt import Dgt

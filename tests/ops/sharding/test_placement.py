@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding import split as sharding_split
 from thinwire.ops.sharding.placement import ByHash, BySpeed

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from tests.harness import method
 from tests.thinwire.simulator.toy import run_of
+from tests.virtual.toy import method
 from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.telemetry import predictions, run_status
 from thinwire.ops.types import ConfigurationError

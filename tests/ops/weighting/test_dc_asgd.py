@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, Softmax, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import Softmax, method
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.persistence.checkpoint import Checkpoints

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.wires import Wire
+from tests.threads.wires import Wire
 from thinwire.proto import grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_CHUNK_BYTES, MIN_CHUNK_BYTES, frames

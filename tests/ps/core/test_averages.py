@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness import KERNELS, SPEC, method
-from tests.ps.cores import core_of, join, of
+from tests.virtual.shard import core_of, join, of
+from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import ConfigurationError, Kind, Update

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.harness import method
-from tests.ps.cores import core_of, joined, of
+from tests.virtual.shard import core_of, joined, of
+from tests.virtual.toy import method
 from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.batch_clock import BatchClock

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import method
-from tests.ps.cores import core_of, join, of
+from tests.virtual.shard import core_of, join, of
+from tests.virtual.toy import method
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ps.core import events

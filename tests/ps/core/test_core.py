@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS, MiniRun, method
-from tests.ps.cores import core_of, join, of, push
+from tests.virtual.run import MiniRun
+from tests.virtual.shard import core_of, join, of, push
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.types import Update

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
-from tests.ps.cores import core_of, join, of, push
+from tests.virtual.run import MiniRun
+from tests.virtual.shard import core_of, join, of, push
+from tests.virtual.toy import method
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ps.core import events
 from thinwire.ps.core.counters import Counters, GroupCounters

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS
-from tests.ps.lossy_shard import SIZE, World, eager, sending
+from tests.virtual.lossy import SIZE, World, eager, sending
+from tests.virtual.toy import KERNELS
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import (

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import KERNELS, MiniRun, Softmax
-from tests.ps.lossy_shard import SIZE, SPEC, World, eager, sending
+from tests.virtual.lossy import SIZE, SPEC, World, eager, sending
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import KERNELS, Softmax
 from thinwire.ops.downlink import replicas
 from thinwire.ops.downlink.sparse import DownSparse
 from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from absl import logging
 
-from tests.harness import method
-from tests.ps.cores import core_of, guarded, join, joined, of
 from tests.ps.journaled_run import JournaledRun, assert_same, everything
 from tests.ps.streams import HONEST, ROGUE, frame
 from tests.ps.wire.test_claims import Talk, refusals
+from tests.virtual.shard import core_of, guarded, join, joined, of
+from tests.virtual.toy import method
 from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.harness import method
-from tests.ps.cores import core_of, join, of, push
+from tests.virtual.shard import core_of, join, of, push
+from tests.virtual.toy import method
 from thinwire.ps.core import events
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from tests.harness import MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ps.core import events
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tests.harness import KERNELS, method
-from tests.ps.cores import core_of, join, of, push
+from tests.virtual.shard import core_of, join, of, push
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ps.core import events

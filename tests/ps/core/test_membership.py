@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS, method
-from tests.ps.cores import core_of, join, of, push
+from tests.virtual.shard import core_of, join, of, push
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.sync.base import Joiners
 from thinwire.ops.types import Update
 from thinwire.proto.framing import Malformed

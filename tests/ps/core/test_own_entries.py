@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import SPEC, MiniRun, method
-from tests.ps.lossy_shard import World
+from tests.virtual.lossy import World
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import SPEC, method
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.own_entries import OwnEntries, find
 from thinwire.ops.downlink.types import ModelRequest, Operation, ShardView

@@ -2,8 +2,9 @@
 
 import pytest
 
-from tests.harness import MiniRun, method
-from tests.ps.cores import core_of, join, of, push, reasons
+from tests.virtual.run import MiniRun
+from tests.virtual.shard import core_of, join, of, push, reasons
+from tests.virtual.toy import method
 from thinwire.ps.core import events
 
 PATIENCE = 30.0

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.harness import method
-from tests.ps.cores import HUGE, guarded, join, joined, of, pull, push, reasons
+from tests.virtual.shard import HUGE, guarded, join, joined, of, pull, push, reasons
+from tests.virtual.toy import method
 from thinwire.ps.core import events
 
 

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import method
-from tests.ps.cores import core_of
-from tests.timed import TimedRun
+from tests.virtual.shard import core_of
+from tests.virtual.timed import TimedRun
+from tests.virtual.toy import method
 from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.groups import AutoGroups, format_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Update

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import KERNELS, SPEC, MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import KERNELS, SPEC, method
 from thinwire.ops.downlink import relay
 from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sizes import block_bytes

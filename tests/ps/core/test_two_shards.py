@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.harness import KERNELS, method
-from tests.ps.cores import core_of, of
+from tests.virtual.shard import core_of, of
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events

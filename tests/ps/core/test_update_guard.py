@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import method
-from tests.ps.cores import HUGE, guarded, joined, of, pull, push, reasons
+from tests.virtual.shard import HUGE, guarded, joined, of, pull, push, reasons
+from tests.virtual.toy import method
 from thinwire.ops.aggregation.outliers import LEAST_NORMS
 from thinwire.ops.types import Update
 from thinwire.ps.core import events

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import SPEC, method
 from tests.ps.journaled_run import JournaledRun, assert_same, everything, watched
 from tests.ps.persistence.test_shard_store import RECEIVED, shard
+from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, LossScale, Offer, OptimizerOffer
 from thinwire.ops.persistence.checkpoint import Checkpoints

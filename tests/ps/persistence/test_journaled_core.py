@@ -6,8 +6,9 @@ import errno
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS, MiniRun, method
-from tests.ps.cores import guarded, joined, of
+from tests.virtual.run import MiniRun
+from tests.virtual.shard import guarded, joined, of
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_OF_STOP, is_finished
 from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec, Update
 from thinwire.ps.core import events

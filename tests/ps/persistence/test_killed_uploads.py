@@ -19,7 +19,7 @@ WRITER = """
 import functools, sys
 import numpy as np
 from tests.command_line import given
-from tests.harness import SPEC
+from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.ops.persistence import places
 from thinwire.ps.datagrams.counters import DatagramCounts

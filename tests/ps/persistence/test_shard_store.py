@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.command_line import given
-from tests.harness import SPEC, MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import SPEC, method
 from thinwire.flags.run import read_run
 from thinwire.ops.persistence.checkpoint import Checkpoints, Fenced
 from thinwire.ops.routing.counters import ReassemblyCounters

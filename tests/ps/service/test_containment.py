@@ -6,9 +6,9 @@ import threading
 import pytest
 from absl import logging
 
-from tests.harness import SPEC
 from tests.ps.streams import HONEST, ROGUE, Shard, push_frame
 from tests.ps.telemetry.test_instruments import instruments_of, read
+from tests.virtual.toy import SPEC
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from tests.command_line import given
-from tests.harness import SPEC
+from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.ops.run import fingerprint
 from thinwire.ops.types import Link

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from absl import logging
 
-from tests.harness import KERNELS, MiniWorker
 from tests.ps.hostile_client import Liar
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
+from tests.virtual.run import MiniWorker
+from tests.virtual.toy import KERNELS
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.types import Block, CodedValues
 from thinwire.ops.wire.blocks import IndexChooser

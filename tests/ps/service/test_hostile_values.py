@@ -11,9 +11,9 @@ from absl import logging
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.harness import SPEC
 from tests.ps.streams import HONEST, ROGUE, Shard, push_frame
 from tests.ps.telemetry.test_instruments import instruments_of
+from tests.virtual.toy import SPEC
 from thinwire.ops.telemetry.run_status import RunStatus, summarise
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.documents import ROOT, rows
-from tests.harness import KERNELS, method
 from tests.ps.service.test_strangers import WAIT_SECONDS, opened
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.ops.types import CodedValues, LowRankBlock, ModelSpec, TensorSpec

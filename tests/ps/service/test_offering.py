@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.ps.offered import OFFER, SGD, offered_run, weights_of
+from tests.threads.offered import OFFER, SGD, offered_run, weights_of
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import rates
 from thinwire.ops.run.credentials import NO_CREDENTIALS

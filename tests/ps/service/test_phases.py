@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from tests.ps.offered import OFFER, SPEC, offered_run, restored_shard, weights_of
+from tests.threads.offered import OFFER, SPEC, offered_run, restored_shard, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb

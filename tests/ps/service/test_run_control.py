@@ -5,8 +5,9 @@ import types
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
 from tests.ps.streams import Shard, Stream, frame
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from thinwire.ops.run.settings import FINISHED, SCRIPT_FAILED
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb

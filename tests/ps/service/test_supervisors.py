@@ -1,7 +1,7 @@
 """Two Supervisors at once: the newer one takes the place."""
 
-from tests.harness import SPEC
 from tests.ps.streams import Shard, Stream, frame
+from tests.virtual.toy import SPEC
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.service.stream_reader import StreamReader

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.harness import method
 from tests.ops.telemetry.test_tensorboard import read
-from tests.ps.cores import core_of, join, push
+from tests.virtual.shard import core_of, join, push
+from tests.virtual.toy import method
 from thinwire.ops.routing.counters import ReassemblyCounters
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.telemetry.tensorboard import PsScalars

@@ -9,8 +9,8 @@ from absl import logging
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.harness import method
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
+from tests.virtual.toy import method
 from thinwire.ops.types import Block, CodedValues
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.certificates import HOSTS, TOKEN, Papers
-from tests.harness import SPEC
 from tests.ps.service.test_strangers import shard_behind
 from tests.ps.streams import Shard
+from tests.virtual.toy import SPEC
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame

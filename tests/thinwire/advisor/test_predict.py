@@ -6,8 +6,8 @@ import pytest
 from absl import flags
 
 from tests.command_line import given
-from tests.harness import KERNELS, method
 from tests.thinwire.simulator.toy import BATCH, ToyTrainer, dataset, run_of
+from tests.virtual.toy import KERNELS, method
 from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import measure, predict
 from thinwire.advisor.predict import CANDIDATES, Candidate

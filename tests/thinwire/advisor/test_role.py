@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from tests.command_line import given
-from tests.harness import KERNELS, method
 from tests.thinwire.advisor.test_predict import dense_rounds, sparse_rounds
 from tests.thinwire.simulator.toy import ToyTrainer, dataset, run_of
+from tests.virtual.toy import KERNELS, method
 from thinwire.advisor import measure, predict
 from thinwire.advisor import role as advisor_role
 from thinwire.flags.run import read_run

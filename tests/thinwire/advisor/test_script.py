@@ -11,9 +11,9 @@ import pytest
 import tensorflow as tf
 
 from tests.command_line import given
-from tests.harness import KERNELS, method
 from tests.thinwire.advisor.test_predict import dense_rounds, sparse_rounds
 from tests.thinwire.simulator.toy import run_of
+from tests.virtual.toy import KERNELS, method
 from thinwire.advisor import measure as links
 from thinwire.advisor import predict, role, script
 from thinwire.flags.run import read_run

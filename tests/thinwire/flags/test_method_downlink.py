@@ -4,7 +4,7 @@ import pytest
 from absl import flags
 
 from tests.command_line import given, run_of
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.downlink.exact import DownDelta
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError

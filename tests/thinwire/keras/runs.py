@@ -7,7 +7,7 @@ import time
 import keras
 import numpy as np
 
-from tests.ps.offered import offered_run
+from tests.threads.offered import offered_run
 from thinwire import W_global, distribute
 from thinwire.worker.script import RECORD
 

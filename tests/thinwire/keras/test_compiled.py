@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.keras.compiled import describe_compiled
 from thinwire.keras.offers import make_offer
 from thinwire.keras.plan import PlannedStep, StepPlan

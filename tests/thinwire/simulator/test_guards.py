@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.harness import Softmax
 from tests.thinwire.simulator.toy import ToyTrainer, simulated
+from tests.virtual.toy import Softmax
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb

@@ -5,8 +5,8 @@ import functools
 import numpy as np
 import pytest
 
-from tests.harness import KERNELS
 from tests.thinwire.simulator.toy import ToyTrainer, dataset, simulated
+from tests.virtual.toy import KERNELS
 from thinwire.ops.types import Link
 from thinwire.ps.core import events
 from thinwire.simulator.simulation import Simulation

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.harness import Softmax
 from tests.thinwire.simulator.toy import simulated
+from tests.virtual.toy import Softmax
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import METHODS

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.harness import SPEC
 from tests.thinwire.simulator.toy import ToyTrainer, played, simulated
+from tests.virtual.toy import SPEC
 from thinwire.ops.optimizers.schedule import Schedule, parse_schedule
 from thinwire.ops.optimizers.server import OPTIMIZERS
 from thinwire.ops.sharding.split import shard_positions

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tests.harness import Softmax
 from tests.thinwire.simulator.toy import BATCH, ToyTrainer, dataset, simulated
+from tests.virtual.toy import Softmax
 from thinwire.data.loading import take_shards
 
 STEPS, ROUNDS = 5, 4

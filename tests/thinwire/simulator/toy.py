@@ -7,7 +7,7 @@ import types
 
 import numpy as np
 
-from tests.harness import KERNELS, SPEC, Softmax, method
+from tests.virtual.toy import KERNELS, SPEC, Softmax, method
 from thinwire.ops.optimizers.schedule import Schedule
 from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
 from thinwire.ops.types import Link

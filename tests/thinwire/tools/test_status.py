@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from tests.harness import SPEC
 from tests.nodes import free_port
 from tests.supervisor.samples import make_status, write_run
 from tests.thinwire import toy
+from tests.virtual.toy import SPEC
 from thinwire import init_server
 from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, lock_of
 from thinwire.ops.run.lock import LockOwner, is_held

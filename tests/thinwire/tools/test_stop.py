@@ -9,9 +9,9 @@ import pytest
 
 from tests.chaos.process_cast import wait_until
 from tests.nodes import free_ports
-from tests.ps.offered import offered_run
 from tests.supervisor.samples import write_run
 from tests.thinwire.tools.test_status import living, report, server
+from tests.threads.offered import offered_run
 from thinwire.tools import health, stop
 
 #: A process that holds a launcher's lock until it is interrupted, as a Cluster does.

@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 
-from tests.harness import SPEC, method
+from tests.virtual.toy import SPEC, method
 from tests.worker.client.test_exchange_aux import exchange
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from tests.elastic import InProcessCluster
-from tests.elastic_nodes import wait_for
-from tests.harness import method
+from tests.threads.cluster import InProcessCluster
+from tests.threads.nodes import wait_for
+from tests.virtual.toy import method
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable

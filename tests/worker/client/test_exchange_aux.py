@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import given
-from tests.worker.cores import SPEC, normed_core, numbers, start
+from tests.virtual.worker import SPEC, normed_core, numbers, start
 from thinwire.flags.run import read_run
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.ops.wire.blocks import IndexChooser

@@ -6,8 +6,8 @@ import types
 import numpy as np
 import pytest
 
-from tests.elastic import InProcessCluster
-from tests.harness import SPEC, method
+from tests.threads.cluster import InProcessCluster
+from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers.slots import OptimizerState, Slot, decode, encode, whole_values

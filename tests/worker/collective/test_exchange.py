@@ -6,7 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from tests.harness import MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import method
 from tests.worker.collective_run import Shard, WorkerThread, wait_for
 from thinwire.ops.collectives import REGISTRY
 from thinwire.ps.core import events

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.types import ConfigurationError
 from thinwire.worker.collective.mailbox import CollectiveMember, RoundId

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.types import Update

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from tests.harness import method
-from tests.worker.cores import (
-    BODIES,
+from tests.virtual.toy import method
+from tests.virtual.worker import (
+    KERNELS,
     SIZE,
     SPEC,
     core_of,
@@ -94,7 +94,7 @@ def test_the_rest_comes_on_top_of_what_was_pushed(value_dtype):
     expected = core.base.copy()
     for layout, blocks in zip(core.layouts, outgoing.shards, strict=True):
         for at, block in SlicesInModel(core.spec, layout).places(blocks):
-            expected[at][block.indices] += BODIES.dequantise(block.values)
+            expected[at][block.indices] += KERNELS.dequantise(block.values)
     first = shard_positions(core.spec, core.layouts[0])[0].start
     expected[first] = 7
     rest = [float32_block(0, core.layouts[0].slices[0].size, np.array([0]), [7])]
@@ -242,7 +242,7 @@ def test_two_workers_draw_different_numbers_and_one_worker_the_same():
     chosen = method("asgd", nb_workers=2, compression_rate=0.3, overrides={"codec": "random_k"})
 
     def positions(*seed):
-        core = WorkerCore(SPEC, place_tensors(SPEC, 1), chosen, BODIES, seed)
+        core = WorkerCore(SPEC, place_tensors(SPEC, 1), chosen, KERNELS, seed)
         start(core, numbers())
         pushes = [core.begin(numbers(1), 8, 1.0) for _ in range(4)]
         return [block.indices.tolist() for push in pushes for block in push.shards[0]]

@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from tests.worker.cores import (
-    BODIES,
+from tests.virtual.worker import (
+    KERNELS,
     SIZE,
     SPEC,
     STATISTICS,
@@ -53,7 +53,7 @@ class LargestWithResidual:
 def keeping_core():
     core = core_of()
     chosen = dataclasses.replace(core.method, codec=LargestWithResidual())
-    return WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1])
+    return WorkerCore(SPEC, core.layouts, chosen, KERNELS, [1, 1])
 
 
 def test_the_residual_is_kept_from_step_to_step():
@@ -208,7 +208,7 @@ def test_what_was_refused_returns_to_the_optimizer_that_it_was_for(optimizer):
     core = core_of()
     chosen = dataclasses.replace(core.method, codec=LargestWithResidual())
     groups = ((0,), (1, 2))
-    core = WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1], groups=groups)
+    core = WorkerCore(SPEC, core.layouts, chosen, KERNELS, [1, 1], groups=groups)
     start(core, numbers())
     core.begin(numbers(1), 8, 1.0, figures=ScriptFigures(optimizer=optimizer))
     core.undelivered()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.harness import KERNELS, MiniRun, method
+from tests.virtual.run import MiniRun
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
 from thinwire.worker.core.mirror import DeviceMirror

@@ -7,13 +7,11 @@ import random
 
 import numpy as np
 
+from tests.virtual.toy import KERNELS, SPEC, Softmax
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.kernels import load_kernels
-from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.methods.method import Method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.sharding.split import shard_spec
-from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -24,42 +22,6 @@ from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.simulator.messages import decoded
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import PushRequest, ShardReply
-
-KERNELS = load_kernels("numpy")
-#: The six rows of weights in two tensors, so that three shards have something each.
-SPEC = ModelSpec((TensorSpec("upper", (4, 4)), TensorSpec("lower", (2, 4)), TensorSpec("b", (4,))))
-
-
-class Softmax:
-    """Linear softmax regression on separable points: loss and flat gradient by hand."""
-
-    def __init__(self, seed: int = 0, examples: int = 400) -> None:
-        rng = np.random.default_rng(seed)
-        self.x = rng.normal(size=(examples, 6)).astype(np.float32)
-        truth = rng.normal(size=(6, 4))
-        self.y = (self.x @ truth).argmax(1)
-
-    def gradient(self, flat: np.ndarray, batch: np.ndarray) -> tuple[float, np.ndarray]:
-        weights, bias = flat[:24].reshape(6, 4), flat[24:]
-        x, y = self.x[batch], self.y[batch]
-        logits = x @ weights + bias
-        logits -= logits.max(1, keepdims=True)
-        odds = np.exp(logits)
-        odds /= odds.sum(1, keepdims=True)
-        loss = float(-np.log(odds[np.arange(len(y)), y] + 1e-9).mean())
-        odds[np.arange(len(y)), y] -= 1
-        odds /= len(y)
-        gradient = np.concatenate([(x.T @ odds).ravel(), odds.sum(0)])
-        return loss, gradient.astype(np.float32)
-
-    def accuracy(self, flat: np.ndarray) -> float:
-        logits = self.x @ flat[:24].reshape(6, 4) + flat[24:]
-        return float((logits.argmax(1) == self.y).mean())
-
-
-def method(name: str = "asgd", nb_workers: int = 2, **choices) -> Method:
-    overrides = choices.pop("overrides", {})
-    return compose(Choices(method=name, nb_workers=nb_workers, overrides=overrides, **choices))
 
 
 class MiniWorker:

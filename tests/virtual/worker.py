@@ -2,15 +2,13 @@
 
 import numpy as np
 
-from tests.harness import method
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.kernels import load_kernels
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import Block, CodedValues, ModelSpec, TensorSpec
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import ShardReply
 
-BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (3, 4)), TensorSpec("b", (4,)), TensorSpec("s", (1,))))
 SIZE = SPEC.num_parameters
 
@@ -21,7 +19,7 @@ def float32_block(slot, size, indices, values):
 
 def core_of(name="asgd", nb_ps=1, **choices):
     chosen = method(name, nb_workers=1, **choices)
-    return WorkerCore(SPEC, place_tensors(SPEC, nb_ps), chosen, BODIES, [1, 1])
+    return WorkerCore(SPEC, place_tensors(SPEC, nb_ps), chosen, KERNELS, [1, 1])
 
 
 def reply(layout, operation=Operation.FULL, values=None, blocks=None, **fields):
@@ -57,4 +55,4 @@ STATISTICS = np.float32([1, 2, 3])
 
 def normed_core(**choices):
     chosen = method("asgd", nb_workers=1, **choices)
-    return WorkerCore(SPEC, place_tensors(SPEC, 1), chosen, BODIES, [1, 1], STATISTICS)
+    return WorkerCore(SPEC, place_tensors(SPEC, 1), chosen, KERNELS, [1, 1], STATISTICS)

@@ -12,9 +12,9 @@ import types
 
 import numpy as np
 
-from tests.elastic_nodes import ElasticShard, ElasticWorker, wait_for
-from tests.harness import SPEC
-from tests.wires import Wire
+from tests.threads.nodes import ElasticShard, ElasticWorker, wait_for
+from tests.threads.wires import Wire
+from tests.virtual.toy import SPEC
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run.credentials import NO_CREDENTIALS

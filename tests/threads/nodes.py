@@ -1,4 +1,4 @@
-"""Nodes of `tests.elastic`: real shards and workers in one process, which die and come back."""
+"""Nodes of `threads.cluster`: real shards and workers in one process, which die and come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import types
 
 import numpy as np
 
-from tests.harness import KERNELS, SPEC, Softmax
+from tests.virtual.toy import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.run import fingerprint
 from thinwire.ops.sharding.split import shard_spec

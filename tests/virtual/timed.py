@@ -8,7 +8,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-from tests.harness import MiniRun, MiniWorker
+from tests.virtual.run import MiniRun, MiniWorker
 from thinwire.ps.core import events
 
 HEARTBEAT_SECONDS = 1.0

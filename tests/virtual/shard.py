@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.harness import KERNELS
+from tests.virtual.toy import KERNELS
 from thinwire.ops.aggregation.outliers import Guards
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.types import Update

@@ -8,7 +8,7 @@ import dataclasses
 
 import numpy as np
 
-from tests.harness import KERNELS, method
+from tests.virtual.toy import KERNELS, method
 from thinwire.ops.downlink.sparse import DownAuto
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.schedule import Budget, Schedule
