@@ -21,6 +21,7 @@ import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
 
 from tests import schedule
+from tests.waiting import patience
 
 #: Mark -> the fixture that brings it.
 _BROUGHT_BY = {"processes": "nodes", "engines": "s3"}
@@ -39,9 +40,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts nodes or a storage, so that no test of them is forgotten."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what starts nodes or a storage, and scale the time that a test may take."""
+    usual = float(config.getini("timeout") or 0)
     for item in items:
+        mark = item.get_closest_marker("timeout")
+        seconds = patience(mark.args[0] if mark is not None and mark.args else usual)
+        if mark is None or mark.args:
+            item.add_marker(pytest.mark.timeout(seconds), append=False)
         for mark, fixture in _BROUGHT_BY.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(mark)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import IO, Any
 
 from tests.forked import MAIN, Forked, forker
+from tests.waiting import patience
 from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -111,7 +112,7 @@ class Nodes:
     def wait(self, name: str, seconds: float = 60) -> int:
         """Return the exit code of a process."""
         try:
-            return self.processes[name].wait(seconds)
+            return self.processes[name].wait(patience(seconds))
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{name} did not end; {self.output(name)[-3000:]}") from None
 
@@ -134,7 +135,7 @@ class Nodes:
             seconds: Patience.
             halt: The stop reason to give.
         """
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + patience(seconds)
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
             role=pb.ROLE_SUPERVISOR,

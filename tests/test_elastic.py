@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tests.threads.cluster import InProcessCluster
-from tests.threads.nodes import wait_for
 from tests.virtual.toy import method
+from tests.waiting import wait_until
 from thinwire.proto import moved
 
 pytestmark = pytest.mark.timeout(300)
@@ -37,16 +37,16 @@ def cluster(mode, nb_ps=2, **choices):
 
 
 def out(run, count=1):
-    wait_for(lambda: run.first.membership.num_left >= count, 60, "somebody to be let go")
+    wait_until(lambda: run.first.membership.num_left >= count, 60, "somebody to be let go")
 
 
 def back(run, count=1):
-    wait_for(lambda: run.first.membership.num_returned >= count, 60, "a return")
+    wait_until(lambda: run.first.membership.num_returned >= count, 60, "a return")
 
 
 def rounds(worker, more):
     goal = worker.num_rounds + more
-    wait_for(lambda: worker.num_rounds >= goal, 60, f"{more} more rounds of {worker.name}")
+    wait_until(lambda: worker.num_rounds >= goal, 60, f"{more} more rounds of {worker.name}")
 
 
 @EACH_MODE
@@ -71,12 +71,12 @@ def test_a_short_cut_costs_nothing_but_time(mode):
         run.wait_for_updates(10)
         run.wires[2, 0].cut()
         lease = run.first.membership.leases[2]
-        wait_for(lambda: time.monotonic() - lease.last_seen > 1.0, 60, "silence at shard 0")
+        wait_until(lambda: time.monotonic() - lease.last_seen > 1.0, 60, "silence at shard 0")
         run.wires[2, 0].mend()
         rounds(run.workers[1], 5)
         run.wires[2, 1].cut()
         heard = run.shards[1].core.membership._last_seen
-        wait_for(lambda: time.monotonic() - heard[2] > 1.0, 60, "silence at shard 1")
+        wait_until(lambda: time.monotonic() - heard[2] > 1.0, 60, "silence at shard 1")
         run.wires[2, 1].mend()
         rounds(run.workers[1], 5)
         run.wires[2, 0].reset()
@@ -127,7 +127,7 @@ def test_an_old_process_wakes_up_after_another_has_taken_its_place(mode):
         new = run.worker(3, pause_seconds=PAUSE_SECONDS)
         rounds(new, 3)
         old.thaw()
-        wait_for(lambda: not old.is_alive(), 60, "the old process's end")
+        wait_until(lambda: not old.is_alive(), 60, "the old process's end")
         assert "held by a live worker" in str(old.error)
         rounds(new, 5)
         run.stop()
@@ -170,7 +170,7 @@ def test_shard_0_restarts_while_members_wait_there(mode):
         run.wait_for_updates(10)
         run.workers[2].freeze()
         if mode in ("bsp", "ssp"):
-            wait_for(run.first.waiting_workers, 30, "somebody who waits")
+            wait_until(run.first.waiting_workers, 30, "somebody who waits")
         run.shards[0].snapshot()
         run.shards[0].kill()
         run.shards[0].come_back()
@@ -189,7 +189,7 @@ def test_late_comers_leavers_and_returners(mode, with_state):
         late = run.worker(3, pause_seconds=PAUSE_SECONDS)
         rounds(late, 5)
         second.part.interrupt()
-        wait_for(lambda: not second.is_alive(), 60, "a clean end")
+        wait_until(lambda: not second.is_alive(), 60, "a clean end")
         rounds(late, 5)
         state = second.state() if with_state else None
         again = run.worker(2, state, PAUSE_SECONDS)
@@ -204,7 +204,7 @@ def test_a_second_process_of_a_live_worker_is_turned_away():
         run.start(PAUSE_SECONDS)
         run.wait_for_updates(5)
         second = run.worker(1)
-        wait_for(lambda: not second.is_alive(), 60, "a refusal")
+        wait_until(lambda: not second.is_alive(), 60, "a refusal")
         assert "--id_worker=1 is held by a live worker" in str(second.error)
         rounds(run.workers[0], 3)
         run.stop()
@@ -216,4 +216,4 @@ def test_a_shard_that_cannot_write_ends_the_run():
         run.wait_for_updates(3)
         run.shards[1].leader.request_end("interrupted")  # is not a shard's to say: its stream ends
         run.shards[1].leader.request_end("journal_failed")
-        wait_for(lambda: run.first.stop_reason == "journal_failed", 30, "the end")
+        wait_until(lambda: run.first.stop_reason == "journal_failed", 30, "the end")

@@ -5,12 +5,12 @@ import json
 import random
 import signal
 import sys
-import time
 
 import pytest
 
 from tests.nodes import Nodes, free_port
 from tests.object_storage import BUCKET, SECRET, environment_of, held_writes, s3_server
+from tests.waiting import wait_until
 from thinwire.ops.persistence.fsspec_objects import open_objects
 from thinwire.ops.persistence.object_store import ObjectMissingError
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
@@ -52,10 +52,7 @@ def newest():
 
 
 def wait_for(condition, nodes, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, nodes.output("ps")[-2000:]
-        time.sleep(0.01)
+    wait_until(condition, seconds, lambda: nodes.output("ps")[-2000:])
 
 
 def assert_no_leftovers(keep=3):

@@ -12,9 +12,10 @@ import types
 
 import numpy as np
 
-from tests.threads.nodes import ElasticShard, ElasticWorker, wait_for
+from tests.threads.nodes import ElasticShard, ElasticWorker
 from tests.threads.wires import Wire
 from tests.virtual.toy import SPEC
+from tests.waiting import wait_until
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.run.credentials import NO_CREDENTIALS
@@ -92,7 +93,7 @@ class InProcessCluster:
     def wait_for_updates(self, more, seconds=30.0):
         """Let shard 0 apply so many updates from now on."""
         goal = self.first.version + more
-        wait_for(lambda: self.first.version >= goal, seconds, f"version {goal}")
+        wait_until(lambda: self.first.version >= goal, seconds, f"version {goal}")
 
     def stop(self, reason="iter_max", seconds=20.0):
         """End the run; everybody must come to an end."""
@@ -102,9 +103,9 @@ class InProcessCluster:
     def finish(self, seconds=30.0):
         """Wait for the end, and check what holds after whatever has happened."""
         for worker in self.workers:
-            wait_for(lambda worker=worker: not worker.is_alive(), seconds, f"{worker.name}'s end")
+            wait_until(lambda worker=worker: not worker.is_alive(), seconds, f"{worker.name}'s end")
         for shard in self.shards:
-            wait_for(lambda shard=shard: shard.core.stop_reason, seconds, "the end")
+            wait_until(lambda shard=shard: shard.core.stop_reason, seconds, "the end")
         self.check()
 
     def check(self):

@@ -30,16 +30,6 @@ from thinwire.worker.trainer import WorkerSession
 PROBLEM = Softmax()
 
 
-def wait_for(condition, seconds=30.0, what="the condition"):
-    """Look until it holds; time in which this process was stopped does not count."""
-    waited, before = 0.0, time.monotonic()
-    while not condition():
-        assert waited < seconds, f"{what} was not seen in {seconds:g} s"
-        threading.Event().wait(0.01)
-        now = time.monotonic()
-        waited, before = waited + min(0.1, now - before), now
-
-
 class ElasticShard:
     """One shard with its writer thread; may die and come back, at another port, too."""
 

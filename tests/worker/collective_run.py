@@ -168,10 +168,3 @@ class WorkerThread(threading.Thread):
         self.join(seconds)
         assert not self.is_alive(), "the worker hangs"
         return self
-
-
-def wait_for(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not seen in time"
-        threading.Event().wait(0.01)

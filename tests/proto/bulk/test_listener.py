@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.certificates import Papers
+from tests.waiting import wait_until
 from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.proto.bulk import listener as module
 from thinwire.proto.bulk.handshake import (
@@ -89,13 +90,6 @@ def is_closed(connected, seconds=WAIT_SECONDS):
         except ConnectionResetError:
             return True
     return False
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def descriptors():
@@ -195,7 +189,7 @@ def test_strangers_have_so_many_descriptors_and_no_more():
             assert is_closed(first)  # the listening thread has begun
         before, threads = descriptors(), threading.active_count()
         strangers = [stack.enter_context(dialled(offer, b"x")) for _ in range(2 * MOST_STRANGERS)]
-        until(lambda: all(is_closed(each, 0.0) for each in strangers[:MOST_STRANGERS]))
+        wait_until(lambda: all(is_closed(each, 0.0) for each in strangers[:MOST_STRANGERS]))
         assert descriptors() - before - len(strangers) <= MOST_STRANGERS
         assert threading.active_count() == threads
         assert not any(is_closed(each, 0.0) for each in strangers[MOST_STRANGERS:])
@@ -212,7 +206,7 @@ def test_the_door_is_shut_when_the_last_offer_is_withdrawn_or_late():
             assert is_closed(stranger)
         clock.now += OFFER_SECONDS + 1
         with dialled(offer) as knocking:  # wakes the thread, which finds the offer late
-            until(lambda: not listener._offers)
+            wait_until(lambda: not listener._offers)
             assert not listener._numbers
             del knocking
 
@@ -229,7 +223,7 @@ def test_a_process_without_descriptors_does_not_run_in_circles(monkeypatch):
 
         monkeypatch.setattr(BulkListener, "_accept", exhausted)
         with dialled(offer), dialled(offer):
-            until(lambda: num_tries)
+            wait_until(lambda: num_tries)
             time.sleep(0.1)
             assert len(num_tries) == 1
             monkeypatch.setattr(BulkListener, "_accept", accept)

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from tests.threads.offered import offered_run
+from tests.waiting import patience
 from thinwire import W_global, distribute
 from thinwire.worker.script import RECORD
 
@@ -71,7 +72,7 @@ class Scripts:
         for number in numbers:
             threads.append(threading.Thread(target=work, args=(number,), daemon=True))
             threads[-1].start()
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + patience(90)
         while any(thread.is_alive() for thread in threads):
             if errors:  # the others wait for it, as they do until a launcher ends them
                 raise errors[0]

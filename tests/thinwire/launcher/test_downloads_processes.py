@@ -8,7 +8,8 @@ import zipfile
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
+from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

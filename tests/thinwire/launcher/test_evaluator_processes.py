@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands, processes, wait_until
+from tests.thinwire.launcher.test_run_processes import Command, commands, processes
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 

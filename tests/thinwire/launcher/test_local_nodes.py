@@ -4,10 +4,9 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
-import time
 
 from tests.nodes import MAIN
+from tests.waiting import wait_until
 from thinwire.launcher.local import start_here
 from thinwire.launcher.role import Node
 
@@ -63,10 +62,3 @@ def nodes_in(run_dir):
         if b"--type_node=PS" in words and f"--run_dir={run_dir}".encode() in words:
             found.append(words)
     return found
-
-
-def wait_until(condition, seconds=40.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not seen in time"
-        threading.Event().wait(0.05)

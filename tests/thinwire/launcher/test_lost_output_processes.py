@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.forked import MAIN, forker
+from tests.waiting import patience
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -56,7 +57,7 @@ class Command:
 
     def end(self):
         """Return the exit code; the process itself ends in time or the test fails."""
-        return self.process.wait(_SECONDS)
+        return self.process.wait(patience(_SECONDS))
 
     def log(self):
         return (self.run_dir / "logs" / "cluster-0.log").read_text()

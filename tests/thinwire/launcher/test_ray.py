@@ -18,6 +18,7 @@ from tests.ray_nodes import ray_nodes
 from tests.thinwire.launcher.test_evaluator_processes import Validating
 from tests.thinwire.launcher.test_run_processes import commands
 from tests.thinwire.launcher.test_ssh import wait_for_none
+from tests.waiting import wait_until
 from thinwire.launcher import ray
 from thinwire.ops.persistence.fsspec_objects import open_objects
 from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
@@ -134,10 +135,7 @@ def test_checkpoints_and_records_of_actors_lie_elsewhere(nodes):
 
 
 def wait_for(nodes, condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, nodes.output("cluster")
-        time.sleep(0.2)
+    wait_until(condition, seconds, lambda: nodes.output("cluster"))
 
 
 #: A run whose nodes are lost.

@@ -9,7 +9,8 @@ import signal
 import pytest
 
 from tests.forked import forker
-from tests.thinwire.launcher.test_run_processes import Command, commands, wait_until
+from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.waiting import wait_until
 from thinwire.ops.run.directory import update_of_failure
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import time
 
 import pytest
 
 from tests.forked import MAIN, forker
+from tests.waiting import patience, wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -70,7 +69,7 @@ class Command:
 
     def end(self):
         try:
-            return self.process.wait(120)
+            return self.process.wait(patience(120))
         finally:
             self.process.kill()
             self.process.wait()
@@ -94,13 +93,6 @@ def processes():
             yield int(path.parent.name), path.read_text().split("\0")
         except (OSError, UnicodeDecodeError):  # it has just ended
             continue
-
-
-def wait_until(condition, seconds=90.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not seen in time"
-        threading.Event().wait(0.05)
 
 
 @contextlib.contextmanager

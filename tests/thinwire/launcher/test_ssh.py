@@ -12,6 +12,7 @@ import pytest
 
 from tests.nodes import MAIN, free_port
 from tests.thinwire.launcher.sshd import MISSING, SSHD, Sshd
+from tests.waiting import wait_until
 from thinwire.launcher.hosts import Host
 from thinwire.launcher.ssh import HostFailed, Ssh
 
@@ -40,11 +41,8 @@ def running(folder: pathlib.Path) -> dict[int, str]:
     return found
 
 
-def wait_for_none(folder, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while running(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not running(folder)
+def wait_for_none(folder):
+    wait_until(lambda: not running(folder), what=lambda: str(running(folder)))
 
 
 def start(nodes, hosts, options, *flags):

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from tests.threads.cluster import InProcessCluster
-from tests.threads.nodes import wait_for
 from tests.virtual.toy import method
+from tests.waiting import patience, wait_until
 from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
@@ -36,7 +36,7 @@ class Caller(threading.Thread):
             self.error = error
 
     def end(self, seconds=20.0):
-        self.join(seconds)
+        self.join(patience(seconds))
         assert not self.is_alive(), "it still waits"
         return self
 
@@ -66,13 +66,13 @@ def test_barriers_and_the_end_of_all():
     with scripts() as (cluster, (one, two), ends):
         first = passes(one, "fit-1-begin", "fit-1-end")
         passes(two, "fit-1-begin").end()
-        wait_for(lambda: first.done == 1)
+        wait_until(lambda: first.done == 1)
         two.barrier("fit-1-begin")  # passed already
         two.barrier("fit-1-end")
         assert first.end().error is None
         assert one.finish()
         assert two.finish()
-        wait_for(lambda: cluster.first.stop_reason == FINISHED)
+        wait_until(lambda: cluster.first.stop_reason == FINISHED)
         assert ends == [], "they have ended by themselves"
 
 
@@ -84,7 +84,7 @@ def test_a_shard_that_is_started_again_goes_on_with_the_scripts():
         cluster.shards[0].kill()
         cluster.shards[0].come_back()
         two.barrier("fit-1-end")
-        wait_for(lambda: waiting.done == 1)
+        wait_until(lambda: waiting.done == 1)
         cluster.shards[0].kill()
         finishing = Caller(lambda: two.barrier("fit-2-begin"), two.finish)
         cluster.shards[0].come_back()
@@ -94,7 +94,7 @@ def test_a_shard_that_is_started_again_goes_on_with_the_scripts():
         last = Caller(one.finish)  # reported to the next one
         cluster.shards[0].come_back()
         assert last.end().error is None
-        wait_for(lambda: cluster.first.stop_reason == FINISHED, what="a script that is gone")
+        wait_until(lambda: cluster.first.stop_reason == FINISHED, what="a script that is gone")
 
 
 def test_an_error_ends_everybody_who_waits():
@@ -107,7 +107,7 @@ def test_an_error_ends_everybody_who_waits():
         assert str(error) == (
             "the run has ended (script_failed): worker 2 failed: ValueError: no such column"
         )
-        wait_for(lambda: len(ends) == 2)
+        wait_until(lambda: len(ends) == 2)
         assert sorted(ends) == [(worker, SCRIPT_FAILED, error.message) for worker in (1, 3)]
         assert three.ended.cause == SCRIPT_FAILED
         with pytest.raises(RunHalted):
@@ -120,10 +120,10 @@ def test_a_limit_of_the_run_ends_the_wait():
     with scripts() as (cluster, (one, two), ends):
         del two
         waiting = passes(one, "fit-1-end")
-        wait_for(lambda: cluster.shards[0].server.scripts.next_deadline() is not None)
+        wait_until(lambda: cluster.shards[0].server.scripts.next_deadline() is not None)
         cluster.stop("iter_max")
         assert waiting.end().error.cause == "iter_max"
-        wait_for(lambda: (1, "iter_max", "") in ends)
+        wait_until(lambda: (1, "iter_max", "") in ends)
 
 
 def test_one_that_returns_early():
@@ -183,7 +183,7 @@ def test_every_shard_ends_with_the_scripts():
     with InProcessCluster(chosen, 2, lease_seconds=LEASE) as cluster:
         control = Control(f"127.0.0.1:{cluster.shards[0].port}", 1, 2, "run")
         assert control.finish(failed=True, message="OSError")
-        wait_for(lambda: all(shard.core.stop_reason for shard in cluster.shards))
+        wait_until(lambda: all(shard.core.stop_reason for shard in cluster.shards))
         assert [shard.core.stop_reason for shard in cluster.shards] == [SCRIPT_FAILED] * 2
         with pytest.raises(RequestRejected, match="PS 1 of 2"):
             Control(f"127.0.0.1:{cluster.shards[1].port}", 1, 2, "run").barrier("fit-1-begin")
@@ -206,7 +206,7 @@ def test_an_evaluation_reaches_all_scripts_through_restarts_of_the_shard():
         cluster.shards[0].come_back()
         assert two.evaluate(1, 0).nobody == "there is no Supervisor"
         interrupted = Caller(lambda: two.evaluate(1, 1))
-        wait_for(lambda: two._awaits is not None)
+        wait_until(lambda: two._awaits is not None)
         two.interrupt()
         assert isinstance(interrupted.end().error, InterruptedError)
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import method
-from tests.worker.collective_run import Shard, WorkerThread, wait_for
+from tests.waiting import wait_until
+from tests.worker.collective_run import Shard, WorkerThread
 from thinwire.ops.collectives import REGISTRY
 from thinwire.ps.core import events
 
@@ -41,7 +42,7 @@ def assert_same_bits(workers, shard=None):
         assert worker.error is None, worker.error
         np.testing.assert_array_equal(worker.core.base, workers[0].core.base)
     if shard is not None:
-        wait_for(lambda: shard.core.stop_reason is not None)
+        wait_until(lambda: shard.core.stop_reason is not None)
         order = np.concatenate(
             [
                 np.arange(start, start + piece.size)
@@ -85,12 +86,12 @@ def test_the_ps_gets_every_nth_model_and_the_last_one(shards):
                 seen.append(shard.core.model.theta.copy())
 
     workers = [WorkerThread(n, shard, sync_every=4, on_round=note) for n in (1, 2, 3)]
-    wait_for(lambda: workers[0].rounds >= 10)
+    wait_until(lambda: workers[0].rounds >= 10)
     changes = [bool((a != b).any()) for a, b in itertools.pairwise(seen)]
     assert changes == [False, False, False, True, False, False, False, True]
     shard.server.queue.put(events.Stop("target_accuracy"))
     ended(workers)
-    wait_for(lambda: shard.core.stop_reason == "target_accuracy")
+    wait_until(lambda: shard.core.stop_reason == "target_accuracy")
     assert not shard.core.model.lags
     models[workers[0].exchange._replica.at.number] = workers[0].core.base
     np.testing.assert_array_equal(shard.core.model.theta, models[shard.core.version])
@@ -134,9 +135,9 @@ def test_a_late_worker_takes_over_model_and_momentum(shards):
             gate.wait(20)
 
     workers = [WorkerThread(n, shard, 7, on_round=wait_at_twenty) for n in (2, 3)]
-    wait_for(lambda: shard.core.version >= 20)
+    wait_until(lambda: shard.core.version >= 20)
     workers.append(WorkerThread(1, shard, 7))
-    wait_for(lambda: 1 in shard.core.joining_workers())
+    wait_until(lambda: 1 in shard.core.joining_workers())
     gate.set()
     assert_same_bits(ended(workers), shard)
     assert 30 <= workers[2].rounds <= 40
@@ -154,9 +155,9 @@ def test_a_worker_that_comes_back_is_another_life(shards):
 
     first, second = (WorkerThread(n, shard, 1, die_at_five_or_wait_at_ten) for n in (1, 2))
     second.end()
-    wait_for(lambda: shard.core.version == 10)
+    wait_until(lambda: shard.core.version == 10)
     again = WorkerThread(2, shard)
-    wait_for(lambda: shard.core.joining_workers())
+    wait_until(lambda: shard.core.joining_workers())
     gate.set()
     assert_same_bits(ended([first, again]), shard)
     assert again.rounds == 19
@@ -168,7 +169,7 @@ def test_workers_outlive_a_restart_of_the_ps(shards):
     chosen = among(overrides={"server_optimizer": "momentum"})
     shard = shards(chosen, iter_max=10**6)
     workers = [WorkerThread(number, shard) for number in (1, 2, 3)]
-    wait_for(lambda: shard.core.version >= 5)
+    wait_until(lambda: shard.core.version >= 5)
     shard.close()
     state, port = shard.core.state_dict(), shard.port
     goal = shard.core.version + 10
@@ -186,4 +187,4 @@ def test_what_is_no_longer_finite_ends_the_run(shards):
 
     workers = ended(WorkerThread(number, shard, on_round=spoil) for number in (1, 2))
     assert ["are NaN or infinite" in str(worker.error) for worker in workers] == [True, True]
-    wait_for(lambda: shard.core.stop_reason == "diverged")
+    wait_until(lambda: shard.core.stop_reason == "diverged")

@@ -1,0 +1,60 @@
+"""How long tests wait for events before they fail: by how fast this machine is right now.
+
+A limit must never decide a test that passes, so it is generous and multiplied by `slowness`. That
+is measured once in each process: how much longer than on a quiet machine a fixed piece of work
+takes, which other work on the same cores makes longer, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+#: The wall-clock time of the work below on a quiet 3 GHz core.
+_QUIET_SECONDS = 0.06
+_MOST = 8.0
+
+
+@functools.cache
+def slowness() -> float:
+    """Return by what to multiply a limit: 1 on a quiet machine, at most 8."""
+    began = time.monotonic()
+    total = 0
+    for number in range(2_000_000):
+        total += number
+    return min(max(1.0, (time.monotonic() - began) / _QUIET_SECONDS), _MOST)
+
+
+def patience(seconds: float) -> float:
+    """Return a limit of this machine, given that of a quiet one."""
+    return seconds * slowness()
+
+
+def wait_until(
+    condition: Callable[[], object],
+    seconds: float = 30.0,
+    what: str | Callable[[], str] = "the condition",
+    pause_seconds: float = 0.01,
+) -> None:
+    """Look again and again until a condition holds.
+
+    Time in which this process was stopped does not count.
+
+    Args:
+        condition: Has come true when it returns something true.
+        seconds: The limit on a quiet machine.
+        what: What is awaited, for the error.
+        pause_seconds: Between two looks.
+
+    Raises:
+        AssertionError: It does not hold in time.
+    """
+    limit, waited, before = patience(seconds), 0.0, time.monotonic()
+    while not condition():
+        text = what if isinstance(what, str) else what()
+        assert waited < limit, f"not seen in {limit:g} s: {text}"
+        threading.Event().wait(pause_seconds)
+        now = time.monotonic()
+        waited, before = waited + min(10 * pause_seconds, now - before), now
