@@ -52,9 +52,9 @@ def _run_records(options: argparse.Namespace) -> int:
     if not chosen:
         raise InvalidRecords(f"no record is named {', '.join(options.only)}")
     past = results.Results(results.FOLDER / "results.jsonl", options.fresh)
-    found = runner.run(chosen, past, options.jobs)
-    failures = report.failures(chosen, found)
-    sys.stdout.write(f"{report.of_records(chosen, found)}\n")
+    ended = runner.run(chosen, past, options.jobs)
+    failures = report.failures(chosen, ended)
+    sys.stdout.write(f"{report.of_records(chosen, ended)}\n")
     sys.stdout.write("".join(f"{failure}\n" for failure in failures))
     return 1 if failures else 0
 
@@ -62,9 +62,9 @@ def _run_records(options: argparse.Namespace) -> int:
 def _run_drawn(options: argparse.Namespace) -> int:
     mutants = drawn.draw(options.drawn, options.seed)
     past = results.Results(results.FOLDER / "drawn.jsonl", options.fresh)
-    found = drawn_run.run(mutants, past, options.jobs, with_suite=not options.no_suite)
-    sys.stdout.write(f"{drawn_run.summary(mutants, found)}\n")
-    return int(any(result.stage == results.SURVIVED for result in found))
+    ended = drawn_run.run(mutants, past, options.jobs, with_suite=not options.no_suite)
+    sys.stdout.write(f"{drawn_run.summary(mutants, ended)}\n")
+    return int(any(result.stage == results.SURVIVED for result in ended))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,9 @@ LOADED = (
     *("numpy", "tensorflow", "keras", "hypothesis", "pytest"),
     *("_hypothesis_pytestplugin", "pytest_timeout"),
 )
-_QUIET = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.mutants.outcomes")
+#: The tests of this package would fail on any mutant that changes the code of a record.
+_WITHOUT_OWN_TESTS = "--ignore=tests/mutants"
+_OPTIONS = (_WITHOUT_OWN_TESTS, "-p", "no:cacheprovider", "-p", "tests.mutants.outcomes")
 _CODE_PASSED, _CODE_NOTHING_FOUND = 0, 5
 #: A namespace of processes of its own: a mutant that kills wrong processes reaches no others.
 _ISOLATED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -102,28 +104,25 @@ class Calls:
         self._process.kill()
         self._process.wait()
 
-    def pytest(
-        self, *arguments: str, limit_seconds: float, environment: dict[str, str] | None = None
-    ) -> Outcome:
-        """Run pytest in a fork, with these arguments besides those of every call."""
-        return self._call(None, (*_QUIET, *arguments), limit_seconds, environment or {}, False)
+    def pytest(self, *arguments: str, limit_seconds: float) -> Outcome:
+        """Run pytest in a fork."""
+        return self._call(None, ("-q", "-p", "no:xdist", *arguments), limit_seconds)
 
     def command(self, *words: str, limit_seconds: float, environment: dict[str, str]) -> Outcome:
-        """Run another program, whose tests write their outcomes too."""
-        return self._call(words[0], words[1:], limit_seconds, environment, False)
+        """Run another program, which runs pytest."""
+        return self._call(words[0], words[1:], limit_seconds, environment)
 
     def suite(self, limit_seconds: float, ends_at_failure: bool) -> Outcome:
         """Run `make test`, to the end or to the first failure."""
-        options = {"PYTEST_ADDOPTS": "-p tests.mutants.outcomes -p no:cacheprovider"}
-        return self._call("make", ("test",), limit_seconds, options, ends_at_failure)
+        return self._call("make", ("test",), limit_seconds, ends_at_failure=ends_at_failure)
 
     def _call(
         self,
         program: str | None,
         arguments: Sequence[str],
         limit_seconds: float,
-        environment: dict[str, str],
-        ends_at_failure: bool,
+        environment: dict[str, str] | None = None,
+        ends_at_failure: bool = False,
     ) -> Outcome:
         self._number += 1
         place = pathlib.Path(self._scratch.name) / str(self._number)
@@ -131,7 +130,8 @@ class Calls:
         self._send(
             program=program,
             arguments=list(arguments),
-            environment=environment | {FILE_VARIABLE: str(report)},
+            environment=(environment or {})
+            | {FILE_VARIABLE: str(report), "PYTEST_ADDOPTS": " ".join(_OPTIONS)},
             output=str(output),
             report=str(report),
             limit_seconds=limit_seconds,

@@ -99,6 +99,11 @@ def _copy_files(root: pathlib.Path, folder: pathlib.Path) -> None:
             continue  # deleted, and the deletion is not committed
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(source, target, follow_symlinks=False)
+    # pytest compiles test files itself, which takes a minute for all; it compares size and time.
+    for compiled in (root / "tests").rglob("__pycache__/*-pytest-*.pyc"):
+        target = folder / compiled.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(compiled, target)
 
 
 def _copy_scripts(source: pathlib.Path, target: pathlib.Path) -> None:

@@ -153,17 +153,17 @@ def _is_equivalent(mutant: Drawn, root: pathlib.Path) -> bool:
     return False
 
 
-def summary(mutants: Sequence[Drawn], found: Sequence[Result]) -> str:
+def summary(mutants: Sequence[Drawn], ended: Sequence[Result]) -> str:
     """Return the table, the share that died, and what survived."""
-    counted = [result for result in found if result.stage != results.EQUIVALENT]
+    counted = [result for result in ended if result.stage != results.EQUIVALENT]
     dead = sum(result.stage != results.SURVIVED for result in counted)
     share = 100 * dead / len(counted) if counted else 100.0
     texts = [
-        report.table(found, OPERATORS, STAGES),
+        report.table(ended, OPERATORS, STAGES),
         f"{dead} of {len(counted)} died: {share:.1f} %; equivalents are not counted",
     ]
     by_name = {mutant.name: mutant for mutant in mutants}
-    for result in found:
+    for result in ended:
         if result.stage in (results.SURVIVED, results.EQUIVALENT):
             texts.append(f"{result.stage}: {_as_edit(by_name[result.name])}")
     return "\n".join(texts)

@@ -20,6 +20,8 @@ IN_PROCESS = "not processes and not product and not engines"
 #: Tracing makes the tests two to three times slower than `make test`, and other work can go on.
 _LIMIT_SECONDS = 4 * 3600.0
 _TESTS = "tests.json"
+#: They are never tried on a mutant: see calls.py.
+_OWN_TESTS = "tests/mutants/"
 
 
 class NoMap(RuntimeError):
@@ -41,7 +43,7 @@ class Lines:
         self._of_file: dict[str, list[str]] = {}
         for test, seconds in document["seconds"].items():
             file = test.partition("::")[0]
-            if file not in self._changed:
+            if file not in self._changed and not file.startswith(_OWN_TESTS):
                 self.seconds[test] = seconds
                 self._of_file.setdefault(file, []).append(test)
         self._by_line: dict[str, dict[int, list[str]]] = {}
@@ -49,7 +51,11 @@ class Lines:
     @property
     def changed_tests(self) -> list[str]:
         """The test files that are new, or have changed since the map was made."""
-        return sorted(name for name in self._changed if pathlib.Path(name).name.startswith("test_"))
+        return sorted(
+            name
+            for name in self._changed
+            if pathlib.Path(name).name.startswith("test_") and not name.startswith(_OWN_TESTS)
+        )
 
     def tests_at(self, path: pathlib.Path, numbers: range) -> set[str]:
         """Return the tests that execute one of the lines of a file; none if it has changed."""
@@ -78,7 +84,7 @@ def make(calls: Calls, processes: int, folder: pathlib.Path = FOLDER) -> None:
     outcome = calls.command(
         *(str(calls.copy.python), "-m", "pytest", "-q", "-m", IN_PROCESS),
         *("-n", str(processes), "--dist", "loadfile"),
-        *("-p", "tests.mutants.outcomes", "-p", "tests.mutants.lines_plugin"),
+        *("-p", "tests.mutants.lines_plugin"),
         environment={lines_plugin.FOLDER_VARIABLE: str(made)},
         limit_seconds=_LIMIT_SECONDS,
     )

@@ -53,7 +53,7 @@ class Mistake:
 
 class _Finder(ast.NodeVisitor):
     def __init__(self, source: str) -> None:
-        self.found: list[Mistake] = []
+        self.mistakes: list[Mistake] = []
         self._lines = source.split("\n")
         self._starts = tokens.line_starts(source)
         self._tokens = tokens.read(source)
@@ -78,7 +78,7 @@ class _Finder(ast.NodeVisitor):
         return within[0].start, within[-1].end
 
     def _add(self, operator: str, line: int, start: int, end: int, new: str) -> None:
-        self.found.append(Mistake(operator, line, start, end, new))
+        self.mistakes.append(Mistake(operator, line, start, end, new))
 
     def visit_Compare(self, node: ast.Compare) -> None:
         operands = [node.left, *node.comparators]
@@ -190,7 +190,7 @@ def mistakes(source: str) -> list[Mistake]:
     """
     finder = _Finder(source)
     finder.visit(ast.parse(source))
-    return sorted(finder.found, key=lambda found: (found.start, found.end, found.new))
+    return sorted(finder.mistakes, key=lambda mistake: (mistake.start, mistake.end, mistake.new))
 
 
 def surroundings(source: str, mistake: Mistake) -> list[range]:

@@ -50,6 +50,7 @@ class Outcomes:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in the process that reports: with pytest-xdist, the one that controls the others."""
-    if FILE_VARIABLE in os.environ and "PYTEST_XDIST_WORKER" not in os.environ:
-        config.pluginmanager.register(Outcomes(os.environ[FILE_VARIABLE]), "mutant_outcomes")
+    """Write in this process alone, not in those of pytest-xdist, nor where a test runs pytest."""
+    path = os.environ.pop(FILE_VARIABLE, None)
+    if path is not None:
+        config.pluginmanager.register(Outcomes(path), "mutant_outcomes")

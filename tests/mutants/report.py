@@ -9,22 +9,22 @@ from tests.mutants.records import AREAS, Record
 from tests.mutants.results import Result
 
 
-def table(found: Sequence[Result], areas: Sequence[str], stages: Sequence[str]) -> str:
+def table(ended: Sequence[Result], areas: Sequence[str], stages: Sequence[str]) -> str:
     """Return a line for each area: mutants, how many died at each stage, survivors, seconds."""
     head = f"{'area':16}{'mutants':>9}" + "".join(f"{stage:>11}" for stage in stages)
     lines = [f"{head}{'seconds':>9}"]
     for area in (*areas, "all"):
-        own = [result for result in found if area in (result.area, "all")]
-        counts = [sum(result.stage == stage for result in own) for stage in stages]
+        of_area = [result for result in ended if area in (result.area, "all")]
+        counts = [sum(result.stage == stage for result in of_area) for stage in stages]
         columns = "".join(f"{count:11}" for count in counts)
-        seconds = sum(result.seconds for result in own)
-        lines.append(f"{area:16}{len(own):9}{columns}{seconds:9.0f}")
+        seconds = sum(result.seconds for result in of_area)
+        lines.append(f"{area:16}{len(of_area):9}{columns}{seconds:9.0f}")
     return "\n".join(lines)
 
 
-def failures(chosen: Sequence[Record], found: Sequence[Result]) -> list[str]:
+def failures(chosen: Sequence[Record], ended: Sequence[Result]) -> list[str]:
     """Return a sentence for each record that its killers did not kill."""
-    by_name = {result.name: result for result in found}
+    by_name = {result.name: result for result in ended}
     sentences = []
     for record in chosen:
         result = by_name.get(record.name)
@@ -39,9 +39,9 @@ def failures(chosen: Sequence[Record], found: Sequence[Result]) -> list[str]:
     return sentences
 
 
-def of_records(chosen: Sequence[Record], found: Sequence[Result]) -> str:
+def of_records(chosen: Sequence[Record], ended: Sequence[Result]) -> str:
     """Return the table of the recorded mutants."""
     areas = [area for area in AREAS if any(record.area == area for record in chosen)]
     stages = (results.KILLERS, results.FOLDER_TESTS, results.SUITE, results.SURVIVED)
-    timeouts = sum(result.killer == "timeout" for result in found)
-    return f"{table(found, areas, stages)}\nkilled by the time limit: {timeouts}"
+    timeouts = sum(result.killer == "timeout" for result in ended)
+    return f"{table(ended, areas, stages)}\nkilled by the time limit: {timeouts}"

@@ -19,9 +19,9 @@ _MOST_FILES = (6, 30)
 def batches(lines: Lines, mutant: Drawn, root: pathlib.Path) -> list[list[str]]:
     """Return the ids of tests for each call of pytest, without repetitions."""
     executing = _executing(lines, mutant)
-    own = set(mirrored.tests_of(mutant.path, root))
-    order = _in_order({test: lines.seconds[test] for test in executing}, own)
-    made, taken = [], set[str]()
+    mirrored_tests = set(mirrored.tests_of(mutant.path, root))
+    order = _in_order({test: lines.seconds[test] for test in executing}, mirrored_tests)
+    chosen, taken = [], set[str]()
     for budget, most_files in zip(BUDGETS_SECONDS, _MOST_FILES, strict=True):
         batch, files = [], set[str]()
         for test in order:
@@ -32,10 +32,10 @@ def batches(lines: Lines, mutant: Drawn, root: pathlib.Path) -> list[list[str]]:
                 taken.add(test)
                 files.add(file)
                 budget -= seconds
-        made.append(batch)
+        chosen.append(batch)
     changed = [file for file in lines.changed_tests if (root / file).is_file()]
-    unmapped = [] if executing else sorted(own - set(changed))
-    return [batch for batch in (*made, [*changed, *unmapped]) if batch]
+    unmapped = [] if executing else sorted(mirrored_tests - set(changed))
+    return [batch for batch in (*chosen, [*changed, *unmapped]) if batch]
 
 
 def _executing(lines: Lines, mutant: Drawn) -> set[str]:
@@ -47,17 +47,17 @@ def _executing(lines: Lines, mutant: Drawn) -> set[str]:
     return set()
 
 
-def _in_order(seconds: Mapping[str, float], own: Iterable[str]) -> list[str]:
+def _in_order(seconds: Mapping[str, float], mirrored_tests: Iterable[str]) -> list[str]:
     """Return tests of the mutant's folder first, one of each function, the fastest of each.
 
     The cases of a parametrised test are much alike: the second one of each comes after the first
     one of all.
     """
-    own, turns = set(own), collections.Counter[str]()
+    mirrored_tests, turns = set(mirrored_tests), collections.Counter[str]()
     ranked = []
     for test in sorted(seconds, key=lambda name: (seconds[name], name)):
         function = test.partition("[")[0]
-        is_own = test.partition("::")[0] in own
-        ranked.append((turns[function], not is_own, seconds[test], test))
+        is_mirrored = test.partition("::")[0] in mirrored_tests
+        ranked.append((turns[function], not is_mirrored, seconds[test], test))
         turns[function] += 1
     return [test for *_, test in sorted(ranked)]

@@ -31,7 +31,7 @@ RECORDS = (
     record("by-folder", "may_proceed", "lead <= bound", "lead <= bound + 1"),
     record("by-suite", "sign", "value >= 0", "value >= -1"),
     record("survivor", "sign", "value >= 0", "value > 0"),
-    record("unused", "steps", "rounds + 1", "rounds - 1"),
+    record("unused", "steps", "rounds + 1", "rounds + 2"),
 )
 
 
