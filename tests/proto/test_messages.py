@@ -190,3 +190,13 @@ def test_every_coding_and_dtype_of_the_wire_is_known():
         name.removeprefix("INDEX_CODING_"): number for name, number in pb.IndexCoding.items()
     }
     assert set(messages._DTYPE_NAMES) == set(pb.ValueDtype.values())
+
+
+@pytest.mark.parametrize("channels", [(0,), (1, 1), (2, 1), (8,)])
+def test_channels_of_a_manifest_ascend_from_1_to_7(channels):
+    def manifest(numbers):
+        return pb.Manifest(channels=[pb.Announced(channel=n, count=1) for n in numbers])
+
+    assert messages.manifest_from_message(manifest((1, 7)))
+    with pytest.raises(Malformed, match=f"channel {channels[-1]} announced"):
+        messages.manifest_from_message(manifest(channels))

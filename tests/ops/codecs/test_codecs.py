@@ -1,11 +1,12 @@
 """Codecs: what is sent, what is refused, and that nothing else changes."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 
-from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, kept_entries
+from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate, TouchedRows, kept_entries
 from thinwire.ops.codecs.dense import Dense, RandomK
 from thinwire.ops.codecs.packets import decoded
 from thinwire.ops.codecs.registry import CODECS, CodecChoices, build_codec
@@ -141,3 +142,21 @@ def test_dense_float32_is_not_copied():
     given = tensors()
     packet = encode(Dense(), given)
     assert packet.blocks[0].values.data is given[0]
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+def test_tensors_behind_one_of_few_touched_rows_stay_in_their_place(slot):
+    values, rows = tensors(), np.array([1, 5])
+    width = 20 if slot == 0 else 1
+    touched = {slot: TouchedRows(rows, width)}
+    for row in set(range(SPEC.tensors[slot].shape[0])) - set(rows.tolist()):
+        values[slot][row * width : (row + 1) * width] = 0
+    given = dataclasses.replace(context(), touched=touched)
+    packet, _ = Dense().encode(values, {}, given)
+    assert [block.slot for block in packet.blocks] == [0, 1]
+    assert [block.indices is None for block in packet.blocks] == [slot == 1, slot == 0]
+    for block, expected in zip(packet.blocks, values, strict=True):
+        found = np.zeros_like(expected)
+        where, coded = decoded(block)
+        found[where] = coded
+        np.testing.assert_array_equal(found, expected)

@@ -10,8 +10,9 @@ from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
+from thinwire.ops.optimizers.slots import Slot, cut
 from thinwire.ops.optimizers.variables import VariableRules, VariablesOptimizer
-from thinwire.ops.types import Kind, ModelSpec, TensorSpec, Update
+from thinwire.ops.types import Kind, ModelSpec, ShardLayout, Slice, TensorSpec, Update
 
 KERNELS = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (2, 3)), TensorSpec("b", (2,))))
@@ -130,3 +131,24 @@ def test_steps_without_an_overflow_go_on_being_counted():
     scaled.build([variable])
     scaled.step_counter.assign(5)
     assert describe(scaled, [variable]).loss_scale.streak == 5
+
+
+def test_a_rate_is_set_for_one_of_several_optimizers():
+    update = ScriptUpdates(tuple(offered(paths=(path,)) for path in ("w", "b")))
+    state = update.set_rate(0.01, update.init(numbers(), SPEC), 1)
+    assert [update.rate(9.0, 0, state, number) for number in (0, 1)] == [0.1, 0.01]
+
+
+def test_each_shard_gets_its_own_part_of_a_slot():
+    momentum = np.arange(6, dtype=np.float32).reshape(2, 3)
+    bias = np.array([7, 8], np.float32)
+    slots = [Slot(0, "momentum", momentum), Slot(1, "momentum", bias), Slot(None, "product", 0.5)]
+    one = cut(slots, SPEC, ShardLayout((Slice(0, 0, 2), Slice(1, 0, 2))))
+    other = cut(slots, SPEC, ShardLayout((Slice(0, 2, 6),)))
+    found = [
+        [(each.slice, np.ravel(each.values).tolist()) for each in part] for part in (one, other)
+    ]
+    assert found == [
+        [(None, [0.5]), (0, [0, 1]), (1, [7, 8])],
+        [(None, [0.5]), (0, [2, 3, 4, 5])],
+    ]

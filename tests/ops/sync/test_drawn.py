@@ -366,3 +366,20 @@ def test_a_following_shard_does_not_wait_for_what_it_has_released():
     follower.submit(ArrivalToken(2, 7), 0.0)
     turn = follower.advance(0.0)
     assert turn.released == [(ArrivalToken(2, 7),)] and turn.proceeding == [2]
+
+
+def test_what_a_round_has_released_is_not_over_before_it():
+    """A shard that hears of round and release together would take each push for a late one."""
+    policy = DrawnSync(2, 1.0)
+    leader, _ = begun(policy, [1, 2])
+    follower, _ = begun(policy.without_bound(), [1, 2])
+    for worker in (1, 2):
+        submit(leader, worker)
+    over, newest = leader.draws()
+    assert (over.steps, over.after, newest.after) == ((1, 1), (0, 0), (1, 1))
+    follower.follow(leader.draws())
+    follower.advance(0.0)
+    follower.submit(ArrivalToken(1, 1), 0.0)
+    assert follower.advance(0.0).released == []
+    follower.submit(ArrivalToken(2, 1), 0.0)
+    assert follower.advance(0.0).released == [(ArrivalToken(1, 1), ArrivalToken(2, 1))]

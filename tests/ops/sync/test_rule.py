@@ -385,3 +385,12 @@ def test_a_closed_group_lets_nobody_in_while_its_members_compute():
     assert submit(rule, 1) == ([], [])
     released, free = submit(rule, 2)
     assert released == [(1, 2)] and sorted(free) == [1, 2, 3]
+
+
+def test_a_push_that_is_sent_again_counts_for_one_round():
+    rule = joined(make_rule("bsp", 2), [1, 2])
+    for _ in range(2):
+        rule.submit(ArrivalToken(1, 1), 0.0)
+    assert submit(rule, 2)[0] == [(1, 2)]
+    assert not rule.has_submitted(1)
+    assert submit(rule, 2)[0] == []

@@ -342,3 +342,13 @@ def test_a_worker_that_pulls_gets_its_replica_and_the_rest_later():
         assert (reply.operation, reply.version) == (Operation.FULL, 0)
         assert not np.asarray(reply.update.values).any()
     assert len(shard.reply(1, 1, 0).update[0].indices) == 10
+
+
+def test_a_replica_stands_for_the_base_of_its_last_reply_alone():
+    shard = AloneWithACodec()
+    shard.reply(1, 0, None)
+    shard.go_on()
+    assert shard.codec.replica_of(1, 0, shard.state) is not None
+    shard.reply(1, 1, 0)
+    assert shard.codec.replica_of(1, 0, shard.state) is None
+    assert (shard.codec.replica_of(1, 1, shard.state) == 1).sum() == 10

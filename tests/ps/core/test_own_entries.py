@@ -285,3 +285,13 @@ def test_an_entry_that_leaves_the_normal_range_is_no_own_one():
     arrival = Arrival(1, Update(np.arange(4), values), 0, 5)
     found = find(arrival, before, before + values, 3)
     assert found.indices.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("base", "operation"), [(4, Operation.FULL), (5, Operation.SET)])
+def test_who_lacks_a_dense_update_gets_the_whole_model(base, operation):
+    codec, size = DownDelta(), 100
+    state, theta = codec.init(size), np.ones(size, np.float32)
+    state = codec.record_update(None, 5, state)
+    state = codec.record_update(np.arange(3), 6, state)
+    shard = ShardView(theta, 6, load_kernels("numpy"), (0, size))
+    assert codec.gather(ModelRequest(1, 7, base), shard, state).operation is operation

@@ -4,6 +4,7 @@ import types
 
 import pytest
 
+from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.exchange import Exchange
 
 
@@ -49,3 +50,27 @@ def test_a_part_that_is_settled_while_shard_0_has_no_such_member_ends_the_exchan
     shards[0].protocol.is_expelled = is_expelled
     exchange(*shards)._look_after(shards[1:])
     assert shards[0].abandoned == is_expelled
+
+
+def test_a_worker_is_one_incarnation_at_all_shards():
+    class Joining:
+        def __init__(self, incarnation):
+            self.hello = pb.Hello()
+            self.welcome = pb.Welcome(run_id="run", incarnation=incarnation)
+
+        def connect(self):
+            return self.welcome
+
+    shards = [Joining(incarnation) for incarnation in (7, 8, 9)]
+    exchange(*shards).join()
+    assert [(each.hello.run_id, each.hello.incarnation) for each in shards[1:]] == [("run", 7)] * 2
+
+
+@pytest.mark.parametrize(("alive", "may"), [((True, True), True), ((True, False), False)])
+def test_an_expelled_worker_returns_when_all_other_shards_can_be_reached(alive, may):
+    """Else everybody would wait again for a worker that one shard does not hear."""
+    decisions = []
+    leader = types.SimpleNamespace(attend=lambda may_rejoin: decisions.append(may_rejoin()))
+    others = [types.SimpleNamespace(alive=each, attend=lambda: None) for each in alive]
+    exchange(leader, *others).attend()
+    assert decisions == [may]

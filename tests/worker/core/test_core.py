@@ -18,7 +18,7 @@ from tests.virtual.worker import (
     start,
 )
 from thinwire.ops.codecs.base import NonFiniteUpdate
-from thinwire.ops.downlink.types import Operation
+from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.kernels.numpy_ops import aligned
 from thinwire.ops.sharding.flat_updates import SlicesInModel
 from thinwire.ops.sharding.split import place_tensors, shard_positions
@@ -268,3 +268,14 @@ def test_a_push_that_is_refused_as_not_finite_stays_unsent():
     core.begin(stepped, samples=8, loss=0.0)
     core.handle_refusals([None])
     np.testing.assert_allclose(core.save()["unsent"], numbers(), atol=1e-6)
+
+
+def test_a_relayed_round_is_the_mean_over_those_who_sent_nothing_too():
+    core = core_of()
+    start(core, numbers())
+    whole = float32_block(0, core.layouts[0].slices[0].size, None, np.ones(12))
+    one_of_two = RepeatedRound(((whole,), ()), 0.5)
+    core.receive(0, reply(core.layouts[0], Operation.RELAY, blocks=[], rounds=(one_of_two,)))
+    expected = numbers()
+    expected[:12] -= np.float32(0.25)
+    np.testing.assert_allclose(core.base, expected, rtol=1e-6)

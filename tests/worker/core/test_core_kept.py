@@ -242,3 +242,36 @@ def test_the_loss_of_no_example_is_no_loss():
     start(core, numbers())
     push = core.begin(np.zeros(SIZE, np.float32), samples=0, loss=0.0)
     assert (push.samples, push.loss) == (0, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeesEpochs(LargestWithResidual):
+    """It notes what it is told."""
+
+    seen: list = dataclasses.field(default_factory=list)
+
+    def encode(self, tensors, state, ctx):
+        self.seen.append(ctx.epoch)
+        return super().encode(tensors, state, ctx)
+
+
+def test_codecs_count_the_epochs_of_the_whole_run():
+    core, codec = core_of(), SeesEpochs()
+    chosen = dataclasses.replace(core.method, codec=codec)
+    core = WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1], num_examples=100)
+    start(core, numbers())
+    for samples in (250, 1000):
+        core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], samples=samples)])
+        core.begin(numbers(1), 8, 1.0)
+    assert codec.seen == [2.5, 10.0]
+
+
+def test_a_push_says_how_old_its_gradient_is_at_each_shard():
+    core = core_of(nb_ps=2)
+    start(core, numbers())
+    for shard, version in enumerate((7, 3)):
+        core.receive(shard, reply(core.layouts[shard], Operation.NONE, blocks=[], version=version))
+    assert core.begin(numbers(1), 8, 1.0, computed_at=[5, 3]).lags == [2, 0]
+    restarted = core.begin(numbers(1), 8, 1.0, computed_at=[9, 3])  # a shard came back older
+    assert restarted.lags == [0, 0]
+    assert core.begin(numbers(1), 8, 1.0).lags == ()
