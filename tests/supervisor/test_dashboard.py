@@ -185,3 +185,12 @@ def test_the_workers_table_is_aligned_and_cut():
     assert len(table) == 34 and table[-1] == "... and 8 more"
     assert len({len(line) for line in table[:-1]}) == 1
     assert worker_table(make_status(0, workers=[])) == []
+
+
+def test_no_rate_spans_updates_that_were_undone():
+    """The run's seconds may have gone on meanwhile."""
+    meter = RateMeter()
+    meter.rate(make_status(900, seconds=9.0))
+    meter.rate(make_status(1000, seconds=10.0))
+    assert meter.rate(make_status(700, seconds=14.0)) == 50
+    assert meter.rate(make_status(710, seconds=15.0)) == 10

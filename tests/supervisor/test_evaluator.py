@@ -1,12 +1,21 @@
 """The evaluator counts every example exactly once, whatever the batch size."""
 
+import queue
+import types
+
 import keras
 import numpy as np
 import pytest
 
+from tests.virtual.toy import SPEC, method
 from thinwire.data.pipeline.lazy import Lazy
-from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.evaluator import Evaluator
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.types import Block, CodedValues, ConfigurationError
+from thinwire.ops.wire.blocks import IndexChooser
+from thinwire.proto import messages
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.supervisor.evaluator import Evaluator, ModelFetcher
+from thinwire.supervisor.scorer import ModelScorer
 
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
@@ -134,3 +143,73 @@ def test_bad_input_is_refused(model, examples):
     flat = keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(1)])
     with pytest.raises(ConfigurationError, match="classes"):
         Evaluator(flat, LOSS, images, labels, 5).evaluate([np.zeros((16, 1)), np.zeros(1)])
+
+
+class AnsweringShard:
+    """A stream to a shard that answers each pull at once."""
+
+    def __init__(self, layout, version, weights, aux=()):
+        self.replies, self.session = queue.SimpleQueue(), self
+        self.address, self.layout, self.version = "here", layout, version
+        self.weights, self.aux = weights, np.asarray(aux, np.float32)
+
+    def send_control(self, message):
+        assert message.pull.observe
+        self.replies.put(self.reply())
+
+    def reply(self):
+        reply = pb.Reply(version=self.version, aux_count=len(self.aux))
+        blocks = [
+            Block(slot, each.size, None, CodedValues("float32", self.weights[slot]))
+            for slot, each in enumerate(self.layout.slices)
+        ]
+        coded = map(IndexChooser().encode, blocks)
+        pieces = [*messages.blocks_to_message(coded, reply.blocks), self.aux.tobytes()]
+        return reply, memoryview(b"".join(map(bytes, pieces)))
+
+
+def shards_of(versions, aux):
+    layouts = method("bsp").place(SPEC, len(versions))
+    shards = []
+    for layout, version in zip(layouts, versions, strict=True):
+        weights = [np.full(each.size, each.tensor + 1, np.float32) for each in layout.slices]
+        shards.append(AnsweringShard(layout, version, weights, aux if not shards else ()))
+    return layouts, shards
+
+
+def test_the_statistics_of_shard_0_are_those_of_the_model():
+    """The others average none."""
+    layouts, shards = shards_of([3, 3], [0.25, 4.0])
+    view = ModelFetcher(SPEC, layouts, 2, in_step=True).fetch(shards)
+    assert view.versions == [3, 3] and view.statistics.tolist() == [0.25, 4.0]
+    for number, tensor in enumerate(SPEC.tensors):
+        start = SPEC.offsets[number]
+        assert (view.weights[start : start + tensor.size] == number + 1).all()
+
+
+def test_answers_to_a_pull_that_was_given_up_are_left_out():
+    layouts, shards = shards_of([2, 2], [1.0, 1.0])
+    for shard in shards:
+        shard.replies.put(shard.reply())
+        shard.version = 5
+    view = ModelFetcher(SPEC, layouts, 2, in_step=False).fetch(shards)
+    assert view.versions == [5, 5]
+
+
+def test_a_model_is_scored_with_the_statistics_that_came_with_it():
+    """BatchNorm's statistics are no trainable weights."""
+    inputs = keras.Input((4,))
+    normalised = keras.layers.BatchNormalization()(inputs)
+    built = keras.Model(inputs, keras.layers.Dense(2, activation="softmax")(normalised))
+    built.compile("sgd", "sparse_categorical_crossentropy")
+    shared = SharedModel.of(built, is_offered=False)
+    rng = np.random.default_rng(5)
+    images = rng.normal(3, 2, (8, 4)).astype(np.float32)
+    labels = rng.integers(0, 2, 8).astype(np.int32)
+    run = types.SimpleNamespace(top5=False, batch_size=4)
+    scorer = ModelScorer(run, shared, images, labels)
+    weights = rng.normal(size=shared.spec.num_parameters).astype(np.float32)
+    given = np.concatenate([images.mean(0), images.var(0)])
+    initial, with_own = scorer.score(weights, None), scorer.score(weights, given)
+    assert with_own["loss"] == pytest.approx(built.evaluate(images, labels, verbose=0), rel=1e-5)
+    assert abs(with_own["loss"] - initial["loss"]) > 1e-3

@@ -1,5 +1,6 @@
 """Records at another address: copied whole, continued elsewhere, never by two."""
 
+import threading
 import types
 
 import numpy as np
@@ -86,3 +87,26 @@ def test_a_storage_that_was_away_gets_everything_in_the_end(tmp_path, monkeypatc
     publisher.put(["b", "missing"])
     publisher.flush()
     assert names(tmp_path / "reports") == {"a", "b"}
+
+
+def test_the_newest_content_is_published_where_an_older_one_has_failed(tmp_path, monkeypatch):
+    publisher = Publisher(tmp_path, str(tmp_path / "reports"))
+    has_begun, is_newer, alone = threading.Event(), threading.Event(), publisher._files.put
+
+    def fail_once(files):
+        monkeypatch.setattr(publisher._files, "put", alone)
+        has_begun.set()
+        assert is_newer.wait(30)
+        raise StorageError("away")
+
+    monkeypatch.setattr(publisher._files, "put", fail_once)
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("kept")
+    publisher.put(["a", "b"])
+    assert has_begun.wait(30)
+    (tmp_path / "a").write_text("2")
+    publisher.put(["a"])
+    is_newer.set()
+    publisher.flush()
+    assert (tmp_path / "reports" / "a").read_text() == "2"
+    assert (tmp_path / "reports" / "b").read_text() == "kept"

@@ -1,5 +1,7 @@
 """Records of a run: which model is the best, when a target is reached, targets nobody measures."""
 
+import json
+import queue
 import types
 
 import numpy as np
@@ -9,7 +11,12 @@ from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
 from tests.virtual.toy import method
 from thinwire.ops.run.target import Target
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.supervisor import recorder
+from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.supervisor.recorder import Recorder
+from thinwire.supervisor.shard_stream import ShardStream, open_streams
 
 WEIGHTS = np.zeros(3, np.float32)
 
@@ -74,3 +81,75 @@ def test_metrics_from_elsewhere_join_those_of_the_same_version(opened):
     recorder.record(make_status(1), {"f1": 0.95}, [1])
     assert recorder.has_reached_target()
     assert recorder.latest.metrics == {"rmse": 0.5, "f1": 0.95}
+
+
+def test_the_log_ends_with_the_end_of_the_run(opened, tmp_path, monkeypatch):
+    """Statuses come every few seconds, and the last one has the reason."""
+    monkeypatch.setattr(recorder, "write_report", lambda run_dir: run_dir / "report" / "index.html")
+    records, _ = opened([{"rmse": 0.5}])
+    evaluate(records, 1)
+    records.finish(make_status(2, stop_reason="iter_max"))
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    assert (last["kind"], last["version"], last["stop_reason"]) == ("status", 2, "iter_max")
+
+
+class ListeningSession:
+    """A stream to a shard that sends some messages and breaks."""
+
+    address = "here"
+
+    def __init__(self, *messages):
+        self.messages = iter(messages)
+
+    def listen(self):
+        found = next(self.messages, None)
+        if found is None:
+            raise StreamLost("the end")
+        return found, memoryview(b"")
+
+
+def test_a_run_with_one_fit_that_validates_has_validation_data():
+    """A later one may have none; what is evaluated of the earlier is still wanted."""
+    fits = (pb.FitBegun(fit=n, validates=n == 2) for n in (1, 2, 3))
+    sent = (pb.ToClient(fit_begun=fit) for fit in fits)
+    stream = ShardStream(ListeningSession(*sent), queue.SimpleQueue())
+    assert stream.lost.wait(30) and stream.validates
+
+
+def test_no_stream_stays_open_where_a_later_shard_rejects():
+    """Each try of a Supervisor would leave some on the shards that had let it in."""
+    closed = []
+
+    class Session(ListeningSession):
+        def close(self, patience):
+            closed.append((self.number, patience))
+
+    def dialler(number):
+        def dial(patience):
+            if number == 2:
+                raise Unreachable("nobody is there")
+            session = Session()
+            session.number = number
+            return session, pb.Welcome()
+
+        return types.SimpleNamespace(dial=dial)
+
+    with pytest.raises(Unreachable):
+        open_streams([dialler(number) for number in range(3)], 1.0, queue.SimpleQueue())
+    assert sorted(closed) == [(0, 0.0), (1, 0.0)]
+
+
+def test_a_request_that_comes_again_gets_the_same_answer(monkeypatch):
+    """From a shard 0 that was started again: some workers have the answer already."""
+    monkeypatch.setattr(EvaluationRequests, "_keep", lambda self: None)
+    requests = EvaluationRequests(run_of(method("asgd", 2), 2))
+    wanted, sent = pb.ToClient(epoch_ended=pb.EpochEnded(fit=1, epoch=4)), []
+    session = types.SimpleNamespace(send_control=sent.append)
+    requests._receive(session, wanted)
+    assert requests.take(1) == (1, 4)
+    answer = pb.Evaluated(fit=1, epoch=4, answers=True, versions=[9])
+    requests.report(answer)
+    assert requests.take(1) is None and sent == []
+    requests._receive(session, wanted)
+    assert requests.take(1) is None and sent == [pb.ToServer(evaluated=answer)]

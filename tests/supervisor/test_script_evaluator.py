@@ -122,3 +122,16 @@ def test_one_that_has_ended_by_itself_stays_so(evaluator, monkeypatch):
     assert evaluator.tend() == "" and not evaluator.is_alive
     evaluator.start()
     assert evaluator._process is first
+
+
+def test_the_output_of_one_that_was_killed_stays_before_that_of_the_next(evaluator):
+    """It may show why."""
+    end(evaluator, signal.SIGKILL)
+    for number in (1, 2):
+        evaluator.line = f"echo life {number}; kill -9 $$"
+        assert evaluator.tend() == ""
+        evaluator.clock.now += 100.0
+        assert evaluator.tend() == ""
+        evaluator._process.wait()
+    evaluator.end()
+    assert evaluator._output.read_text() == "life 1\nlife 2\n"

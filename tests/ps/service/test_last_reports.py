@@ -2,8 +2,10 @@
 
 import json
 import time
+import types
 
 from tests.ps.streams import Shard, Stream
+from thinwire.ops.types import ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.service import leader_client
@@ -121,3 +123,24 @@ def test_a_worker_whose_script_goes_on_is_between_fits_and_has_not_left():
     assert board.states() == {worker: "between fits"}
     barriers.finish(worker, False, "", now[0])
     assert board.states() == {worker: "left"}, "its script has ended, and others train"
+
+
+def test_a_following_shard_repeats_its_wish_for_the_end_on_every_stream():
+    """The stream that it was sent on may have broken before shard 0 had it."""
+    layout = ShardLayout((Slice(0, 0, 4),))
+    client = leader_client.LeaderClient("host:1", pb.Hello(), layout, lambda event: None, str)
+    streams = []
+
+    def dial(seconds):
+        sent = []
+        streams.append(sent)
+        session = types.SimpleNamespace(send_control=sent.append)
+        return session, pb.Welcome(run_id="run", lease_seconds=5.0)
+
+    client._dialler = types.SimpleNamespace(dial=dial)
+    client.connect(1.0)
+    assert streams == [[]]
+    client.request_end("journal_failed")
+    client.connect(1.0)
+    wish = pb.ToServer(halt=pb.Halt(cause="journal_failed"))
+    assert streams == [[wish], [wish]]

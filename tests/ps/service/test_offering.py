@@ -5,6 +5,7 @@ import dataclasses
 import json
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ClientStream, StreamLost
 from thinwire.proto.grpc.session import RequestRejected
 from thinwire.ps import role
-from thinwire.ps.service.offering import NobodyAdmitted
+from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
 from thinwire.tools import observer
 
 
@@ -452,3 +453,53 @@ def test_an_interrupted_shard_ends(tmp_path):
         stage.interrupt()
         run.threads[0].join(20)
         assert not run.threads[0].is_alive() and not run.shards and not run.failures
+
+
+class HeldStream:
+    """A worker's stream, as far as a stage looks at it."""
+
+    peer, lost, closed = "here", False, False
+
+    def send(self, frames, counted):
+        del frames, counted
+
+    def close(self):
+        self.closed = True
+
+
+def stage_at(run, now):
+    settings, own, _ = run.settings("--id_ps=0", "--type_node=PS")
+    return OfferStage(settings, own, lambda: now[0])
+
+
+def reader_of(number):
+    return types.SimpleNamespace(stream=HeldStream(), worker=number, progress_at=0.0)
+
+
+def test_nobody_is_late_whose_model_is_being_built(tmp_path):
+    """That may take longer than a lease; the worker has nothing more to send."""
+    with offered_run(tmp_path) as run:
+        now = [0.0]
+        stage, reader = stage_at(run, now), reader_of(1)
+        assert stage.claim(reader)
+        stage.receive(ReceivedOffer(OFFER, memoryview(b""), 1, reader.stream))
+        now[0] = 1000.0
+        stage.tick()
+        assert not reader.stream.closed and not stage.guard.refused
+        received = stage.taken()
+        stage.refuse(received, "it is no good")
+        assert stage.claim(other := reader_of(2))
+        stage.tick()
+        assert other.stream.closed and stage.guard.refused["silent"] == 1
+
+
+def test_the_place_of_the_worker_that_offers_ends_with_its_own_stream(tmp_path):
+    with offered_run(tmp_path) as run:
+        stage = stage_at(run, [0.0])
+        first, second = reader_of(1), reader_of(2)
+        assert stage.claim(first) and not stage.claim(second)
+        assert stage.hold(second.stream)
+        stage.forget(second.stream)
+        assert not stage.claim(second)
+        stage.forget(first.stream)
+        assert stage.claim(second)

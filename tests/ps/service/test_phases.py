@@ -4,15 +4,18 @@ import concurrent.futures
 import dataclasses
 import shutil
 import threading
+import types
 
 import numpy as np
 import pytest
 
 from tests.threads.offered import OFFER, SPEC, offered_run, restored_shard, weights_of
+from thinwire.ops.downlink.types import Operation
 from thinwire.ops.offer import Described, OptimizerOffer
-from thinwire.ops.types import ModelSpec, TensorSpec
+from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.ps.core import events
 from thinwire.ps.initial_model import offered_layouts
 from thinwire.ps.service import ended_models
 from thinwire.supervisor.evaluation_requests import CentralModel
@@ -217,3 +220,16 @@ def test_a_shard_that_is_started_again_is_in_the_phase_that_it_was_in(journal, t
             assert shard.core.version == 1
             np.testing.assert_array_equal(shard.core.model.theta, weights_of(1, LAST))
         script.close()
+
+
+def test_models_of_phases_that_were_undone_are_not_known():
+    """A shard that falls back to an earlier snapshot has models on disk of what came behind it."""
+    layout = ShardLayout((Slice(0, 0, 3),))
+    update = Update(None, np.ones(3, np.float32))
+    reply = events.Reply(0, 0, Operation.FULL, update, 5, 1, 0.1, samples=0, stop_reason=None)
+    spans = ((0, 1), (2, 3), (4, 5), (6, 6))
+    kept = [ended_models.EndedModel(*span, layout, 0, reply).to_plain() for span in spans]
+    models = ended_models.EndedModels(types.SimpleNamespace(load_all=lambda: kept))
+    models.restore(4)
+    assert [models.find(phase) is not None for phase in range(7)] == [True] * 4 + [False] * 3
+    np.testing.assert_array_equal(models.find(3).reply.update.values, np.ones(3, np.float32))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.supervisor.samples import DATAGRAMS, write_run
+from tests.supervisor.samples import DATAGRAMS, make_evaluation, write_run
 from thinwire.ops.run.target import Target
 from thinwire.ops.telemetry.run_status import Histogram
 from thinwire.ops.types import ConfigurationError
@@ -220,3 +220,12 @@ def test_figures_take_extremes():
 def test_reports_do_not_need_tensorflow():
     code = "import sys, thinwire.supervisor.report.writer; sys.exit('tensorflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_a_report_has_no_evaluations_that_a_restart_has_undone(tmp_path):
+    run_dir = write_run(tmp_path / "run")
+    versions = (200, 400, 600, 300, 500)
+    lines = [{"kind": "eval", **make_evaluation(version).to_dict()} for version in versions]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (run_dir / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert [each.version for each in load_run(run_dir).evaluations] == [200, 300, 500]
