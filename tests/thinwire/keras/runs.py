@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -127,32 +128,44 @@ def scripts(folder, method="bsp", nb_workers=1, nb_ps=1, **settings):
         )
 
 
+class Fitted(NamedTuple):
+    """What came of one fit: its History, and the weights and the learning rate after it."""
+
+    history: dict
+    weights: list
+    rate: float
+
+
 class Fits:
-    """The fits of one script, each with a name; `made` has the history and the weights after each.
+    """The fits of one script, each with a name.
 
     The fits of one model share its traced step, which takes most of the time of a first fit. So
     tests of `fit` are the stages of one script: a stage costs a third of a run of its own.
+
+    Attributes:
+        made: What came of each fit, by its name.
     """
 
     def __init__(self):
         self.made = {}
 
-    def fit(self, name, model, x=X, y=Y, **options):
-        """Fit a model on some rows, and keep what came of it."""
-        options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
+    def fit(self, name, model, **options):
+        """Fit a model, on X and Y if nothing else is given."""
+        usual = {} if "x" in options else {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False}
         try:
-            history = model.fit(x, y, **options).history
+            history = model.fit(**({"verbose": 0} | usual | options)).history
         except Exception as error:
             error.add_note(f"in the fit {name!r}")
             raise
-        self.made[name] = history, model.get_weights()
+        rate = float(model.optimizer.learning_rate)
+        self.made[name] = Fitted(history, model.get_weights(), rate)
 
 
 def alone_and_shared(folder, script, method="bsp", nb_workers=2, **settings):
     """Run script(distribute, fits) with Keras alone and on each worker of a run.
 
     Returns:
-        For each fit's name, (history, weights) of Keras alone and a list of those of the workers.
+        For each fit's name, what Keras alone has made of it and a list of what the workers have.
     """
 
     def run_script(place):
@@ -177,3 +190,9 @@ def assert_same(model, other, atol=1e-5):
     """Compare all trainable values."""
     for mine, theirs in zip(model.trainable_variables, other.trainable_variables, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol, err_msg=mine.path)
+
+
+def assert_weights(weights, expected, atol=1e-5):
+    """Compare the values of get_weights()."""
+    for number, (mine, theirs) in enumerate(zip(weights, expected, strict=True)):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol, err_msg=f"weight {number}")

@@ -1,7 +1,8 @@
 """Every source of data x rows of its batches x what a script reads of them: as Keras alone.
 
 The values of bsp with two workers are those of Keras alone: weights, History, and the rate that a
-schedule has reached after two fits. What cannot be so is refused, by name.
+schedule has reached. One model is fitted to all of them, one after the other: so each fit but the
+first goes on from another. What cannot be so is refused, by name.
 """
 
 import sys
@@ -12,7 +13,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import LOSS, RNG, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import (
+    LOSS,
+    RNG,
+    alone_and_shared,
+    assert_weights,
+    plain_model,
+    scripts,
+)
 from tests.thinwire.sharing.test_ray_data import Dataset as Rows
 from thinwire import distribute
 from thinwire.ops.types import ConfigurationError
@@ -105,7 +113,7 @@ SOURCES = {
     "arrays": _of_arrays,
     "Ray Data": _of_ray,
 }
-#: Sources whose batches all have one size but the last; there a second `fit` has another size.
+#: Sources whose batches all have one size but the last; their fits vary in size.
 ONE_SIZE = ("tf.data, rows repeated", "tf.data, batches repeated", "arrays", "Ray Data")
 #: What cannot be as alone -> words of its refusal.
 REFUSED = {
@@ -113,90 +121,103 @@ REFUSED = {
 }
 
 
+#: Sources whose epochs have all rows, once.
+WHOLE_EPOCHS = ("tf.data", "PyDataset", "arrays")
+CELLS = [
+    (source, rows, False) for source in SOURCES for rows in SIZES if (source, rows) not in REFUSED
+]
+#: The last: their batches have other rows on workers than alone, and so the weights are others.
+SHUFFLED = [
+    (source, rows, True)
+    for source in WHOLE_EPOCHS
+    for rows in ("constant", "short last", "fewer than workers")
+]
+
+
 def compiled():
     model = plain_model()
-    rate = keras.optimizers.schedules.CosineDecay(0.3, 20)
+    # The rate falls at every step, so that a schedule which lags shows.
+    rate = keras.optimizers.schedules.ExponentialDecay(0.3, 100, 0.7)
     model.compile(keras.optimizers.SGD(rate), LOSS, metrics=["accuracy", MeanLabel(name="label")])
     return model
 
 
-def train(model, source, rows, shuffle, is_alone=False):
-    """Fit twice; return the histories and the rate at the end."""
-    sizes = SIZES[rows]
-    changes = rows == "varying" and source in ONE_SIZE
-    firsts = (CONSTANT, (12,) * 5 + (5,)) if changes else (sizes, sizes)
-    histories = []
-    for batches in firsts:
-        make = _of_arrays if is_alone and source == "Ray Data" else SOURCES[source]
-        given = make(batches, shuffle)
-        histories.append(model.fit(**given, epochs=EPOCHS, verbose=0).history)
-    return histories, float(model.optimizer.learning_rate)
+def data_of(source, sizes, shuffle, is_alone):
+    """Return arguments of fit."""
+    make = _of_arrays if is_alone and source == "Ray Data" else SOURCES[source]
+    return make(sizes, shuffle)
 
 
-@pytest.fixture(autouse=True)
-def _ray(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray.data", types.SimpleNamespace(Dataset=Rows))
+def fit_all(place, fits):
+    """Fit one model to every source and size."""
+    model = place(compiled())
+    is_alone = not hasattr(model, "thinwire")
+    for source, rows, shuffle in (*CELLS, *SHUFFLED):
+        sizes = SIZES[rows]
+        if rows == "varying" and source in ONE_SIZE:
+            sizes = (12,) * 5 + (5,)  # the fits before had others
+        data = data_of(source, sizes, shuffle, is_alone)
+        fits.fit((source, rows, shuffle), model, **data, epochs=EPOCHS)
 
 
-@pytest.mark.parametrize("rows", SIZES)
-@pytest.mark.parametrize("source", SOURCES)
-def test_rounds_over_data_are_keras_alone(source, rows, tmp_path):
-    expected = compiled()
-    histories, rate = train(expected, source, rows, False, is_alone=True)
+@pytest.fixture(scope="module", autouse=True)
+def _ray():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "ray.data", types.SimpleNamespace(Dataset=Rows))
+        yield
+
+
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory):
+    return alone_and_shared(tmp_path_factory.mktemp("fits"), fit_all)
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: "-".join(cell[:2]))
+def test_rounds_over_data_are_keras_alone(fits, cell):
+    expected, workers = fits[cell]
+    for made in workers:
+        assert_weights(made.weights, expected.weights)
+        assert made.rate == pytest.approx(expected.rate, abs=1e-6)
+        for name, values in expected.history.items():
+            np.testing.assert_allclose(made.history[name], values, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", SHUFFLED, ids=lambda cell: "-".join(cell[:2]))
+def test_shuffled_rows_are_all_rows_in_as_many_steps(fits, cell):
+    expected, workers = fits[cell]
+    for made in workers:
+        assert made.rate == pytest.approx(expected.rate, abs=1e-6)
+        labels = expected.history["label"]
+        np.testing.assert_allclose(made.history["label"], labels, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cell", "words"), REFUSED.items())
+def test_data_that_cannot_be_as_alone_are_refused(cell, words, tmp_path):
+    source, rows = cell
 
     def script(settings):
-        model = distribute(compiled(), settings)
-        return model, *train(model, source, rows, False)
+        data = data_of(source, SIZES[rows], False, False)
+        distribute(compiled(), settings).fit(**data, epochs=EPOCHS, verbose=0)
 
-    with scripts(tmp_path, "bsp", 2) as run:
-        if words := REFUSED.get((source, rows)):
-            with pytest.raises(ConfigurationError, match=words):
-                run.each(script)
-            return
-        for model, found, last_rate in run.each(script):
-            assert_same(model, expected)
-            assert last_rate == pytest.approx(rate, abs=1e-6)
-            for history, wanted in zip(found, histories, strict=True):
-                for name, values in wanted.items():
-                    np.testing.assert_allclose(history[name], values, rtol=0, atol=1e-5)
+    with scripts(tmp_path, "bsp", 2) as run, pytest.raises(ConfigurationError, match=words):
+        run.each(script)
 
 
-#: Sources whose epochs have all rows, once.
-WHOLE_EPOCHS = ("tf.data", "PyDataset", "arrays")
+def _by_tape(model, optimizer):
+    """Return what trains on one batch."""
+
+    @tf.function(reduce_retracing=True)
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = LOSS(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    return lambda x, y: step(tf.constant(x), tf.constant(y))
 
 
-@pytest.mark.parametrize("rows", ["constant", "short last", "fewer than workers"])
-@pytest.mark.parametrize("source", WHOLE_EPOCHS)
-def test_shuffled_rows_are_all_rows_in_as_many_steps(source, rows, tmp_path):
-    expected = compiled()
-    histories, rate = train(expected, source, rows, True)
-
-    def script(settings):
-        return train(distribute(compiled(), settings), source, rows, True)
-
-    with scripts(tmp_path, "bsp", 2) as run:
-        for found, last_rate in run.each(script):
-            assert last_rate == pytest.approx(rate, abs=1e-6)
-            for history, wanted in zip(found, histories, strict=True):
-                np.testing.assert_allclose(history["label"], wanted["label"], rtol=0, atol=1e-5)
-
-
-def _by_tape(model, optimizer, sizes):
-    step = tf.function(lambda x, y: _tape_step(model, optimizer, x, y), reduce_retracing=True)
-    for x, y in _batches(sizes):
-        step(tf.constant(x), tf.constant(y))
-
-
-def _tape_step(model, optimizer, x, y):
-    with tf.GradientTape() as tape:
-        loss = LOSS(y, model(x, training=True))
-    gradients = tape.gradient(loss, model.trainable_variables)
-    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-
-
-def _by_train_on_batch(model, _, sizes):
-    for x, y in _batches(sizes):
-        model.train_on_batch(x, y)
+def _by_train_on_batch(model, _):
+    return model.train_on_batch
 
 
 def _batches(sizes):
@@ -206,14 +227,21 @@ def _batches(sizes):
     ]
 
 
-@pytest.mark.parametrize("rows", SIZES)
+def _loop_over_all(train, model, optimizer):
+    """Return weights and rate after two passes over the batches of all sizes, by their names."""
+    made = {}
+    for name, sizes in SIZES.items():
+        for x, y in _batches(sizes) * EPOCHS:
+            train(x, y)
+        made[name] = model.get_weights(), float(optimizer.learning_rate)
+    return made
+
+
 @pytest.mark.parametrize("loop", [_by_tape, _by_train_on_batch])
-def test_loops_whose_workers_have_the_same_batches_are_keras_alone(loop, rows, tmp_path):
+def test_loops_whose_workers_have_the_same_batches_are_keras_alone(loop, tmp_path):
     """A loop's batches are the script's own affair; its schedule counts its optimizer's steps."""
-    sizes = SIZES[rows] * EPOCHS
-    expected = compiled()
-    loop(expected, expected.optimizer, SIZES[rows])
-    loop(expected, expected.optimizer, SIZES[rows])
+    model = compiled()
+    expected = _loop_over_all(loop(model, model.optimizer), model, model.optimizer)
 
     def script(settings):
         model = compiled()
@@ -222,12 +250,11 @@ def test_loops_whose_workers_have_the_same_batches_are_keras_alone(loop, rows, t
             optimizer = distribute(optimizer, settings, model=model)
         else:
             model = distribute(model, settings)
-        loop(model, optimizer, SIZES[rows])
-        loop(model, optimizer, SIZES[rows])
-        return model, float(optimizer.learning_rate)
+        return _loop_over_all(loop(model, optimizer), model, optimizer)
 
     with scripts(tmp_path, "bsp", 2) as run:
-        for model, rate in run.each(script):
-            assert_same(model, expected)
-            assert rate == pytest.approx(float(expected.optimizer.learning_rate), abs=1e-6)
-        assert run.shards[0].core.version == len(sizes)
+        for made in run.each(script):
+            for name, (weights, rate) in expected.items():
+                assert_weights(made[name][0], weights)
+                assert made[name][1] == pytest.approx(rate, abs=1e-6), name
+        assert run.shards[0].core.version == EPOCHS * sum(map(len, SIZES.values()))

@@ -17,6 +17,7 @@ from tests.thinwire.keras.runs import (
     Y,
     alone,
     alone_and_shared,
+    assert_weights,
     plain_model,
     scripts,
 )
@@ -160,11 +161,6 @@ def assert_alike(history, expected, atol=1e-5, names=None):
     for name in names or expected:
         values = [np.asarray(each, float) for each in (history[name], expected[name])]
         np.testing.assert_allclose(*values, rtol=0, atol=atol, err_msg=name)
-
-
-def assert_weights(weights, expected, atol=1e-5):
-    for mine, theirs in zip(weights, expected, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +322,7 @@ class Evaluates(keras.callbacks.Callback):
 def fit_after_fit(place, fits):
     model = place(compiled())
     fits.fit("first", model, epochs=2)
-    fits.fit("fewer rows", model, X[:48], Y[:48], epochs=2)
+    fits.fit("fewer rows", model, x=X[:48], y=Y[:48], batch_size=BATCH, shuffle=False, epochs=2)
     fits.fit("stop_training before a batch", model, epochs=4, callbacks=[StopsBefore()])
     for when in ("on_epoch_begin", "on_train_batch_end"):
         fits.fit(f"evaluate, {when}", model, epochs=2, callbacks=[Evaluates(when)])
@@ -350,11 +346,11 @@ def later_fits(tmp_path_factory):
     }.items(),
 )
 def test_each_fit_has_metrics_of_its_own(later_fits, fit, num_epochs):
-    (expected, weights), workers = later_fits[fit]
-    assert len(expected["loss"]) == num_epochs
-    for history, own_weights in workers:
-        assert_alike(history, expected, names=set(expected) - {"largest"})
-        assert_weights(own_weights, weights)
+    expected, workers = later_fits[fit]
+    assert len(expected.history["loss"]) == num_epochs
+    for made in workers:
+        assert_alike(made.history, expected.history, names=set(expected.history) - {"largest"})
+        assert_weights(made.weights, expected.weights)
 
 
 def watching(monitor):
@@ -385,12 +381,12 @@ def watched_fits(tmp_path_factory):
 
 @pytest.mark.parametrize("monitor", MONITORS)
 def test_callbacks_that_watch_the_training_act_as_alone(watched_fits, monitor):
-    (expected, weights), workers = watched_fits[monitor]
-    assert 2 < len(expected["loss"]) < 30
-    assert expected["learning_rate"][-1] < expected["learning_rate"][0]
-    for history, own_weights in workers:
-        assert_alike(history, expected, atol=1e-4)
-        assert_weights(own_weights, weights, atol=1e-4)
+    expected, workers = watched_fits[monitor]
+    rates = expected.history["learning_rate"]
+    assert 2 < len(rates) < 30 and rates[-1] < rates[0]
+    for made in workers:
+        assert_alike(made.history, expected.history, atol=1e-4)
+        assert_weights(made.weights, expected.weights, atol=1e-4)
 
 
 # -- fits that one worker ends -------------------------------------------------------------------
@@ -427,7 +423,7 @@ def lengths_of(folder, method, *endings):
         fits, model = Fits(), distribute(compiled(), own)
         for ending in endings:
             fits.fit(ending, model, epochs=9, callbacks=[StopsAt(*ending)])
-        return [len(history["loss"]) for history, _ in fits.made.values()]
+        return [len(each.history["loss"]) for each in fits.made.values()]
 
     with scripts(folder, method, 2) as run:
         return list(zip(*run.each(script), strict=True))
@@ -465,7 +461,7 @@ def test_without_rounds_workers_have_as_many_epochs_and_the_newest_reports_of_al
         for worker in (1, 2):
             fits.fit(f"ended by {worker}", model, epochs=9, callbacks=[StopsAt(1, worker)])
         fits.fit("uneven", model, epochs=4000, callbacks=[Uneven(1, 2)])
-        return {name: history["loss"] for name, (history, _) in fits.made.items()}
+        return {name: each.history["loss"] for name, each in fits.made.items()}
 
     with scripts(tmp_path, "asgd", 2) as run:
         losses = run.each(script)
