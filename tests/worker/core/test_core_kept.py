@@ -258,7 +258,7 @@ class SeesEpochs(LargestWithResidual):
 def test_codecs_count_the_epochs_of_the_whole_run():
     core, codec = core_of(), SeesEpochs()
     chosen = dataclasses.replace(core.method, codec=codec)
-    core = WorkerCore(SPEC, core.layouts, chosen, BODIES, [1, 1], num_examples=100)
+    core = WorkerCore(SPEC, core.layouts, chosen, KERNELS, [1, 1], num_examples=100)
     start(core, numbers())
     for samples in (250, 1000):
         core.finish([reply(core.layouts[0], Operation.NONE, blocks=[], samples=samples)])
