@@ -1,6 +1,7 @@
 """What holds for every test: quiet TensorFlow, no GPU, repeatable random examples."""
 
 import gc
+import hashlib
 import logging
 import os
 import re
@@ -30,6 +31,24 @@ settings.register_profile("repository", deadline=None, derandomize=True, print_b
 settings.load_profile("repository")
 
 
+#: Of `make product`: a test that may take longer is in no part of it.
+_LONGEST_IN_PART_SECONDS = 600.0
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let ``--part=DIGEST`` choose a tenth of the product's tests, another for each commit."""
+    parser.addoption("--part", default="", help="digest that chooses a tenth of the tests")
+
+
+def _is_in_part(item: pytest.Item, digest: str) -> bool:
+    """Return whether a test is in the tenth that a digest chooses."""
+    mark = item.get_closest_marker("timeout")
+    if mark is not None and mark.args[0] > _LONGEST_IN_PART_SECONDS:
+        return False
+    name = f"{digest} {item.nodeid}".encode()
+    return hashlib.sha256(name).digest()[0] < 256 / 10
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no file that has none of the tests that were asked for, which takes 10 s."""
     mark = config.option.markexpr.partition(" ")[0]
@@ -41,7 +60,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses by mark
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what starts nodes or a storage, and scale the time that a test may take."""
+    """Mark what starts nodes or a storage, choose a part, and scale the time of each test."""
+    if digest := config.option.part:
+        chosen = [item for item in items if _is_in_part(item, digest)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     usual = float(config.getini("timeout") or 0)
     for item in items:
         mark = item.get_closest_marker("timeout")
