@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     add("--drawn", type=int, metavar="NUMBER", help="run so many drawn mutants, no recorded ones")
     add("--seed", type=int, default=1, help="draws others")
     add("--no-suite", action="store_true", help="drawn: try only the tests that execute the line")
+    add("--no-map", action="store_true", help="drawn: choose tests by folder and import alone")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # copies are removed at both signals
     try:
@@ -62,7 +63,13 @@ def _run_records(options: argparse.Namespace) -> int:
 def _run_drawn(options: argparse.Namespace) -> int:
     mutants = drawn.draw(options.drawn, options.seed)
     past = results.Results(results.FOLDER / "drawn.jsonl", options.fresh)
-    ended = drawn_run.run(mutants, past, options.jobs, with_suite=not options.no_suite)
+    ended = drawn_run.run(
+        mutants,
+        past,
+        options.jobs,
+        with_suite=not options.no_suite,
+        with_map=not options.no_map,
+    )
     sys.stdout.write(f"{drawn_run.summary(mutants, ended)}\n")
     return int(any(result.stage == results.SURVIVED for result in ended))
 

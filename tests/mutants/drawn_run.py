@@ -20,6 +20,8 @@ from tests.mutants.suite import Planted, killers_in_suite
 
 #: Of processes that make the map; each takes up to 2.5 GB.
 _MAP_PROCESSES = 4
+#: Of each call.
+_LIMIT_WITHOUT_MAP_SECONDS = 120.0
 STAGES = (results.LINES, results.SUITE, results.SURVIVED, results.EQUIVALENT)
 
 
@@ -29,6 +31,7 @@ def run(
     jobs: int,
     *,
     with_suite: bool = True,
+    with_map: bool = True,
     root: pathlib.Path = sources.ROOT,
     folder: pathlib.Path = lines.FOLDER,
     loaded: Sequence[str] = LOADED,
@@ -41,6 +44,8 @@ def run(
         jobs: The number of copies that are used at the same time.
         with_suite: Whether `make test` is tried on what the tests of the lines spare. Without it
             these count as survivors in the returned results, and are not stored.
+        with_map: Whether tests are chosen by the map of lines. Without it a mutant gets the tests
+            of its folder and those that import its module.
         root: The tree.
         folder: The folder of the map, which is made if there is none.
         loaded: The modules that forks find imported.
@@ -53,9 +58,10 @@ def run(
     spared: dict[Planted, tuple[Drawn, float]] = {}
     if waiting:
         with runner.copies(min(jobs, len(waiting)), root, loaded) as copied:
-            if not folder.exists():
+            if with_map and not folder.exists():
                 lines.make(copied[0], _MAP_PROCESSES, folder)
-            spared = _tried_by_lines(waiting, past, copied, folder, root)
+            known = Lines(folder, root) if with_map else None
+            spared = _tried_by_lines(waiting, past, copied, known, root)
             if with_suite:
                 _try_suite(copied[0], spared, past, tests)
     done = [_past(past, mutant, tests) for mutant in mutants]
@@ -74,13 +80,18 @@ def _tried_by_lines(
     mutants: Sequence[Drawn],
     past: Results,
     copied: Sequence[Calls],
-    folder: pathlib.Path,
+    known: Lines | None,
     root: pathlib.Path,
 ) -> dict[Planted, tuple[Drawn, float]]:
     """Return the mutants that no test which executes their line kills, and their seconds."""
-    known, spared = Lines(folder, root), {}
-    # A map of a file is read once for all mutants of that file, and here by one thread.
-    work = [(mutant, selection.batches(known, mutant, root)) for mutant in _by_file(mutants)]
+    spared = {}
+    work = []
+    for mutant in _by_file(mutants):  # the map of a file is read once for all its mutants
+        if known is None:
+            batches = selection.batches_without_map(mutant, root)
+        else:
+            batches = selection.batches(known, mutant, root)
+        work.append((mutant, batches))
 
     def try_one(calls: Calls, item: tuple[Drawn, list[list[str]]]) -> None:
         mutant, batches = item
@@ -102,12 +113,16 @@ def _by_file(mutants: Sequence[Drawn]) -> list[Drawn]:
     return sorted(mutants, key=lambda mutant: (str(mutant.path), mutant.mistake.line))
 
 
-def _killer(calls: Calls, mutant: Drawn, batches: list[list[str]], known: Lines) -> str:
+def _killer(calls: Calls, mutant: Drawn, batches: list[list[str]], known: Lines | None) -> str:
     with calls.copy.planted({mutant.path: mutant.text}):
         for batch in batches:
-            usual = sum(known.seconds.get(test, runner.PATIENCE_SECONDS) for test in batch)
-            limit = runner.PATIENCE_SECONDS + runner.PATIENCE * usual
+            limit = _LIMIT_WITHOUT_MAP_SECONDS
+            if known is not None:
+                usual = sum(known.seconds.get(test, runner.PATIENCE_SECONDS) for test in batch)
+                limit = runner.PATIENCE_SECONDS + runner.PATIENCE * usual
             outcome = calls.pytest("-x", "-m", lines.IN_PROCESS, *batch, limit_seconds=limit)
+            if known is None and outcome.stopped and not outcome.failed:
+                continue  # nobody knows how long these files take without a mutant
             if not outcome.passed:
                 return outcome.killer
     return ""

@@ -21,7 +21,7 @@ IN_PROCESS = "not processes and not product and not engines"
 _LIMIT_SECONDS = 4 * 3600.0
 _TESTS = "tests.json"
 #: They are never tried on a mutant: see calls.py.
-_OWN_TESTS = "tests/mutants/"
+OWN_TESTS = "tests/mutants/"
 
 
 class NoMap(RuntimeError):
@@ -43,7 +43,7 @@ class Lines:
         self._of_file: dict[str, list[str]] = {}
         for test, seconds in document["seconds"].items():
             file = test.partition("::")[0]
-            if file not in self._changed and not file.startswith(_OWN_TESTS):
+            if file not in self._changed and not file.startswith(OWN_TESTS):
                 self.seconds[test] = seconds
                 self._of_file.setdefault(file, []).append(test)
         self._by_line: dict[str, dict[int, list[str]]] = {}
@@ -54,7 +54,7 @@ class Lines:
         return sorted(
             name
             for name in self._changed
-            if pathlib.Path(name).name.startswith("test_") and not name.startswith(_OWN_TESTS)
+            if pathlib.Path(name).name.startswith("test_") and not name.startswith(OWN_TESTS)
         )
 
     def tests_at(self, path: pathlib.Path, numbers: range) -> set[str]:

@@ -1,8 +1,15 @@
-"""Which tests belong to a file of the product: those in the folder that mirrors its own."""
+"""Which tests belong to a file: those in the folder that mirrors its own, and those that import it.
+
+What tests import indirectly, as most do, only the map of lines shows: see lines.py.
+"""
 
 from __future__ import annotations
 
+import ast
+import functools
 import pathlib
+
+from tests.mutants import sources
 
 
 def tests_of(path: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
@@ -17,3 +24,29 @@ def tests_of(path: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
         if files:
             return tuple(str(file.relative_to(root)) for file in files)
     return ()
+
+
+def importing(path: pathlib.Path, root: pathlib.Path) -> tuple[str, ...]:
+    """Return the test files that import a module, or what it defines from a package above it."""
+    parts = path.with_suffix("").parts
+    names = parts if parts[0] == "thinwire" else ("thinwire", *parts)
+    tree = ast.parse((root / path).read_text())
+    defined = {node.name for node in tree.body if isinstance(node, sources.Definition)}
+    packages = [".".join(names[:end]) for end in range(1, len(names))]
+    sought = {".".join(names)} | {f"{package}.{name}" for package in packages for name in defined}
+    return tuple(name for name, imported in _imports_of_tests(root) if sought & imported)
+
+
+@functools.cache
+def _imports_of_tests(root: pathlib.Path) -> list[tuple[str, set[str]]]:
+    """Return the path of each test file, and all that it imports."""
+    imports = []
+    for file in sorted((root / "tests").rglob("test_*.py")):
+        imported = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
+        imports.append((str(file.relative_to(root)), imported))
+    return imports

@@ -8,12 +8,27 @@ from collections.abc import Iterable, Mapping
 
 from tests.mutants import mirrored, operators
 from tests.mutants.drawn import Drawn
-from tests.mutants.lines import Lines
+from tests.mutants.lines import OWN_TESTS, Lines
 
 #: The usual seconds of the tests of each call: most mutants die in the first, which is short.
 BUDGETS_SECONDS = (6.0, 60.0)
 #: Importing a test file takes up to 2 s, which no budget counts.
 _MOST_FILES = (6, 30)
+
+
+def batches_without_map(mutant: Drawn, root: pathlib.Path) -> list[list[str]]:
+    """Return test files for each call of pytest.
+
+    The first have the module's name, the second import it, the third mirror its folder.
+    """
+    importing = mirrored.importing(mutant.path, root)
+    files = [*importing, *mirrored.tests_of(mutant.path, root)]
+    batches: list[list[str]] = [[], [], []]
+    for file in dict.fromkeys(files):
+        is_alike = mutant.path.stem in pathlib.Path(file).stem
+        if not file.startswith(OWN_TESTS):
+            batches[0 if is_alike else 1 if file in importing else 2].append(file)
+    return [batch for batch in batches if batch]
 
 
 def batches(lines: Lines, mutant: Drawn, root: pathlib.Path) -> list[list[str]]:

@@ -212,3 +212,9 @@ def test_a_known_equivalent_is_not_run(root, ended, monkeypatch, tmp_path):
     found = drawn_run.run(survivor, Results(tmp_path / "drawn.jsonl"), 1, root=root)
     assert [result.stage for result in found] == [results.EQUIVALENT]
     assert "0 of 0 died" in drawn_run.summary(survivor, found)
+
+
+def test_without_a_map_the_folder_and_importing_tests_are_tried(root, ended):
+    mutant = ended[0][0]
+    batches = selection.batches_without_map(mutant, root)
+    assert batches == [["tests/ops/test_rule.py"], ["tests/elsewhere/test_others.py"]]
