@@ -76,6 +76,10 @@ class CodecWrapper:
         """Let the inner codec take back what did not arrive."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
+    def residuals(self, state: State) -> list[Float32]:
+        """Return what error feedback keeps of each tensor; nothing if there is none."""
+        return residuals_of(self.inner, state["inner"])
+
     @property
     def keeps_momentum(self) -> bool:
         """Whether the state holds a momentum of what was sent, beside what was not."""
@@ -183,6 +187,11 @@ class ErrorFeedback(CodecWrapper):
         _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
 
+    def residuals(self, state: State) -> list[Float32]:
+        """Return the residual."""
+        residuals: list[Float32] = state["residual"]
+        return residuals
+
     def with_momentum(self, momentum: float) -> CodecWrapper:
         """Return the codec with this momentum, if it was left open."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
@@ -191,12 +200,7 @@ class ErrorFeedback(CodecWrapper):
 
 def residuals_of(codec: Codec, state: State) -> list[Float32]:
     """Return what a codec's error feedback keeps of each tensor; nothing if it has none."""
-    for wrapper in wrappers_of(codec):
-        if isinstance(wrapper, ErrorFeedback):
-            residuals: list[Float32] = state["residual"]
-            return residuals
-        state = state["inner"]
-    return []
+    return codec.residuals(state) if isinstance(codec, CodecWrapper) else []
 
 
 @dataclasses.dataclass(frozen=True)

@@ -277,6 +277,12 @@ class DenseBelow(CodecWrapper):
             return self._inside(self.inner).undelivered(packet, state)
         return super().undelivered(packet, state)
 
+    def residuals(self, state: State) -> list[Float32]:
+        """Return what error feedback keeps of each tensor."""
+        if isinstance(self.inner, CodecWrapper):
+            return self._inside(self.inner).residuals(state)
+        return super().residuals(state)
+
     def _inside(self, inner: CodecWrapper) -> CodecWrapper:
         """Return the inner wrapper with this inside it."""
         if isinstance(inner, DenseBelow):

@@ -496,6 +496,7 @@ class DrawnRounds:
             return {
                 "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
                 "steps": {str(worker): step for worker, step in self._steps.items()},
+                "void": {str(worker): step for worker, step in self._void.items()},
                 "rounds": self._num_rounds,
                 "followed": finished if self._policy.follows else 0,
             }
@@ -521,6 +522,8 @@ class DrawnRounds:
         """Take back what `state_dict` gave."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._steps = {int(worker): step for worker, step in state["steps"].items()}
+        void = state.get("void", {})  # checkpoints of before have none
+        self._void = {int(worker): step for worker, step in void.items()}
         self._num_rounds = state["rounds"]
         if not soft:
             self._newest = max(self._newest, state["followed"])
@@ -533,7 +536,6 @@ class DrawnRounds:
         }
         self._drawn = next(iter(_of_plain(state["drawn"])), None)
         self._open, self._gave_up = set(state["open"]), set(state["gave_up"])
-        self._void = dict(state["void"])
         self._announced = _of_plain(state["announced"])
         self._awaited = _of_plain(state["awaited"])
 

@@ -11,7 +11,7 @@ from tests.ops import residuals
 from tests.ops.test_conformance import bits
 from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.dense import Dense, RandomK
-from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection
+from thinwire.ops.codecs.error_feedback import ErrorFeedback, MomentumCorrection, residuals_of
 from thinwire.ops.codecs.power_sgd import PowerSgd
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.codecs.top_k import TopK
@@ -147,3 +147,19 @@ def test_small_matrices_of_powersgd_travel_whole():
         "Block",
         "Block",
     ]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [("feedback",), ("feedback", "dense_below"), ("dense_below", "feedback"), ("warm_up", "carry")],
+)
+def test_what_is_kept_back_is_found_whatever_goes_around_it(around):
+    codec = wrapped("topk", around)
+    _, state = drive(codec, codec.init(SPEC, BODIES), range(1, 4))
+    inner = state
+    while "residual" not in inner:
+        inner = inner["inner"]
+    found = residuals_of(codec, state)
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(inner["residual"]))
+    without = wrapped("topk", ("dense_below",))
+    assert residuals_of(without, without.init(SPEC, BODIES)) == []

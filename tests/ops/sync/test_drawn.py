@@ -383,3 +383,18 @@ def test_what_a_round_has_released_is_not_over_before_it():
     assert follower.advance(0.0).released == []
     follower.submit(ArrivalToken(2, 1), 0.0)
     assert follower.advance(0.0).released == [(ArrivalToken(1, 1), ArrivalToken(2, 1))]
+
+
+def test_what_was_given_up_is_past_after_a_restart():
+    """A shard that follows tells by it what was given up of the newest draw from what was before.
+
+    Else it would not wait for the worker's next push in the round.
+    """
+    policy = DrawnSync(2, 1.0)
+    rule, _ = begun(policy, [1, 2])
+    rule.withdraw(1, 7)
+    again = policy_resumed(policy, rule)
+    for worker in (1, 2):
+        again.join(worker)
+    again.advance(0.0)
+    assert again.draws()[-1].after == (7, 0)
