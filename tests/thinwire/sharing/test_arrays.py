@@ -227,3 +227,37 @@ def test_a_last_batch_with_fewer_rows_than_workers_ends_an_epoch(steps):
     assert [shared.short_by for shared in everyone] == [0, 1]
     once = shared_by_all(given_ | {"steps_per_epoch": 2, "epochs": 1}, 2)
     assert [shared.arguments["steps_per_epoch"] for shared in once] == [2, 2]
+
+
+@pytest.mark.parametrize(("partition", "shuffle"), [("iid", True), ("iid", False), ("class", True)])
+def test_each_row_keeps_its_label_and_its_weight(shuffle, partition):
+    """Weights of rows, and of classes, come with the rows wherever these are dealt."""
+    total, rng = 40, np.random.default_rng(3)
+    x, y = np.arange(total, dtype=np.float32)[:, None], rng.integers(0, 4, total)
+    weights = rng.uniform(1, 9, total).astype(np.float32)
+    given_weights = ({"sample_weight": weights}, {"class_weight": {0: 2.0, 1: 3.0, 2: 5.0, 3: 7.0}})
+    of_class = np.float32([2, 3, 5, 7])
+    for more, expected in zip(given_weights, (weights, of_class[y]), strict=True):
+        arguments = {"x": x, "y": y, "batch_size": 8, "shuffle": shuffle, **more}
+        for shared in shared_by_all(arguments, 2, partition=partition):
+            for batch in shared.arguments["x"]:
+                rows = batch[0].numpy()[:, 0].astype(int)
+                np.testing.assert_array_equal(batch[1], y[rows])
+                np.testing.assert_allclose(batch[2], expected[rows], rtol=1e-6)
+
+
+def first_column(batch):
+    return tf.nest.flatten(batch)[0].numpy()[:, 0]
+
+
+def test_a_shuffle_puts_other_rows_together_in_each_epoch():
+    """Not only other workers get them: the batch of the run is another one."""
+    x = np.arange(48, dtype=np.float32)[:, None]
+    everyone = shared_by_all({"x": x, "batch_size": 12, "shuffle": True}, 2)
+    epochs = []
+    for _ in range(3):
+        parts = [list(map(first_column, one.arguments["x"])) for one in everyone]
+        together = [np.concatenate(step) for step in zip(*parts, strict=True)]
+        assert sorted(np.concatenate(together)) == list(range(48))
+        epochs.append({frozenset(step) for step in together})
+    assert not epochs[0] & epochs[1] and not epochs[1] & epochs[2]

@@ -487,3 +487,13 @@ def test_what_stands_before_a_snapshot_must_keep_its_order(tmp_path):
         ConfigurationError, match="snapshot keeps files that workers must not share"
     ):
         parts(source().snapshot(path).snapshot(f"{path}2").batch(6), 2)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_a_worker_sits_out_the_steps_that_it_lacks_in_every_pass(passes):
+    """Else the others would wait in the last rounds of an epoch."""
+    data = source(9).batch(2).repeat(passes)
+    everyone = shared_by_all({"x": data}, 2, batch="worker")
+    steps = [len(list(shared.arguments["x"])) for shared in everyone]
+    assert steps == [3 * passes, 2 * passes]
+    assert [shared.short_by for shared in everyone] == [0, passes]

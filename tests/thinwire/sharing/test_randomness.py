@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras.src.random import seed_generator
 
 from tests.thinwire.sharing.places import places, shared_by_all
 from thinwire.sharing.randomness import own_randomness
@@ -138,3 +139,19 @@ def test_a_generator_that_keras_makes_within_fit_differs_by_worker():
     assert first[:2] == alone
     assert second[0] != first[0]
     assert first[1:] == second[1:]
+
+
+def test_a_fit_that_draws_nothing_leaves_the_generator_where_it_was():
+    """The script then builds its next model as it would alone."""
+    keras.utils.set_random_seed(3)
+    keras.random.uniform((2,))
+    generator = seed_generator.global_seed_generator()
+    before = generator.state.numpy()
+    for place in places(2):
+        with own_randomness(place):
+            pass
+        np.testing.assert_array_equal(generator.state.numpy(), before)
+        with own_randomness(place):
+            keras.random.uniform((2,))
+        assert np.any(generator.state.numpy() != before)
+        generator.state.assign(before)

@@ -76,3 +76,22 @@ def test_nothing_is_counted_where_batches_are_whole():
 def test_workers_that_do_not_wait_have_as_many_rows_as_this_one():
     for shared in shared_by_all({"x": numbers(41), "batch_size": 8}, 2, False, batch="global"):
         assert [shared.rounds.num_rows(9, own) for own in (4, 1)] == [8, 2]
+
+
+def test_the_rows_of_each_step_are_known_in_every_epoch():
+    """The short batch comes in another step of each epoch that is shuffled."""
+    everyone = shared_by_all({"x": Rows(45, 8), "shuffle": True}, 2)
+    steps = set()
+    for _ in range(4):
+        data = [shared.arguments["x"] for shared in everyone]
+        for each in data:
+            each.on_epoch_begin()
+        sizes = [[len(each[step][0]) for step in range(each.num_batches)] for each in data]
+        for shared, own in zip(everyone, sizes, strict=True):
+            for step, rows in enumerate(own):
+                together = sum(each[step] for each in sizes if step < len(each))
+                assert shared.rounds.num_rows(step, rows) == together
+        steps.add(tuple(sizes[0]))
+        for each in data:
+            each.on_epoch_end()
+    assert len(steps) > 1
