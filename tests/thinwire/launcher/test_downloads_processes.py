@@ -8,16 +8,12 @@ import zipfile
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SCRIPT = """
-import os, sys
-import keras, numpy as np
-import thinwire
-
 with open("top.log", "a") as log:
     log.write("top\\n")
 origin = sys.argv[1] + "/texts.zip"
@@ -26,8 +22,7 @@ lengths = [len(open(f"{folder}/{number}.txt").read()) for number in range(100)]
 assert lengths == [1000] * 100, lengths
 os.makedirs("out")
 
-x = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = dense()
 model.compile("sgd", "mse")
 model = thinwire.distribute(model)
 each_epoch = keras.callbacks.LambdaCallback(
@@ -78,7 +73,9 @@ def test_workers_download_once_and_make_the_same_folders(tmp_path):
         wait_until(lambda: log.read_text().count("top") >= 2)
 
     def start(folder, *arguments):
-        return Command(folder, "--nb_workers=2", "toy.py", *arguments, script=SCRIPT)
+        return Command(
+            folder, "--nb_workers=2", "toy.py", *arguments, script=toy_script(SCRIPT, 32)
+        )
 
     served = serving(archive.getvalue(), all_are_there)
     with served as (origin, requests), commands(start, tmp_path) as command:

@@ -8,21 +8,15 @@ import sys
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands, processes
+from tests.thinwire.launcher.commands import Command, commands, processes, toy_script
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
 SCRIPT = """
-import json, sys, time
-import keras, numpy as np
-import thinwire
-
 what, epochs = sys.argv[1], int(sys.argv[2])
 if what == "fail" and thinwire.worker_id() == 0:
     raise ValueError("no data here")
-x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
 model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
 model = thinwire.distribute(model)
@@ -44,8 +38,7 @@ print("history", json.dumps(found))
 class Validating(Command):
     """One `thinwire run` of the script above."""
 
-    def __init__(self, folder, *arguments):
-        super().__init__(folder, *arguments, script=SCRIPT)
+    script = toy_script(SCRIPT)
 
     def histories(self):
         """Return what each worker has printed."""

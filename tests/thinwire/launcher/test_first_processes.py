@@ -2,17 +2,13 @@
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 #: Every process clears what it finds at its top, by several means. The evaluator does so when the
 #: workers have come to their first step; a victim is killed, and does so in mid-training.
 SCRIPT = """
-import os, pathlib, shutil, signal, sys, threading
-import keras, numpy as np
-import thinwire
-
 how, victim, me = sys.argv[1], int(sys.argv[2]), thinwire.worker_id()
 
 def note(*words):
@@ -37,9 +33,7 @@ pathlib.Path("out/unlinked.txt").unlink(missing_ok=True)
 open("out/opened.txt", "w").close()
 note("cleared", me)
 
-x = np.random.default_rng(55).normal(size=(32, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = dense()
 optimizer = keras.optimizers.SGD(0.02)
 
 def write():
@@ -88,8 +82,10 @@ else:
 class Clearing(Command):
     """One `thinwire run` of the script above."""
 
+    script = toy_script(SCRIPT, rows=32)
+
     def __init__(self, folder, *arguments):
-        super().__init__(folder, "--nb_workers=2", *arguments, script=SCRIPT)
+        super().__init__(folder, "--nb_workers=2", *arguments)
 
     @property
     def order(self):

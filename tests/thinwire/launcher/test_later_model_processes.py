@@ -5,17 +5,11 @@ import signal
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
 SCRIPT = """
-import sys, time
-import keras, numpy as np
-import thinwire
-
-x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
 
 class Slow(keras.callbacks.Callback):
     def __init__(self, fold):
@@ -29,7 +23,7 @@ class Slow(keras.callbacks.Callback):
 scores = []
 for fold in range(3):
     rows = np.arange(96) % 3 != fold
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+    model = dense(3)
     model.compile(keras.optimizers.Adam(0.01), "mse")
     model = thinwire.distribute(model)
     epochs = 12 if fold == 1 else 2
@@ -42,8 +36,7 @@ print("scores", *scores)
 class Folds(Command):
     """One `thinwire run` of the script above."""
 
-    def __init__(self, folder, *arguments):
-        super().__init__(folder, *arguments, script=SCRIPT)
+    script = toy_script(SCRIPT, rows=96)
 
 
 def scores_of(run):

@@ -6,18 +6,12 @@ import signal
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
 SCRIPT = """
-import sys, time
-import keras, numpy as np
-import thinwire
-
-x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = dense()
 rate = keras.optimizers.schedules.CosineDecay(0.05, 1200)
 model.compile(keras.optimizers.AdamW(rate), "mse")
 model = thinwire.distribute(model)
@@ -36,8 +30,7 @@ print("loss", float(model.evaluate(x, y, verbose=0)))
 class Rounds(Command):
     """One `thinwire run` of the script above."""
 
-    def __init__(self, folder, *arguments):
-        super().__init__(folder, *arguments, script=SCRIPT)
+    script = toy_script(SCRIPT, rows=96)
 
 
 def test_its_optimizer_goes_on_from_where_it_was(tmp_path):

@@ -15,8 +15,8 @@ from tests.chaos.process_replay import Witness, snapshots
 from tests.nodes import MAIN
 from tests.object_storage import environment_of, s3_server
 from tests.ray_nodes import ray_nodes
+from tests.thinwire.launcher.commands import commands
 from tests.thinwire.launcher.test_evaluator_processes import Validating
-from tests.thinwire.launcher.test_run_processes import commands
 from tests.thinwire.launcher.test_ssh import wait_for_none
 from tests.waiting import wait_until
 from thinwire.launcher import ray

@@ -9,17 +9,14 @@ import signal
 import pytest
 
 from tests.forked import forker
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 from tests.waiting import wait_until
 from thinwire.ops.run.directory import update_of_failure
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 SCRIPT = """
-import os, sys, time
-import keras, numpy as np
 import parts
-import thinwire
 
 class Acts(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
@@ -34,15 +31,18 @@ class Acts(keras.callbacks.Callback):
             os._exit(3)
 
 keras.utils.set_random_seed(1)
-x = np.random.default_rng(1).normal(size=(160, 4)).astype("float32")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model = dense()
 model.compile(getattr(keras.optimizers, os.environ.get("OPTIMIZER", "SGD"))(RATE), parts.LOSS)
 model = thinwire.distribute(model)
-model.fit(x, x.sum(1), batch_size=16, epochs=4, verbose=0, shuffle=False, callbacks=[Acts()])
+model.fit(x, y, batch_size=16, epochs=4, verbose=0, shuffle=False, callbacks=[Acts()])
 optimizer = model.optimizer
 print("RESULT", type(optimizer).__name__, round(float(optimizer.learning_rate.numpy()), 4),
       int(optimizer.iterations.numpy()), model.get_weights()[0].ravel().tolist())
 """
+
+
+def script_of(rate):
+    return toy_script(SCRIPT.replace("RATE", rate), rows=160)
 
 
 class Rerun(Command):
@@ -56,7 +56,7 @@ class Rerun(Command):
             super().__init__(
                 folder,
                 *("--nb_workers=2", "--method=bsp", *flags, "toy.py", *arguments),
-                script=SCRIPT.replace("RATE", rate),
+                script=script_of(rate),
             )
         finally:
             for name, value in before.items():
@@ -109,7 +109,7 @@ def refused(run, words):
 
 def alone(tmp_path, rate="0.02"):
     """Return the weights that the script alone ends with."""
-    (tmp_path / "alone.py").write_text(SCRIPT.replace("RATE", rate))
+    (tmp_path / "alone.py").write_text(script_of(rate))
     (tmp_path / "parts.py").write_text("LOSS = 'mse'\n")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"}
     with open(tmp_path / "alone.log", "w+") as output:

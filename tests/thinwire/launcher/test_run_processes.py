@@ -1,9 +1,6 @@
 """`thinwire run` with real processes: a toy script on two workers, to its end and to others."""
 
-import contextlib
-import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,20 +8,20 @@ import textwrap
 
 import pytest
 
-from tests.forked import MAIN, forker
-from tests.waiting import patience, wait_until
+from tests.forked import MAIN
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-SCRIPT = """
-import os, sys, time
-import keras, numpy as np
-import thinwire
 
+class Toy(Command):
+    """One `thinwire run` of a script that does what its first argument names."""
+
+    script = toy_script("""
 worker = os.environ["THINWIRE_SETTINGS"][-6] if "THINWIRE_SETTINGS" in os.environ else "0"
 what, epochs = sys.argv[1], int(sys.argv[2])
-x = np.random.default_rng(0).normal(size=(64, 5 if what == "wide" else 4)).astype("float32")
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+x = np.concatenate([x, x[:, :1]], 1) if what == "wide" else x
+model = dense()
 model.compile(keras.optimizers.SGD(0.05), "mse")
 model = thinwire.distribute(model)
 
@@ -39,82 +36,14 @@ class Acts(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         print("epoch", epoch, "is over")
 
-model.fit(x, x.sum(1, keepdims=True), batch_size=16, epochs=epochs, verbose=0, callbacks=[Acts()])
-print("loss", float(model.evaluate(x, x.sum(1, keepdims=True), verbose=0)))
-"""
-
-
-class Command:
-    """One `thinwire run` of the script above, in a folder."""
-
-    def __init__(self, folder, *arguments, script=SCRIPT):
-        self.folder = folder
-        (folder / "toy.py").write_text(script)
-        self.log = folder / "command.log"
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                [forker().python, str(MAIN), "run", f"--run_dir={folder / 'run'}", *arguments],
-                cwd=folder,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
-            )
-
-    def output(self):
-        return self.log.read_text()
-
-    def wait_for(self, text):
-        wait_until(lambda: text in self.output() or self.process.poll() is not None)
-        assert text in self.output(), self.output()[-3000:]
-
-    def end(self):
-        try:
-            return self.process.wait(patience(120))
-        finally:
-            self.process.kill()
-            self.process.wait()
-
-    def summary(self):
-        return json.loads((self.folder / "run" / "summary.json").read_text())
-
-    def find(self, word):
-        """Return the process, not its watchdog, with a word on its command line."""
-        mine = [
-            (pid, words) for pid, words in processes() if str(self.folder / "run") in str(words)
-        ]
-        found = [pid for pid, words in mine if word in words and "watchdog" not in str(words)]
-        assert len(found) == 1, mine
-        return found[0]
-
-
-def processes():
-    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            yield int(path.parent.name), path.read_text().split("\0")
-        except (OSError, UnicodeDecodeError):  # it has just ended
-            continue
-
-
-@contextlib.contextmanager
-def commands(kind, tmp_path):
-    """Start commands of a kind, and see to it that nothing of them is left."""
-    started = []
-
-    def start(*arguments):
-        started.append(kind(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
-    run_dir = str(tmp_path / "run")
-    wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+model.fit(x, y, batch_size=16, epochs=epochs, verbose=0, callbacks=[Acts()])
+print("loss", float(model.evaluate(x, y, verbose=0)))
+""")
 
 
 @pytest.fixture
 def command(tmp_path):
-    with commands(Command, tmp_path) as start:
+    with commands(Toy, tmp_path) as start:
         yield start
 
 

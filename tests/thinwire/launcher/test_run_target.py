@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command
+from tests.thinwire.launcher.commands import Command
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 

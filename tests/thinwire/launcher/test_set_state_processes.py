@@ -5,17 +5,11 @@ import signal
 
 import pytest
 
-from tests.thinwire.launcher.test_run_processes import Command, commands
+from tests.thinwire.launcher.commands import Command, commands, toy_script
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
 SCRIPT = """
-import pathlib, sys, time
-import keras, numpy as np
-import thinwire
-
-x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
-y = x.sum(1, keepdims=True)
 
 class Waits(keras.callbacks.Callback):
     # Lets nobody end the fit before the process that was started again has joined it.
@@ -30,7 +24,7 @@ class Waits(keras.callbacks.Callback):
         while epoch == 3 and not self.back.exists():
             time.sleep(0.05)
 
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+model = dense(3)
 model.compile(keras.optimizers.Adam(0.01), "mse")
 model = thinwire.distribute(model)
 model.fit(x, y, batch_size=16, epochs=1, verbose=0)
@@ -48,8 +42,7 @@ print("weights %.6f" % sum(float(np.abs(each).sum()) for each in model.get_weigh
 class Restarts(Command):
     """One `thinwire run` of the script above."""
 
-    def __init__(self, folder, *arguments):
-        super().__init__(folder, *arguments, script=SCRIPT)
+    script = toy_script(SCRIPT, rows=96)
 
 
 @pytest.mark.parametrize("worker", [1, 2])
