@@ -10,10 +10,15 @@ import types
 import numpy as np
 import pytest
 
+<<<<<<< HEAD
 from tests.threads.offered import OFFER, SGD, offered_run, weights_of
+=======
+from tests.certificates import TOKEN
+from tests.threads.offered import OFFER, SGD, offered_run, weights_of
+>>>>>>> mutb
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import rates
-from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.run.settings import EXIT_DIVERGED
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
@@ -21,8 +26,15 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ClientStream, StreamLost
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps import role
-from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
+from thinwire.ps.service.offering import (
+    NobodyAdmitted,
+    OfferReader,
+    OfferStage,
+    ReceivedOffer,
+)
 from thinwire.tools import observer
 
 
@@ -458,7 +470,7 @@ def test_an_interrupted_shard_ends(tmp_path):
 class HeldStream:
     """A worker's stream, as far as a stage looks at it."""
 
-    peer, lost, closed = "here", False, False
+    peer, lost, closed, evidence = "here", False, False, PeerEvidence()
 
     def send(self, frames, counted):
         del frames, counted
@@ -503,3 +515,21 @@ def test_the_place_of_the_worker_that_offers_ends_with_its_own_stream(tmp_path):
         assert not stage.claim(second)
         stage.forget(first.stream)
         assert stage.claim(second)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_who_has_no_token_offers_no_model(tmp_path, number):
+    """Not to a following shard either, whose weights would be that client's."""
+    with offered_run(tmp_path, nb_ps=2) as run:
+        settings, own, _ = run.settings(f"--id_ps={number}", "--type_node=PS")
+        stage, stream = OfferStage(settings, own), HeldStream()
+        stage.guard = ConnectionGuard(Credentials(token=TOKEN))
+        hello = run.worker(1).exchange.shards[number].hello
+        reader = OfferReader(stage, stream)
+        assert not reader.receive(pb.ToServer(hello=hello).SerializeToString())
+        assert sum(stage.guard.refused.values()) == 1
+        assert stage.claim(reader_of(2)) == (number == 0)  # nobody has the place
+        stage.guard = ConnectionGuard()
+        assert OfferReader(stage, HeldStream()).receive(
+            pb.ToServer(hello=hello).SerializeToString()
+        )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import run_of
-from tests.harness import method
+from tests.virtual.toy import method
 from thinwire.keras.assignments import Assignments
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.early_stop import EarlyStop

@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -104,3 +105,43 @@ def test_an_actor_keeps_the_node_s_input_as_long_as_the_node(monkeypatch, tmp_pa
     actor.start(command, "")
     assert actor.read(False, 100).strip() == b"given"
     assert actor.wait() == 0 and not path.exists()
+
+
+class ActorCalls:
+    """An actor whose calls are made when their results are asked for, and what it was sent."""
+
+    def __init__(self):
+        self.is_placed, self.has_ended, self.written = threading.Event(), threading.Event(), []
+
+    def __getattr__(self, name):
+        return types.SimpleNamespace(remote=lambda *given: self.call(name, *given))
+
+    def call(self, name, *given):
+        if name == "write":
+            self.written += given
+        return lambda: self.answer(name)
+
+    def answer(self, name):
+        if name == "find":
+            assert self.is_placed.wait(30)
+        elif name == "wait":
+            assert self.has_ended.wait(30)
+            return 143
+        return b""
+
+
+def test_a_signal_that_comes_before_ray_has_a_place_reaches_the_node():
+    """A user may lose patience with a queue."""
+    lost = type("Lost", (Exception,), {})
+    kinds = types.SimpleNamespace(RayError=lost, ActorUnavailableError=lost)
+    fake, actor = types.SimpleNamespace(get=lambda call: call(), exceptions=kinds), ActorCalls()
+    process = ray.RayProcess(fake, actor, lambda found: ([], ""), None)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert actor.written == [] and process.poll() is None
+    actor.is_placed.set()
+    assert process.started.wait(30)
+    process.send_signal(signal.SIGKILL)
+    actor.has_ended.set()
+    assert process.wait() == -signal.SIGTERM
+    assert actor.written == [b"I", b"T", b"K"]

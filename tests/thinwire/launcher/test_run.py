@@ -228,3 +228,14 @@ def test_a_flag_of_thinwire_behind_the_script_is_named(tmp_path, text, words, wa
     if warned:
         assert f" W {' '.join(warned)} stand" in lines[0]
         assert lines[0].endswith(f"before the script: thinwire run {warned[0]} mine.py")
+
+
+def test_a_repeated_run_has_no_folder_of_the_first(tmp_path):
+    """Nor what the first was to do with that: it would be overwritten, or resumed."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    place = (f"--run_dir={tmp_path / 'run'}", "--overwrite", "--model_from=worker")
+    with given("--method=dgs", "--compression_rate=0.5", *place):
+        found = launch_document.document(read_run(), [str(tmp_path / "train.py")])
+    names = {word.partition("=")[0] for word in found["flags"]}
+    assert {"--method", "--compression_rate", "--seed"} <= names
+    assert not {"--run_dir", "--overwrite", "--resume", "--model_from"} & names

@@ -7,12 +7,19 @@ import stat
 import subprocess
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
+<<<<<<< HEAD
 from tests.forked import MAIN, forker
 from thinwire.launcher import program
+=======
+from tests.nodes import MAIN
+from thinwire.launcher import program, script
+>>>>>>> mutb
 from thinwire.launcher.failures import Cause, Failure
+from thinwire.ops.run.settings import EXIT_CONFIGURATION
 
 FLAGS = ("--seed=1", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.
@@ -334,3 +341,20 @@ def test_the_bootstrap_is_found_from_any_folder(tmp_path):
         timeout=60,
     )
     assert done.returncode == 1 and "missing.py" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("is_distributed", "has_exchanged", "words"),
+    [(True, True, None), (True, False, "without an exchange"), (False, False, "without a call of")],
+)
+def test_a_script_that_trained_with_nobody_has_failed(
+    monkeypatch, is_distributed, has_exchanged, words
+):
+    """It comes to its end without an error, and its worker may have trained alone."""
+    record = SimpleNamespace(is_distributed=is_distributed, has_exchanged=has_exchanged)
+    monkeypatch.setattr(script, "RECORD", record)
+    failure = script._idleness("train.py")
+    assert (failure is not None) == (words is not None)
+    if failure is not None:
+        assert (failure.code, failure.cause) == (EXIT_CONFIGURATION, Cause.THINWIRE)
+        assert words in failure.text
