@@ -243,7 +243,7 @@ class HeldFiles:
         for name, (module, function) in replaced.items():
             original = getattr(module, name.rpartition(".")[2])
             self._originals[name] = original
-            _replace_everywhere(original, _InPlace(original, function))
+            replace_everywhere(original, _InPlace(original, function))
         watched = ("os.mkdir", "os.remove", "os.rename", "os.truncate")
         take = self._take_event
 
@@ -514,7 +514,7 @@ def _entries_below(folder: str) -> Iterator[str]:
         yield from (os.path.join(top, name) for name in (*names, *folders))
 
 
-def _replace_everywhere(original: Any, function: Any) -> None:
+def replace_everywhere(original: Any, function: Any) -> None:
     """Put a function in the place of another in all modules, where they imported it by name too."""
     for name, module in list(sys.modules.items()):
         # The import system and this package's own modules keep what they have.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from typing import Any, NoReturn
 
-from thinwire.worker.held_files import HeldFiles, held_files
+from thinwire.worker.held_files import HeldFiles, held_files, replace_everywhere
 
 
 def hold_tensorflow() -> None:
@@ -29,7 +30,10 @@ def hold_h5py(h5py: Any) -> None:
 def share_downloads(file_utils: Any) -> None:
     """Download once for all processes of this host, once Keras' module for it is imported."""
     for held in held_files():
-        file_utils.get_file = held.downloads.share(file_utils.get_file)
+        original = file_utils.get_file
+        file_utils.get_file = held.downloads.share(original)
+        if "keras.utils" in sys.modules:  # all of Keras was imported before: it has the name, too
+            replace_everywhere(original, file_utils.get_file)
 
 
 def _raise(function: Any, path: str, error: OSError) -> NoReturn:

@@ -10,12 +10,8 @@ import types
 import numpy as np
 import pytest
 
-<<<<<<< HEAD
-from tests.threads.offered import OFFER, SGD, offered_run, weights_of
-=======
 from tests.certificates import TOKEN
 from tests.threads.offered import OFFER, SGD, offered_run, weights_of
->>>>>>> mutb
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers import rates
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials

@@ -11,13 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-<<<<<<< HEAD
 from tests.forked import MAIN, forker
-from thinwire.launcher import program
-=======
-from tests.nodes import MAIN
 from thinwire.launcher import program, script
->>>>>>> mutb
 from thinwire.launcher.failures import Cause, Failure
 from thinwire.ops.run.settings import EXIT_CONFIGURATION
 
