@@ -46,10 +46,10 @@ test: $(STAMP) ## All tests but those of make engines and make product
 engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 	$(BIN)/python -m pytest -q -m "engines and not product"
 
-# PART=DIGEST, of a commit, chooses a tenth; the longest are in none.
+# PART=DIGEST, of a commit, chooses a tenth of the combinations, and nothing else.
 product: $(STAMP) ## Thousands of combinations of policies, and every mode under faults
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-	  -m "product and not engines" $(addprefix --part=,$(PART))
+	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal \
+	  -m "product and not engines" $(if $(PART),--part=$(PART) tests/test_product.py)
 
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))

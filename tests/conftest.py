@@ -31,20 +31,13 @@ settings.register_profile("repository", deadline=None, derandomize=True, print_b
 settings.load_profile("repository")
 
 
-#: Of `make product`: a test that may take longer is in no part of it.
-_LONGEST_IN_PART_SECONDS = 600.0
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let ``--part=DIGEST`` choose a tenth of the product's tests, another for each commit."""
+    """Let ``--part=DIGEST`` choose a tenth of the tests, another for each commit."""
     parser.addoption("--part", default="", help="digest that chooses a tenth of the tests")
 
 
 def _is_in_part(item: pytest.Item, digest: str) -> bool:
     """Return whether a test is in the tenth that a digest chooses."""
-    mark = item.get_closest_marker("timeout")
-    if mark is not None and mark.args[0] > _LONGEST_IN_PART_SECONDS:
-        return False
     name = f"{digest} {item.nodeid}".encode()
     return hashlib.sha256(name).digest()[0] < 256 / 10
 

@@ -2,7 +2,7 @@
 
 The ordinary tests have a covering array of all legal pairs. `make product` adds one of all triples
 of the choices that decide who waits for whom and what a shard remembers, and 25,000 mixes drawn at
-random. `.ci/run` runs a tenth of its tests, chosen by the commit's digest.
+random. `.ci/run` runs a tenth of these, chosen by the commit's digest.
 """
 
 import itertools
