@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from tests.forked import MAIN, forker
 from tests.threads.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers import rates
@@ -35,13 +36,12 @@ sys.exit(code)
 class Shard:
     """A PS process."""
 
-    def __init__(self, run, folder, *flags):
+    def __init__(self, run, folder, *flags, fresh=True):
         self.log = folder / "ps.out"
         words = ["--type_node=PS", f"--run_dir={folder}", f"--port={run.ports[0]}", *FLAGS, *flags]
+        python = [sys.executable, "-c", PROGRAM] if fresh else [forker().python, str(MAIN)]
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *words], stdout=log, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen([*python, *words], stdout=log, stderr=log)
 
     def wait(self):
         return self.process.wait(60)
@@ -58,8 +58,8 @@ def shard_of(tmp_path):
     started = []
     run = OfferedRun(tmp_path)
 
-    def start(*flags):
-        started.append(Shard(run, tmp_path, *flags))
+    def start(*flags, **how):
+        started.append(Shard(run, tmp_path, *flags, **how))
         return started[-1]
 
     start.run = run
@@ -150,11 +150,11 @@ def test_a_killed_ps_goes_on_bit_for_bit_without_an_offer(shard_of, offer, heavy
 @pytest.mark.product
 @pytest.mark.processes
 def test_another_script_in_the_same_folder_is_refused_by_name(shard_of):
-    before = shard_of(*ONE)
+    before = shard_of(*ONE, fresh=False)
     train(shard_of.run.worker(1, flags=ONE), 1)
     before.process.send_signal(signal.SIGTERM)
     assert before.wait() == 130
-    after = shard_of(*ONE)
+    after = shard_of(*ONE, fresh=False)
     larger = ModelSpec((*SPEC.tensors, TensorSpec("added/kernel", (2,))))
     other = shard_of.run.worker(1, dataclasses.replace(OFFER, spec=larger), flags=ONE)
     with pytest.raises(RequestRejected, match="added/kernel.*--overwrite") as refusal:
@@ -184,7 +184,7 @@ def status_of(shard_of):
 
 @pytest.mark.processes
 def test_a_ps_refuses_a_schedule_without_a_rate_and_serves_those_who_come_afterwards(shard_of):
-    shard = shard_of(*ONE)
+    shard = shard_of(*ONE, fresh=False)
     hostile = shard_of.run.worker(1, offer_with("SGD", learning_rate=RESTARTS), flags=ONE)
     with pytest.raises(RequestRejected, match="CosineDecayRestarts.*nan at step") as refusal:
         hostile.join()
@@ -210,7 +210,7 @@ def test_a_checkpoint_with_an_offer_that_is_refused_ends_a_ps_with_code_2_and_on
         run.interrupt()
         worker.leave("done")
         run.close()
-    shard = shard_of(*ONE)
+    shard = shard_of(*ONE, fresh=False)
     assert shard.wait() == 2
     log = shard.log.read_text()
     assert "Traceback" not in log
