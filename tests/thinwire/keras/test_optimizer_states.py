@@ -4,7 +4,16 @@ import keras
 import numpy as np
 import pytest
 
-from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import (
+    BATCH,
+    LOSS,
+    X,
+    Y,
+    assert_same,
+    assert_weights,
+    plain_model,
+    scripts,
+)
 from thinwire import ConfigurationError, distribute
 
 FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
@@ -39,26 +48,43 @@ def load_file(model, saved):
     model.load_weights(saved["file"])
 
 
-def nothing(model, saved):
-    """Leave the state alone."""
+def states_of(model):
+    """Return a copy of the weights, and one of the optimizer's variables."""
+    groups = model.trainable_variables, model.optimizer.variables
+    return [[np.array(keras.ops.convert_to_numpy(each)) for each in group] for group in groups]
 
 
-def story(optimizer, change, folder):
-    """Return a script of three fits with a change before the last, and what it does."""
+def fit_without_change(model):
+    """Return the weights after a fit, and leave the model as it was before."""
+    before = states_of(model)
+    model.fit(X, Y, epochs=1, **FIT)
+    made = states_of(model)[0]
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    for variable, value in zip(variables, [*before[0], *before[1]], strict=True):
+        variable.assign(value)
+    return made
 
-    def run(model):
-        model.compile(optimizer(), loss=LOSS)
+
+def story(model, optimizer, changes, folder, is_alone=False):
+    """Fit twice, and once more after each of some changes.
+
+    Returns:
+        The state after each of these fits, and the weights without its change where Keras is alone.
+    """
+    model.compile(optimizer(), loss=LOSS)
+    model.fit(X, Y, epochs=1, **FIT)
+    saved = {}
+    model.optimizer.save_own_variables(saved)
+    path = str(folder / "saved.weights.h5")
+    model.save_weights(path)
+    model.fit(X, Y, epochs=1, **FIT)
+    made = {}
+    for change in changes:
+        untouched = fit_without_change(model) if is_alone else None
+        change(model, {"file": path} if change is load_file else saved)
         model.fit(X, Y, epochs=1, **FIT)
-        saved = {}
-        model.optimizer.save_own_variables(saved)
-        path = str(folder / "saved.weights.h5")
-        model.save_weights(path)
-        model.fit(X, Y, epochs=1, **FIT)
-        change(model, saved | ({"file": path} if change is load_file else {}))
-        model.fit(X, Y, epochs=2, **FIT)
-        return model
-
-    return run
+        made[change.__name__] = states_of(model), untouched
+    return made
 
 
 def momentum():
@@ -86,38 +112,33 @@ def zero_scaled(model, saved):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "change", "method", "nb_workers", "nb_ps"),
+    ("optimizer", "changes", "method", "nb_workers", "nb_ps"),
     [
-        (momentum, zero_all, "bsp", 2, 1),
-        (momentum, halve_slots, "bsp", 2, 2),
-        (adam, zero_all, "bsp", 2, 2),
-        (adam, zero_count, "bsp", 2, 1),
-        (adam, load_saved, "bsp", 2, 1),
-        (adam, load_file, "bsp", 2, 1),
-        (scaled, zero_scaled, "bsp", 2, 1),
-        (with_cosine, zero_count, "bsp", 2, 1),
-        (adam, zero_all, "asgd", 1, 1),
-        (momentum, load_saved, "ssp", 1, 1),
-        (with_cosine, zero_count, "esync", 1, 1),
+        (momentum, [zero_all, halve_slots], "bsp", 2, 2),
+        (adam, [zero_all, zero_count, load_saved, load_file], "bsp", 2, 2),
+        (scaled, [zero_scaled], "bsp", 2, 1),
+        (with_cosine, [zero_count], "bsp", 2, 1),
+        (adam, [zero_all], "asgd", 1, 1),
+        (momentum, [load_saved], "ssp", 1, 1),
+        (with_cosine, [zero_count], "esync", 1, 1),
     ],
 )
 def test_the_next_fit_goes_on_from_what_is_set(
-    optimizer, change, method, nb_workers, nb_ps, tmp_path
+    optimizer, changes, method, nb_workers, nb_ps, tmp_path
 ):
-    expected = story(optimizer, change, tmp_path)(plain_model())
-    untouched = story(optimizer, nothing, tmp_path)(plain_model())
+    expected = story(plain_model(), optimizer, changes, tmp_path, is_alone=True)
     with scripts(tmp_path / "run", method, nb_workers, nb_ps) as run:
-        made = story(optimizer, change, tmp_path)
-        models = run.each(lambda given: made(distribute(plain_model(), given)))
-        assert {shard.phase for shard in run.shards.values()} == {6}
-    assert not np.allclose(
-        expected.trainable_variables[0], untouched.trainable_variables[0], atol=1e-4
-    ), "the change shows nothing"
-    for model in models:
-        assert_same(model, expected)
-        pairs = zip(model.optimizer.variables, expected.optimizer.variables, strict=True)
-        for mine, theirs in pairs:
-            np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=mine.path)
+        results = run.each(
+            lambda given: story(distribute(plain_model(), given), optimizer, changes, tmp_path)
+        )
+        assert {shard.phase for shard in run.shards.values()} == {2 * (2 + len(changes))}
+    for change, ((weights, state), untouched) in expected.items():
+        assert not np.allclose(weights[0], untouched[0], atol=1e-4), f"{change} shows nothing"
+        for made in results:
+            (own_weights, own_state), _ = made[change]
+            assert_weights(own_weights, weights)
+            for mine, theirs in zip(own_state, state, strict=True):
+                np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5, err_msg=change)
 
 
 def slots_before_the_first_fit(model):

@@ -6,7 +6,16 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.thinwire.keras.runs import Batches, X, Y, alone, assert_same, scripts
+from tests.thinwire.keras.runs import (
+    Batches,
+    X,
+    Y,
+    alone,
+    alone_and_shared,
+    assert_same,
+    assert_weights,
+    scripts,
+)
 from thinwire import W_global, distribute
 from thinwire.ops.types import ConfigurationError
 
@@ -147,7 +156,9 @@ SCALED = {
 
 
 #: What the others show as well.
-LONG = ("rows", "function of means", "added mean", "kernel")
+LONG = ("rows", "function of means", "added mean", "activity", "kernel")
+#: Where the loss of the validation, which is not scaled, is compared as well.
+VALIDATED = ("sum", "own train_step")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +167,11 @@ LONG = ("rows", "function of means", "added mean", "kernel")
 )
 def test_a_sum_over_the_rows_is_that_of_the_whole_batch(name, tmp_path):
     """19 rows are no multiple of two workers, and the last batch has one row."""
-    compare(SCALED[name], tmp_path, batch_size=19, validation_data=(X[:30], Y[:30]))
+    validation = {"validation_data": (X[:30], Y[:30])} if name in VALIDATED else {}
+    compare(SCALED[name], tmp_path, batch_size=19, **validation)
 
 
-@pytest.mark.parametrize("batch_size", [31, 47])
+@pytest.mark.parametrize("batch_size", [pytest.param(31, marks=pytest.mark.product), 47])
 def test_three_workers_with_parts_of_any_size(batch_size, tmp_path):
     """The last batches have 3 and 2 rows; eager steps of threads do not block each other."""
     make = made("sum", hidden={"kernel_regularizer": "l2"}, run_eagerly=True)
@@ -228,32 +240,27 @@ def slices():
     return tf.data.Dataset.from_tensor_slices((X, Y))
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        Batches,
-        lambda: slices().batch(19),
-        pytest.param(
-            lambda: slices().batch(19).map(lambda x, y: (x, y)).prefetch(2),
-            marks=pytest.mark.product,
-        ),
-        lambda: slices().batch(19, drop_remainder=True).map(lambda x, y: (x, y)),
-        pytest.param(lambda: slices().repeat(2).batch(16), marks=pytest.mark.product),
-    ],
-    ids=["PyDataset", "batch", "map", "drop", "repeat"],
-)
-def test_the_rows_of_a_round_are_known_of_other_data(data, tmp_path):
-    make = made("sum")
+DATA = {
+    "PyDataset": Batches,
+    "batch": lambda: slices().batch(19),
+    "map": lambda: slices().batch(19).map(lambda x, y: (x, y)).prefetch(2),
+    "drop": lambda: slices().batch(19, drop_remainder=True).map(lambda x, y: (x, y)),
+    "repeat": lambda: slices().repeat(2).batch(16),
+}
 
-    def train(model):
-        return model.fit(data(), epochs=2, shuffle=False, verbose=0).history
 
-    expected = make()
-    history = train(expected)
-    with scripts(tmp_path, "bsp", 2) as run:
-        for model, logs in run.each(lambda settings: fitted(make, settings, train)):
-            assert_same(model, expected)
-            np.testing.assert_allclose(logs["loss"], history["loss"], rtol=1e-5)
+def fit_other_data(place, fits):
+    model = place(made("sum")())
+    for name, data in DATA.items():
+        fits.fit(name, model, x=data(), epochs=2, shuffle=False)
+
+
+def test_the_rows_of_a_round_are_known_of_other_data(tmp_path):
+    for name, (expected, workers) in alone_and_shared(tmp_path, fit_other_data).items():
+        for own in workers:
+            assert_weights(own.weights, expected.weights)
+            losses = own.history["loss"], expected.history["loss"]
+            np.testing.assert_allclose(*losses, rtol=1e-5, err_msg=name)
 
 
 def test_a_batch_size_of_each_worker_is_left_as_it_is(tmp_path):

@@ -1,11 +1,13 @@
 """Schedules of learning rates are read at the batches that the script alone would have consumed."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import LOSS, X, Y, assert_same, assert_weights, plain_model, scripts
 from tests.thinwire.keras.test_train_steps import GAN, NOISE
 from thinwire import distribute
 
@@ -24,8 +26,8 @@ class Count(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
-def cosine():
-    return keras.optimizers.schedules.CosineDecay(0.2, 25)
+def cosine(steps=25):
+    return keras.optimizers.schedules.CosineDecay(0.2, steps)
 
 
 def counting():
@@ -76,7 +78,7 @@ def batches_repeated(number):
     return {"x": rows_of(number).batch(32).repeat(), "steps_per_epoch": 7}
 
 
-#: What `fit` is given; one call each.
+#: Arguments of the calls of `fit`.
 FORMS = {
     "repeat, then batch": lambda: [repeated(ROWS)],
     "repeat an odd number": lambda: [repeated(33)],
@@ -90,39 +92,34 @@ FORMS = {
 }
 
 
-def fit_all(model, calls):
-    """Fit a model as a form says; return the rates that a callback sees."""
-    rates = Rates()
-    for call in calls:
-        model.fit(**call, epochs=2, shuffle=False, verbose=0, callbacks=[rates])
-    return [*rates.seen, round(float(model.optimizer.learning_rate), 6)]
+def fit_all(model, forms):
+    """Fit a model to all forms of data, one after the other.
+
+    Returns:
+        For each form the rates that a callback sees, the optimizer's count and the weights.
+    """
+    made = {}
+    for name, calls in forms.items():
+        rates = Rates()
+        for call in calls():
+            model.fit(**call, epochs=2, shuffle=False, verbose=0, callbacks=[rates])
+        seen = [*rates.seen, round(float(model.optimizer.learning_rate), 6)]
+        made[name] = seen, int(model.optimizer.iterations), model.get_weights()
+    return made
 
 
-@pytest.mark.parametrize(
-    "form",
-    [
-        "repeat, then batch",
-        "several sizes",
-        "another size later",
-        *(
-            pytest.param(n, marks=LONG)
-            for n in ("repeat an odd number", "batch, then repeat", "steps")
-        ),
-    ],
-)
-def test_bsp_has_the_rates_and_the_weights_of_keras_alone(form, tmp_path):
-    expected = compiled(keras.optimizers.SGD(cosine()))
-    rates = fit_all(expected, FORMS[form]())
+def check_forms(made, expected):
+    for name, (rates, count, weights) in expected.items():
+        assert made[name][:2] == (rates, count), name
+        assert_weights(made[name][2], weights)
 
-    def script(settings):
-        model = distribute(compiled(keras.optimizers.SGD(cosine())), settings)
-        return model, fit_all(model, FORMS[form]())
 
+def test_bsp_has_the_rates_and_the_weights_of_keras_alone(tmp_path):
+    make = lambda: compiled(keras.optimizers.SGD(cosine(100)))  # noqa: E731
+    expected = fit_all(make(), FORMS)
     with scripts(tmp_path, "bsp", 2) as run:
-        for model, found in run.each(script):
-            assert found == rates
-            assert int(model.optimizer.iterations) == int(expected.optimizer.iterations)
-            assert_same(model, expected)
+        for made in run.each(lambda settings: fit_all(distribute(make(), settings), FORMS)):
+            check_forms(made, expected)
 
 
 class ReadsRates(keras.Sequential):
@@ -179,7 +176,6 @@ def test_scripts_and_callbacks_read_the_rate_of_keras_alone(method, nb_workers, 
 EPOCHS = {(50, 12): 5, (37, 12): 4, (96, 24): 4, (41, 40): 2}
 
 
-@pytest.mark.parametrize("rows", EPOCHS)
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -191,24 +187,21 @@ EPOCHS = {(50, 12): 5, (37, 12): 4, (96, 24): 4, (41, 40): 2}
         pytest.param("asgd", {"batch": "global"}, marks=LONG),
     ],
 )
-def test_a_run_ends_with_as_many_batches_as_keras_alone(method, settings, rows, tmp_path):
-    number, size = rows
-    epochs = 3
+def test_a_run_ends_with_as_many_batches_as_keras_alone(method, settings, tmp_path):
+    epochs = 2
 
     def script(given):
-        model = distribute(compiled(keras.optimizers.SGD(Count())), given)
-        # The rates themselves are of no use: they are whole numbers.
-        options = {
-            "batch_size": size,
-            "epochs": epochs,
-            "verbose": 0,
-            "sample_weight": np.zeros(number),
-        }
-        model.fit(X[:number], Y[:number], **options)
-        return float(model.optimizer.learning_rate)
+        model, counts = distribute(compiled(keras.optimizers.SGD(Count())), given), []
+        for number, size in EPOCHS:
+            # The rates themselves are of no use: they are whole numbers.
+            options = {"batch_size": size, "verbose": 0, "sample_weight": np.zeros(number)}
+            model.fit(X[:number], Y[:number], epochs=epochs, **options)
+            counts.append(float(model.optimizer.learning_rate))
+        return counts
 
     with scripts(tmp_path, method, 2, **settings) as run:
-        assert run.each(script) == [EPOCHS[rows] * epochs] * 2
+        alone = [epochs * count for count in itertools.accumulate(EPOCHS.values())]
+        assert run.each(script) == [alone] * 2
 
 
 class Anchored(keras.Model):
@@ -234,31 +227,23 @@ def anchored(drop):
 
 
 ANCHORED = {
-    "tf.data": lambda: anchored(drop=False),
-    "cut batches": lambda: anchored(drop=True),
-    "PyDataset": AnchoredBatches,
+    "tf.data": lambda: [{"x": anchored(drop=False)}],
+    "cut batches": lambda: [{"x": anchored(drop=True)}],
+    "PyDataset": lambda: [{"x": AnchoredBatches()}],
 }
 
 
-@pytest.mark.parametrize("form", ["tf.data", "PyDataset", pytest.param("cut batches", marks=LONG)])
-def test_a_first_array_that_is_no_row_changes_no_weight(form, tmp_path):
+def test_a_first_array_that_is_no_row_changes_no_weight(tmp_path):
     def make():
         model = Anchored()
         model({"image": X[:1], "anchor_sizes": np.ones(3, np.float32)})
         model.compile(keras.optimizers.SGD(cosine()), loss=LOSS)
         return model
 
-    expected = make()
-    rates = fit_all(expected, [{"x": ANCHORED[form]()}])
-
-    def script(settings):
-        model = distribute(make(), settings)
-        return model, fit_all(model, [{"x": ANCHORED[form]()}])
-
+    expected = fit_all(make(), ANCHORED)
     with scripts(tmp_path, "bsp", 3) as run:
-        for model, found in run.each(script):
-            assert found == rates
-            assert_same(model, expected)
+        for made in run.each(lambda settings: fit_all(distribute(make(), settings), ANCHORED)):
+            check_forms(made, expected)
 
 
 def train_by_loop(model, optimizer, take):
@@ -327,7 +312,7 @@ def test_each_optimizer_of_a_gan_counts_its_own_steps_as_alone(tmp_path):
             assert_same(model, expected)
 
 
-@pytest.mark.parametrize("method", ["asgd", "dgs", pytest.param("bsp", marks=LONG)])
+@pytest.mark.parametrize("method", ["asgd", *(pytest.param(m, marks=LONG) for m in ("dgs", "bsp"))])
 def test_the_count_goes_on_after_a_restart_of_all_processes(method, tmp_path):
     """A script that is started again has an optimizer without steps; the run has its count."""
 

@@ -12,7 +12,9 @@ from tests.thinwire.keras.runs import (
     X,
     Y,
     alone,
+    alone_and_shared,
     assert_same,
+    assert_weights,
     plain_model,
     scripts,
 )
@@ -67,33 +69,28 @@ FORMS = {
     "batches, repeated": lambda: {"x": slices().batch(20).repeat(), "steps_per_epoch": 7},
     "repeated, then batches": lambda: {"x": slices().repeat(2).batch(19)},
 }
-#: Those that `make test` trains, too.
-USUAL = ("full batches", "batches less their mean", "a row too many")
 
 
-@pytest.mark.parametrize(
-    "form",
-    [form if form in USUAL else pytest.param(form, marks=pytest.mark.product) for form in FORMS],
-)
-def test_every_form_of_data_gives_the_scripts_batches(form, tmp_path):
-    def make():  # Keras counts a step of Adam's more where a pass ends unannounced
-        model = plain_model()
-        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS, metrics=["accuracy"])
-        return model
+def fit_all(place, fits):
+    """Fit one model to all forms of data."""
+    tf.random.set_seed(1)
+    model = plain_model()  # Keras counts a step of Adam's more where a pass ends unannounced
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss=LOSS, metrics=["accuracy"])
+    model = place(model)
+    for name, form in FORMS.items():
+        fits.fit(name, model, **form(), epochs=2, shuffle=False)
 
-    keras.utils.set_random_seed(1)
-    expected = make()
-    expected.fit(**FORMS[form](), epochs=2, shuffle=False, verbose=0)
 
-    def script(settings):
-        tf.random.set_seed(1)
-        model = distribute(make(), settings)
-        model.fit(**FORMS[form](), epochs=2, shuffle=False, verbose=0)
-        return model
+@pytest.fixture(scope="module")
+def fits(tmp_path_factory):
+    return alone_and_shared(tmp_path_factory.mktemp("fits"), fit_all)
 
-    with scripts(tmp_path, "bsp", 2) as run:
-        for model in run.each(script):
-            assert_same(model, expected)
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_data_gives_the_scripts_batches(fits, form):
+    expected, workers = fits[form]
+    for made in workers:
+        assert_weights(made.weights, expected.weights)
 
 
 def test_a_short_batch_that_is_read_in_the_middle_is_refused_in_words(tmp_path):

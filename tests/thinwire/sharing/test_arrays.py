@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.thinwire.sharing.places import batches, shared_by_all
@@ -13,7 +13,9 @@ from thinwire.ops.types import ConfigurationError
 SIZES = st.tuples(st.integers(2, 70), st.integers(1, 5), st.integers(1, 40))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
+@example((13, 3, 6))  # the last batch has fewer rows than there are workers
+@example((5, 5, 40))
 @given(SIZES)
 def test_one_groups_batches_are_together_the_scripts(sizes):
     total, num_workers, batch_size = sizes
@@ -22,18 +24,21 @@ def test_one_groups_batches_are_together_the_scripts(sizes):
     x = np.arange(total)[:, None]
     given_ = {"x": x, "y": x, "batch_size": batch_size, "shuffle": False}
     alone = batches(given_)
-    everyone = [batches(shared.arguments) for shared in shared_by_all(given_, num_workers)]
+    shares = shared_by_all(given_, num_workers)
+    everyone = [batches(shared.arguments) for shared in shares]
     for number, whole in enumerate(alone):
         mine = [rows[number] for rows in everyone if number < len(rows)]
         assert sorted(row for rows in mine for row in rows) == whole
         assert max(map(len, mine)) - min(map(len, mine)) <= 1
     longest = max(map(len, everyone))
     assert longest == len(alone)
-    short = [shared.short_by for shared in shared_by_all(given_, num_workers)]
-    assert [longest - len(rows) for rows in everyone] == short
+    assert [longest - len(rows) for rows in everyone] == [shared.short_by for shared in shares]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
+@example((20, 3, 7), True, "iid", "global", True)
+@example((20, 3, 7), False, "class", None, "batch")
+@example((20, 3, 7), False, "contiguous", "worker", False)
 @given(
     SIZES,
     st.booleans(),

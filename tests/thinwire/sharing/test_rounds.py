@@ -33,8 +33,9 @@ DATA = {
 
 
 @pytest.mark.parametrize("name", DATA)
-@pytest.mark.parametrize(("total", "size"), [(40, 8), (41, 8), (47, 10), (39, 8)])
-@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize(
+    ("total", "size", "num_workers"), [(40, 8, 3), (41, 8, 2), (41, 8, 3), (47, 10, 3), (39, 8, 2)]
+)
 def test_every_worker_knows_the_rows_of_each_step(name, total, size, num_workers):
     everyone = shared_by_all(DATA[name](total, size), num_workers)
     sizes = [[len(batch) for batch in batches(shared.arguments)] for shared in everyone]
