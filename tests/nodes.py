@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from tests.forked import MAIN, Forked, forker
+from tests.forked import MAIN, ROOT, Forked, forker
 from tests.waiting import patience
 from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
@@ -76,6 +76,8 @@ class Nodes:
         """Start one process; `name` is for its log and for `wait`."""
         given = [f"--port={self.port}", f"--run_dir={self.run_dir}", *self.common, *flags]
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | self.environment
+        if self.main != MAIN:  # a program of the tests, which imports them
+            environment["PYTHONPATH"] = str(ROOT)
         with open(self.folder / f"{name}.out", "ab") as log:
             start = _afresh if self.fresh else forker().start
             self.processes[name] = start([str(self.main), *given], log, environment)

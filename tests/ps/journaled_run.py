@@ -109,7 +109,7 @@ def assert_same(one, other, where="state"):
     """Compare plain data, bit for bit."""
     assert type(one) is type(other), where
     if isinstance(one, dict):
-        assert list(one) == list(other), where
+        assert one.keys() == other.keys(), where
         for key in one:
             assert_same(one[key], other[key], f"{where}[{key!r}]")
     elif isinstance(one, (list, tuple)):
