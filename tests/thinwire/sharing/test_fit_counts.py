@@ -78,6 +78,11 @@ def are_whole(of_fit):
     return sorted(rows) == list(range(TOTAL))
 
 
+def whole_batches(of_fit):
+    """Return the rows of all workers in each step."""
+    return [sorted(itertools.chain(*parts)) for parts in zip(*of_fit, strict=True)]
+
+
 ARRAYS = lambda: {"x": ROWS, "y": ROWS, "batch_size": BATCH, "shuffle": True}  # noqa: E731
 
 
@@ -132,7 +137,10 @@ def _slices(x, y):
 
 @pytest.mark.parametrize("kind", DIFFERENT)
 def test_each_fit_has_an_order_of_its_own(kind):
-    check_orders(kind, orders(DIFFERENT[kind]))
+    made = orders(DIFFERENT[kind])
+    check_orders(kind, made)
+    # So have the script's batches, which the workers share.
+    assert len({str(whole_batches(of_fit)) for of_fit in made}) == len(made)
 
 
 #: One kind of data for each way in which workers that do not wait for each other share it.
@@ -162,9 +170,7 @@ def test_where_alone_all_orders_are_alike_these_are(kind):
     if kind.endswith("as they are") or kind.endswith("as it is"):
         # The script's batches are alike; each fit deals their rows in another way.
         assert made[0] != made[1]
-        made = [
-            [sorted(itertools.chain(*parts)) for parts in zip(*fit, strict=True)] for fit in made
-        ]
+        made = [whole_batches(of_fit) for of_fit in made]
     assert made[0] == made[1]
 
 

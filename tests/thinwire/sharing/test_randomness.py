@@ -1,5 +1,6 @@
 """Workers that draw other numbers than each other in `fit`, and the same before and after."""
 
+import contextlib
 import random
 
 import keras
@@ -122,6 +123,19 @@ def test_a_model_built_after_a_fit_begins_as_alone(seed, data):
     alone = two_models(seed, data)
     for place in places(2):
         assert two_models(seed, data, place) == alone
+
+
+def test_a_script_whose_fit_draws_nothing_draws_behind_it_as_alone():
+    def drawn(fit):
+        begin()
+        keras.random.normal([2])  # makes the generator that a fit changes
+        with fit:
+            pass
+        return keras.random.normal([2]).numpy().tolist()
+
+    alone = drawn(contextlib.nullcontext())
+    for place in places(2):
+        assert drawn(own_randomness(place)) == alone
 
 
 def test_a_generator_that_keras_makes_within_fit_differs_by_worker():
