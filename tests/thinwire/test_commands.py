@@ -23,9 +23,9 @@ WITHOUT_STDOUT = "import os, sys\nos.close(1)\nos.execv(sys.argv[1], sys.argv[1:
 COMMANDS = {f"thinwire {command}".strip(): ("-m", "thinwire", command) for command in cli.COMMANDS}
 COMMANDS |= {"python main.py": (MAIN,)}
 COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.ROLES}
-#: One command for each way from the command line to what runs: a list, a tool with a parser of its
+#: One command for each way from the command line to what runs: a tool with a parser of its
 #: own, a role by either name, and `run`.
-PATHS = ("thinwire", "thinwire stop", "thinwire worker", "thinwire run", "main.py PS")
+PATHS = ("thinwire stop", "thinwire worker", "thinwire run", "python main.py", "main.py PS")
 #: Tools that do something with nothing typed: their exit code is what they have found.
 NEEDS_NOTHING = ("doctor", "version")
 #: Documented in docs/OPERATIONS.md for a command line that cannot be.
