@@ -49,7 +49,7 @@ engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 # PART=DIGEST, of a commit, chooses a tenth of the combinations, and nothing else.
 product: $(STAMP) ## Thousands of combinations of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal \
-	  -m "product and not engines" $(if $(PART),--part=$(PART) tests/test_product.py)
+	  -m "product and not engines" $(if $(PART),--part=$(PART) tests/test_product.py -k mixes)
 
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))

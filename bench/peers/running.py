@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,13 @@ from bench.peers.contenders import ROOT, Contender, PeerNode, environment_of
 from bench.peers.lab import Lab
 from thinwire.ops.run.settings import EXIT_DIVERGED
 
-_DIE_WITH_PARENT = 1  # Linux' PR_SET_PDEATHSIG
+#: Runs a command that ends with this process: prctl(PR_SET_PDEATHSIG), which outlasts an exec. It
+#: is no preexec_fn, for gRPC in this process may abort what runs between a fork and an exec.
+_BOUND = (
+    "import ctypes, os, signal, sys\n"
+    "ctypes.CDLL(None).prctl(1, signal.SIGKILL)\n"
+    "os.execvp(sys.argv[1], sys.argv[1:])\n"
+)
 #: To import, build and trace, and to end after the last step that may begin in time.
 _START_SECONDS = 180.0
 _POLL_SECONDS = 0.2
@@ -97,19 +103,14 @@ def _started(nodes: Sequence[PeerNode], lab: Lab, folder: Path) -> Iterator[list
 
 def _start(node: PeerNode, lab: Lab, output: BinaryIO) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [*lab.places[node.place].prefix, *node.command],
+        [sys.executable, "-c", _BOUND, *lab.places[node.place].prefix, *node.command],
         cwd=ROOT,
         env=environment_of(node),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=_die_with_parent,
     )
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
 
 
 def _wait(children: Sequence[_PeerProcess], seconds: float, is_ours: bool, folder: Path) -> None:

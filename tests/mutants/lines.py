@@ -20,6 +20,8 @@ IN_PROCESS = "not processes and not product and not engines"
 #: Tracing makes the tests two to three times slower than `make test`, and other work can go on.
 _LIMIT_SECONDS = 4 * 3600.0
 _TESTS = "tests.json"
+#: What pytest ends with where it has run all tests, some of which may have failed.
+_ENDED = (0, 1)
 #: They are never tried on a mutant: see calls.py.
 OWN_TESTS = "tests/mutants/"
 
@@ -88,7 +90,7 @@ def make(calls: Calls, processes: int, folder: pathlib.Path = FOLDER) -> None:
         environment={lines_plugin.FOLDER_VARIABLE: str(made)},
         limit_seconds=_LIMIT_SECONDS,
     )
-    if outcome.stopped or not outcome.endings:
+    if outcome.stopped or not outcome.endings or outcome.code not in _ENDED:
         raise NoMap(f"no map of lines: {outcome.killer}\n{outcome.output[-3000:]}")
     whole = coverage.Coverage(data_file=str(made / lines_plugin.FILE), config_file=False)
     whole.combine([str(made)], strict=True)
