@@ -78,6 +78,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # a million objects
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest may run without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let ``--dist loadfile`` give tests that start nodes one by one."""
     return schedule.Interleaved(config, log) if config.option.dist == "loadfile" else None
