@@ -55,9 +55,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what starts nodes or a storage, choose a part, and scale the time of each test."""
     if digest := config.option.part:
-        chosen = [item for item in items if _is_in_part(item, digest)]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
-        items[:] = chosen
+        others = [item for item in items if not _is_in_part(item, digest)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if _is_in_part(item, digest)]
     usual = float(config.getini("timeout") or 0)
     for item in items:
         mark = item.get_closest_marker("timeout")

@@ -48,7 +48,7 @@ LOADED = (
     "thinwire.launcher.local",
     "thinwire.keras.distribute",
 )
-#: Of every fork. A script's launcher fixes it by --seed, which is 1 unless given.
+#: The forks' seed of hashes: a script's launcher takes --seed for it, which is 1 unless given.
 HASH_SEED = "1"
 _LARGEST = 1 << 17
 #: Importing takes that long where many others want the cores, or the machine stands still.
@@ -111,7 +111,11 @@ class Forker:
         self._address = f"{self._folder}/socket"
         self.python = f"{self._folder}/python"
         text = (ROOT / "tests" / "warm_python.py").read_text()
-        for name, value in (("PYTHON", sys.executable), ("SOCKET", self._address)):
+        for name, value in (
+            ("PYTHON", sys.executable),
+            ("SOCKET", self._address),
+            ("HASHES", HASH_SEED),
+        ):
             text = text.replace(f'"{name}"', repr(value))
         pathlib.Path(self.python).write_text(f"#!{sys.executable} -IS\n{text}")
         os.chmod(self.python, 0o755)

@@ -53,8 +53,9 @@ def wait_until(
     """
     limit, waited, before = patience(seconds), 0.0, time.monotonic()
     while not condition():
-        text = what if isinstance(what, str) else what()
-        assert waited < limit, f"not seen in {limit:g} s: {text}"
+        if waited >= limit:
+            text = what if isinstance(what, str) else what()
+            raise AssertionError(f"not seen in {limit:g} s: {text}")
         threading.Event().wait(pause_seconds)
         now = time.monotonic()
         waited, before = waited + min(10 * pause_seconds, now - before), now

@@ -1,4 +1,4 @@
-# Python, as `sys.executable` of a fork: see tests/forked.py, which fills in the two names below.
+# Python, as `sys.executable` of a fork: see tests/forked.py, which fills in the three names below.
 # It needs no packages, and imports as little as it can.
 
 import json
@@ -7,8 +7,7 @@ import signal
 import socket
 import sys
 
-REAL, ADDRESS = "PYTHON", "SOCKET"
-HASH_SEED = "1"
+REAL, ADDRESS, HASH_SEED = "PYTHON", "SOCKET", "HASHES"
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -52,7 +51,8 @@ def run_fork(words):
     received = connection.recv(1 << 17)
     code = json.loads(received)["code"] if received else -signal.SIGKILL
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        if -code != signal.SIGKILL:  # Python ignores SIGPIPE
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -30,6 +30,11 @@ def toy_script(body: str, rows: int = 64) -> str:
     return f"{HEAD.replace('ROWS', str(rows))}\n{body}"
 
 
+def wait_for_nodes(condition, seconds=90.0):
+    """Wait for what several processes must start and train for."""
+    wait_until(condition, seconds, pause_seconds=0.05)
+
+
 class Command:
     """One `thinwire run` of `script`, which is toy.py of a folder."""
 
@@ -52,7 +57,7 @@ class Command:
         return self.log.read_text()
 
     def wait_for(self, text):
-        wait_until(lambda: text in self.output() or self.process.poll() is not None)
+        wait_for_nodes(lambda: text in self.output() or self.process.poll() is not None)
         assert text in self.output(), self.output()[-3000:]
 
     def end(self):
@@ -97,4 +102,4 @@ def commands(kind, tmp_path):
         each.process.kill()
         each.process.wait()
     run_dir = str(tmp_path / "run")
-    wait_until(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)
+    wait_for_nodes(lambda: not [words for _, words in processes() if run_dir in str(words)], 40)

@@ -8,8 +8,7 @@ import zipfile
 
 import pytest
 
-from tests.thinwire.launcher.commands import Command, commands, toy_script
-from tests.waiting import wait_until
+from tests.thinwire.launcher.commands import Command, commands, toy_script, wait_for_nodes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -70,7 +69,7 @@ def test_workers_download_once_and_make_the_same_folders(tmp_path):
     log = tmp_path / "top.log"
 
     def all_are_there():
-        wait_until(lambda: log.read_text().count("top") >= 2)
+        wait_for_nodes(lambda: log.read_text().count("top") >= 2)
 
     def start(folder, *arguments):
         return Command(

@@ -8,8 +8,13 @@ import sys
 
 import pytest
 
-from tests.thinwire.launcher.commands import Command, commands, processes, toy_script
-from tests.waiting import wait_until
+from tests.thinwire.launcher.commands import (
+    Command,
+    commands,
+    processes,
+    toy_script,
+    wait_for_nodes,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.product, pytest.mark.timeout(240)]
 
@@ -94,7 +99,7 @@ def test_a_supervisor_that_is_killed(command, comes_back):
     assert len(run.evaluators()) == 2
     words = next(words for each, words in processes() if each == pid)[:-1]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not run.evaluators(), 12)
+    wait_for_nodes(lambda: not run.evaluators(), 12)
     again = None
     if comes_back:
         again = subprocess.Popen(words, cwd=run.folder, stderr=subprocess.DEVNULL)
@@ -121,7 +126,7 @@ def test_an_evaluator_that_is_killed_is_started_again(command):
     run.wait_for("epoch 2 ")
     watchdog, evaluator = sorted(run.evaluators())
     os.kill(evaluator, signal.SIGKILL)
-    wait_until(lambda: not run.evaluators(), 12)
+    wait_for_nodes(lambda: not run.evaluators(), 12)
     assert run.end() == 0, run.output()
     one, two = run.histories()
     assert one["val_loss"] == two["val_loss"] and len(one["val_loss"]) == 12

@@ -44,11 +44,11 @@ def test_nothing_is_left_of_a_cluster_that_was_killed(tmp_path):
         env=os.environ | {"PYTHONPATH": str(MAIN.parent)},
     )
     try:
-        wait_until(lambda: len(nodes_in(tmp_path)) == 2)  # the PS and its watchdog
+        wait_until(lambda: len(nodes_in(tmp_path)) == 2, 40)  # the PS and its watchdog
     finally:
         launcher.kill()
         launcher.wait()
-    wait_until(lambda: not nodes_in(tmp_path))
+    wait_until(lambda: not nodes_in(tmp_path), 40)
 
 
 def nodes_in(run_dir):

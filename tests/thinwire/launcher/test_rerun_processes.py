@@ -9,8 +9,7 @@ import signal
 import pytest
 
 from tests.forked import forker
-from tests.thinwire.launcher.commands import Command, commands, toy_script
-from tests.waiting import wait_until
+from tests.thinwire.launcher.commands import Command, commands, toy_script, wait_for_nodes
 from thinwire.ops.run.directory import update_of_failure
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -148,8 +147,8 @@ def test_a_failed_run_is_continued_where_that_is_wanted(start, tmp_path):
 def interrupt(run, tmp_path):
     """Interrupt a run after its first updates; return its last update."""
     updates = tmp_path / "run" / "metrics.jsonl"
-    wait_until(lambda: updates.exists() and '"version":' in updates.read_text())
-    wait_until(lambda: re.search(r'"version":[1-9]', updates.read_text()))
+    wait_for_nodes(lambda: updates.exists() and '"version":' in updates.read_text())
+    wait_for_nodes(lambda: re.search(r'"version":[1-9]', updates.read_text()))
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130, run.output()[-3000:]
     (tmp_path / "slow").unlink()
