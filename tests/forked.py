@@ -209,7 +209,7 @@ class _Server:
                 request, streams, _, _ = socket.recv_fds(connection, _LARGEST, 4)
             except OSError:
                 request = b""
-            if not request:  # whoever wanted it has gone
+            if not request:  # the client has ended
                 connection.close()
                 continue
             # A child that ends before its number is sent is reaped after it.

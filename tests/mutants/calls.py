@@ -61,7 +61,7 @@ class Outcome:
 
     @property
     def killer(self) -> str:
-        """What ended a call that did not pass, for people."""
+        """The reason why a call did not pass, as reports show it."""
         if self.failed:
             return self.failed[0]
         if self.stopped == "timeout":

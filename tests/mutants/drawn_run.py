@@ -18,9 +18,9 @@ from tests.mutants.operators import OPERATORS
 from tests.mutants.results import Result, Results
 from tests.mutants.suite import Planted, killers_in_suite
 
-#: Of processes that make the map; each takes up to 2.5 GB.
+#: Number of processes that make the map; each takes up to 2.5 GB.
 _MAP_PROCESSES = 4
-#: Of each call.
+#: Time limit of each call.
 _LIMIT_WITHOUT_MAP_SECONDS = 120.0
 STAGES = (results.LINES, results.SUITE, results.SURVIVED, results.EQUIVALENT)
 
@@ -160,7 +160,7 @@ def _digest_of_tests(root: pathlib.Path) -> str:
 
 
 def _is_equivalent(mutant: Drawn, root: pathlib.Path) -> bool:
-    """Whether a mutant is one of those that are known to change no behaviour."""
+    """Return whether a mutant is listed as one that changes no behaviour."""
     for edit in records.equivalents():
         path, text = records.mutated(edit, root)
         if path == mutant.path and mutant.is_made_by(text):

@@ -144,10 +144,10 @@ class _Finder(ast.NodeVisitor):
         self._add(DROPPED, node.lineno, self._start(node), self._end(node), "pass")
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """What an exception reports is for people."""
+        """Skip an exception: its text is a message."""
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """What stands within a text is for people."""
+        """Skip a formatted text: it is a message."""
 
     def visit_arg(self, node: ast.arg) -> None:
         """An argument holds an annotation alone; its default stands elsewhere."""

@@ -21,7 +21,7 @@ EQUIVALENT = "equivalent"
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What became of one mutant."""
+    """The outcome of one mutant."""
 
     key: str  # digest of all that the result depends on
     name: str

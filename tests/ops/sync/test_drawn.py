@@ -249,12 +249,17 @@ def test_a_shard_that_follows_drops_what_shard_0_has_forgotten():
     assert len(follower.advance(0.0).released) == 1
 
 
-def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
-    policy = DrawnSync(4, 0.5, seed=5)
+def leading_and_following(policy):
+    """Return a rule, the workers that it has drawn, and a rule that follows its first draw."""
     leader, free = begun(policy, range(1, 5))
     follower, _ = begun(policy.without_bound(), range(1, 5))
     follower.follow(leader.draws())
     follower.advance(0.0)
+    return leader, free, follower
+
+
+def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
+    leader, free, follower = leading_and_following(DrawnSync(4, 0.5, seed=5))
     submit(leader, free[0])
     submit(leader, free[1])
     follower.submit(ArrivalToken(free[0], 1), 0.0)
@@ -322,10 +327,7 @@ def test_who_gave_up_its_push_before_the_draw_was_known_is_not_waited_for():
 
 def test_a_following_shard_that_restarts_plays_the_round_under_way_again():
     policy = DrawnSync(4, 0.5, seed=5)
-    leader, free = begun(policy, range(1, 5))
-    follower, _ = begun(policy.without_bound(), range(1, 5))
-    follower.follow(leader.draws())
-    follower.advance(0.0)
+    leader, free, follower = leading_and_following(policy)
     for rule in (leader, follower):
         for worker in free:
             rule.submit(ArrivalToken(worker, 1), 0.0)

@@ -189,7 +189,9 @@ def test_strangers_have_so_many_descriptors_and_no_more():
             assert is_closed(first)  # the listening thread has begun
         before, threads = descriptors(), threading.active_count()
         strangers = [stack.enter_context(dialled(offer, b"x")) for _ in range(2 * MOST_STRANGERS)]
-        wait_until(lambda: all(is_closed(each, 0.0) for each in strangers[:MOST_STRANGERS]))
+        wait_until(
+            lambda: all(is_closed(each, 0.0) for each in strangers[:MOST_STRANGERS]), WAIT_SECONDS
+        )
         assert descriptors() - before - len(strangers) <= MOST_STRANGERS
         assert threading.active_count() == threads
         assert not any(is_closed(each, 0.0) for each in strangers[MOST_STRANGERS:])
@@ -206,7 +208,7 @@ def test_the_door_is_shut_when_the_last_offer_is_withdrawn_or_late():
             assert is_closed(stranger)
         clock.now += OFFER_SECONDS + 1
         with dialled(offer) as knocking:  # wakes the thread, which finds the offer late
-            wait_until(lambda: not listener._offers)
+            wait_until(lambda: not listener._offers, WAIT_SECONDS)
             assert not listener._numbers
             del knocking
 
@@ -223,7 +225,7 @@ def test_a_process_without_descriptors_does_not_run_in_circles(monkeypatch):
 
         monkeypatch.setattr(BulkListener, "_accept", exhausted)
         with dialled(offer), dialled(offer):
-            wait_until(lambda: num_tries)
+            wait_until(lambda: num_tries, WAIT_SECONDS)
             time.sleep(0.1)
             assert len(num_tries) == 1
             monkeypatch.setattr(BulkListener, "_accept", accept)

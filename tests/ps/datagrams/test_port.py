@@ -49,7 +49,7 @@ def test_datagrams_come_in_by_udp(host):
             each = [data[at : at + size] for at in range(0, len(data), size)]
             sent(port, host, 0, *each)
         worker.mark(outgoing)
-        wait_until(lambda: port.turn().pushed)
+        wait_until(lambda: port.turn().pushed, WAIT_SECONDS)
         np.testing.assert_array_equal(port.pushed[0].update.values, np.ones(28, np.float32))
 
 
@@ -67,7 +67,7 @@ def test_what_is_not_ours_ends_in_the_kernel_and_is_counted(host):
         found = port.port.counts()
         assert found.dropped == {BY_THE_KERNEL: 52}
         sent(port, host, 0, data[:size])  # the genuine one passes
-        wait_until(lambda: sum(port.counters(1)[0].num_datagrams))
+        wait_until(lambda: sum(port.counters(1)[0].num_datagrams), WAIT_SECONDS)
 
 
 def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(caplog):
@@ -78,7 +78,7 @@ def test_a_receiver_that_fails_is_told_once_and_workers_change_to_the_stream(cap
         receiver = port.port._udp
         receiver._owner = None
         receiver.wake()
-        wait_until(lambda: receiver.failure is not None)
+        wait_until(lambda: receiver.failure is not None, WAIT_SECONDS)
         for _ in range(3):
             port.tick()
         assert caplog.text.count("datagrams are not received any more") == 1
@@ -146,5 +146,5 @@ def test_datagrams_without_a_byte_are_counted():
         port.port._udp.admit = lambda start, offset, numbers: False  # no filter here
         port.join(1)
         sent(port, "127.0.0.1", 1, b"", b"", b"x")
-        wait_until(lambda: port.port.counts().dropped.get("truncated") == 1)
+        wait_until(lambda: port.port.counts().dropped.get("truncated") == 1, WAIT_SECONDS)
         assert port.port.counts().dropped == {"empty": 2, "truncated": 1}
