@@ -6,11 +6,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.complete
 SHELL := /bin/bash
 export TF_CPP_MIN_LOG_LEVEL ?= 3
-# One more than cores, for tests that start nodes wait; a process takes up to 2 GB.
-TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 3 ? n + 1 : 4)))
+# Tests of the benchmarks, of `make mutants` and of the wheel, not of what the wheel holds.
+TOOLING := tests/bench tests/mutants tests/test_package_processes.py
+# More than cores, for tests that start nodes wait; a process takes up to 2 GB.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 2 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test engines lint types proto bench peers format product mutants chaos soak fuzz clean
+.PHONY: help setup demo test tooling engines lint types proto bench peers format product mutants chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -38,18 +40,27 @@ $(STAMP): requirements.txt requirements-dev.txt
 demo: $(STAMP) ## AdaComp, 1 PS, 4 workers, a Supervisor, on this machine
 	$(BIN)/python main.py --type_node=Cluster --flagfile=examples/demo.flags
 
-# In what order: tests/schedule.py.
-test: $(STAMP) ## All tests but those of make engines and make product
-	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
-	  -m "not product and not engines"
+# In what order: tests/schedule.py. Compiled files are written even where Python should not: three
+# processes import 600 test files.
+IN_ORDER := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) \
+  --dist loadfile --no-loadscope-reorder -m "not product and not engines"
+
+test: $(STAMP) ## All tests but those of make tooling, make engines and make product
+	$(IN_ORDER) $(addprefix --ignore=,$(TOOLING))
+
+tooling: $(STAMP) ## Tests of the benchmarks, of make mutants and of the wheel
+	$(IN_ORDER) $(TOOLING)
 
 engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 	$(BIN)/python -m pytest -q -m "engines and not product"
 
-# PART=DIGEST, of a commit, chooses a tenth of the combinations, and nothing else.
+# PART=DIGEST, of a commit, chooses a tenth of the mixes and of what else needs no nodes.
+PARTS := tests/test_product.py tests/test_compiled_optimizers.py tests/ops tests/worker \
+  tests/thinwire/keras tests/thinwire/models tests/thinwire/simulator -k "not triples"
 product: $(STAMP) ## Thousands of combinations of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal \
-	  -m "product and not engines" $(if $(PART),--part=$(PART) tests/test_product.py -k mixes)
+	  -m "product and not engines $(if $(PART),and not processes)" \
+	  $(if $(PART),--part=$(PART) $(PARTS))
 
 fuzz: $(STAMP) ## Every decoder, coverage-guided: SECONDS of each, or of one TARGET
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(addprefix --target ,$(TARGET))

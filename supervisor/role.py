@@ -158,6 +158,10 @@ class _Watcher:
                     self._await_last_reports()
                 self._await_evaluator()
                 return self._finish()
+            except Unreachable:
+                if not self.interrupted.is_set():
+                    raise
+                return EXIT_INTERRUPTED
             finally:
                 if self.script_evaluator is not None:
                     self.script_evaluator.end()

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ import pytest  # below, for TensorFlow reads the environment at import
 from hypothesis import settings
 
 from tests import schedule
+from tests.forked import collect_rarely, share_forker
+from tests.iterators import leave_untuned
 from tests.waiting import patience
 
 #: Mark -> the fixture that brings it.
@@ -71,17 +74,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reports them
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Order the tests for xdist's workers; leave what was imported out of garbage collections."""
+    """Order the tests for xdist's workers; collect garbage rarely; let iterators end at once."""
     if hasattr(session.config, "workerinput"):
         session.items[:] = schedule.interleave(session.items)
-    gc.collect()
-    gc.freeze()  # a million objects
+    if "tensorflow" in sys.modules:
+        leave_untuned()
+    collect_rarely()
+
+
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Let workers of xdist be forks of one process that has TensorFlow."""
+    if config.getoption("tx", None) and not config.option.collectonly:
+        python = share_forker()
+        config.option.tx = [f"popen//python={python}" for _ in config.option.tx]
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest may run without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Let ``--dist loadfile`` give tests that start nodes one by one."""
     return schedule.Interleaved(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Any:
+    """Collect the garbage of a test that made much, before another test runs."""
+    result = yield
+    if gc.get_count()[0] > 10_000:
+        gc.collect(1)
+    return result
 
 
 @pytest.fixture(autouse=True)

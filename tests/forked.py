@@ -9,6 +9,8 @@ program (tests/warm_python.py) that requests a fork for the same words, lives as
 and passes signals on. So the workers and the evaluator of a launcher are forks, too. What cannot be
 forked, as a watchdog or a script with another seed of hashes, it starts as Python would.
 
+The workers of xdist are forks of it as well, and share it with the process that controls them.
+
 Command lines that must be seen whole (``/proc/*/cmdline``), or whose start is the matter, are
 started afresh instead: :attr:`tests.nodes.Nodes.fresh`.
 """
@@ -44,10 +46,18 @@ LOADED = (
     "thinwire.supervisor.role",
     "thinwire.supervisor.report.__main__",
     "thinwire.standalone",
+    "thinwire.cli",
+    "thinwire.node",
+    "thinwire.launcher.run",
+    "tensorboard.compat.proto.event_pb2",
     "thinwire.launcher.script",
     "thinwire.launcher.local",
     "thinwire.keras.distribute",
 )
+#: Environment variable of xdist's workers: the folder of the Forker that they share.
+_FOLDER = "THINWIRE_TESTS_FORKER"
+#: Runs a worker of xdist: what execnet starts Python with.
+_FROM_STANDARD_INPUT = ["-u", "-c"]
 #: The forks' seed of hashes: a script's launcher takes --seed for it, which is 1 unless given.
 HASH_SEED = "1"
 _LARGEST = 1 << 17
@@ -106,27 +116,31 @@ class Forker:
         python: A program that starts what Python starts, by a fork where that can be.
     """
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="forker")
-        self._address = f"{self._folder}/socket"
-        self.python = f"{self._folder}/python"
+    def __init__(self, folder: str) -> None:
+        self._address, self.python = f"{folder}/socket", f"{folder}/python"
+
+    @classmethod
+    def begin(cls) -> Forker:
+        """Start the forking process; it ends when this process has ended."""
+        folder = tempfile.mkdtemp(prefix="forker")
+        made = cls(folder)
         text = (ROOT / "tests" / "warm_python.py").read_text()
         for name, value in (
             ("PYTHON", sys.executable),
-            ("SOCKET", self._address),
+            ("SOCKET", made._address),
             ("HASHES", HASH_SEED),
         ):
             text = text.replace(f'"{name}"', repr(value))
-        pathlib.Path(self.python).write_text(f"#!{sys.executable} -IS\n{text}")
-        os.chmod(self.python, 0o755)
-        life, self._life = os.pipe()
+        pathlib.Path(made.python).write_text(f"#!{sys.executable} -IS\n{text}")
+        os.chmod(made.python, 0o755)
+        life, made._life = os.pipe()
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(self._address)
+        listener.bind(made._address)
         listener.listen(64)  # requests wait until everything is imported
         numbers = [listener.fileno(), life]
-        self._process = subprocess.Popen(
+        made._process = subprocess.Popen(
             [sys.executable, "-P", str(ROOT / "tests" / "forked.py"), *map(str, numbers)],
-            cwd=self._folder,
+            cwd=folder,
             env=os.environ
             | {
                 "PYTHONHASHSEED": HASH_SEED,
@@ -140,6 +154,7 @@ class Forker:
         )
         os.close(life)
         listener.close()
+        return made
 
     def start(
         self,
@@ -173,7 +188,7 @@ class Forker:
         connection.settimeout(_PATIENCE_SECONDS)
         answer = connection.recv(_LARGEST)
         if not answer:
-            raise RuntimeError(f"no fork; the forking process: {self._process.poll()}")
+            raise RuntimeError("no fork; the forking process has ended")
         connection.settimeout(None)
         return Forked(args, json.loads(answer)["pid"], connection, alive)
 
@@ -184,8 +199,27 @@ def _descriptor(stream: IO[Any] | int) -> int:
 
 @functools.cache
 def forker() -> Forker:
-    """Return the one of this process, started at first use."""
-    return Forker()
+    """Return the one of this process, or of the process that controls it; started at first use."""
+    folder = os.environ.get(_FOLDER)
+    return Forker(folder) if folder else Forker.begin()
+
+
+def share_forker() -> str:
+    """Let the workers of xdist be forks and share the forking process; return their Python."""
+    shared = forker()
+    os.environ[_FOLDER] = str(pathlib.Path(shared.python).parent)
+    return shared.python
+
+
+def collect_rarely() -> None:
+    """Leave out of garbage collections what exists, and collect less often than Python does.
+
+    TensorFlow makes hundreds of thousands of objects while it traces a function, which live as long
+    as the function. Python would look at all of them again and again: a tenth of a test's time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 20)
 
 
 # -- the forking process --------------------------------------------------------------------------
@@ -253,6 +287,9 @@ class _Server:
         tempfile.tempdir = None
         sys.modules["numpy"].random.seed()
         words = list(request["args"])
+        if words[:2] == _FROM_STANDARD_INPUT:
+            sys.path.insert(0, "")
+            return words
         sys.executable, sys.orig_argv = self._python, [self._python, *words]
         sys.path = list(self._module_path)
         sys.path[:0] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
@@ -288,10 +325,12 @@ def main() -> None:
     sys.path.remove(str(ROOT))
     for name in LOADED:
         importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
+    collect_rarely()
     words = _Server(socket.socket(fileno=int(sys.argv[1]))).serve()
-    if words[0] == "-m":
+    if words[:2] == _FROM_STANDARD_INPUT:
+        sys.argv = ["-c"]
+        exec(words[2], {"__name__": "__main__"})
+    elif words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:

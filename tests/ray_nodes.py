@@ -6,9 +6,10 @@ import contextlib
 import os
 import pathlib
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
+
+from tests.waiting import wait_until
 
 #: Ray's own: small, and silent to the world.
 #: On one machine every node needs a port of its own for its agent.
@@ -70,10 +71,11 @@ class RayNodes:
         """End all nodes, and see to it that nothing is left of them."""
         pids = [pid for node in self._all() for pid in self._processes(node)]
         self._cluster.shutdown()
-        deadline = time.monotonic() + 30
-        while left := [command_line(pid) for pid in pids if any(command_line(pid))]:
-            assert time.monotonic() < deadline, left
-            time.sleep(0.1)
+
+        def left() -> list[Any]:
+            return [command_line(pid) for pid in pids if any(command_line(pid))]
+
+        wait_until(lambda: not left(), 30, lambda: f"an end of {left()}")
 
     def _all(self) -> list[Any]:
         return [self._cluster.head_node, *self.nodes]

@@ -89,12 +89,10 @@ class Rows:
 
 
 def train_alone(optimizer, own, rows, batches):
-    """Train variables as Keras does, on one batch of rows after the other; return them flat."""
+    """Train variables as Keras does, on one batch of rows after the other; return them flat.
 
-    @tf.function
-    def step(gradients):
-        optimizer.apply(gradients, own)
-
+    Each step is eager: so few cost less than a trace of them.
+    """
     optimizer.build(own)
     for batch in batches:
         flat = rows.gradient(flat_of(own), batch)
@@ -104,7 +102,7 @@ def train_alone(optimizer, own, rows, batches):
             part = flat[start : start + size].reshape(variable.shape)
             gradients.append(None if path == UNUSED else tf.constant(part))
             start += size
-        step(gradients)
+        optimizer.apply(gradients, own)
     return flat_of(own)
 
 

@@ -87,3 +87,12 @@ def test_the_program_has_one_identity():
 def test_the_linter_bans_the_bare_names(name):
     settings = (ROOT / "pyproject.toml").read_text()
     assert '"TID251"' in settings and f'"{name}".msg' in settings
+
+
+def test_the_package_has_its_names_and_no_others():
+    import thinwire
+
+    assert thinwire.callbacks.__name__ == "thinwire.callbacks"
+    assert callable(thinwire.worker_id)
+    with pytest.raises(AttributeError, match="module 'thinwire' has no attribute 'absent'"):
+        _ = thinwire.absent

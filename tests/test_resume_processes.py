@@ -10,7 +10,7 @@ from thinwire.ops.persistence.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.processes]
 
-UPDATES = 400
+UPDATES = 160
 #: One worker, a codec that draws random numbers, no checkpoint but the one of an end.
 FLAGS = (
     *("--method=adacomp", "--codec=random_k", "--compression_rate=0.05", "--value_dtype=int8"),

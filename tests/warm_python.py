@@ -13,7 +13,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 
 def can_be_forked(words):
     """Return whether a fork is what Python would start: a file, or a script with the usual seed."""
-    if words[:2] == ["-m", "thinwire"]:
+    if words[:2] in (["-m", "thinwire"], ["-u", "-c"]):  # the second is a worker of xdist
         return True
     program = words[1] if words[:1] == ["-P"] and words[1:] else (words or [""])[0]
     if not program.endswith("/thinwire/launcher/script.py"):

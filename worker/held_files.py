@@ -29,7 +29,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -240,10 +240,12 @@ class HeldFiles:
         }
         replaced |= {f"os.{name}": (os, self._remover(name)) for name in _NAMES_OF_REMOVE}
         replaced |= {f"os.{name}": (os, self._renamer(name)) for name in _NAMES_OF_RENAME}
+        places: list[tuple[Any, Callable[..., Any]]] = []
         for name, (module, function) in replaced.items():
             original = getattr(module, name.rpartition(".")[2])
             self._originals[name] = original
-            replace_everywhere(original, _InPlace(original, function))
+            places.append((original, _InPlace(original, function)))
+        replace_everywhere(places)
         watched = ("os.mkdir", "os.remove", "os.rename", "os.truncate")
         take = self._take_event
 
@@ -514,16 +516,22 @@ def _entries_below(folder: str) -> Iterator[str]:
         yield from (os.path.join(top, name) for name in (*names, *folders))
 
 
-def replace_everywhere(original: Any, function: Any) -> None:
-    """Put a function in the place of another in all modules, where they imported it by name too."""
+def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
+    """Put each pair's second function in the place of the first in all modules.
+
+    A module may have imported it by name. All pairs are replaced in one pass, because TensorFlow
+    alone brings thousands of modules with half a million names.
+    """
+    # By identity: an object of a module may have no hash.
+    replacements = {id(original): function for original, function in places}
     for name, module in list(sys.modules.items()):
         # The import system and this package's own modules keep what they have.
         if name.startswith(("importlib", "_frozen", "posix", "thinwire.worker.")):
             continue
         with contextlib.suppress(Exception):
             for key, value in list(vars(module).items()):
-                if value is original:
-                    setattr(module, key, function)
+                if id(value) in replacements:
+                    setattr(module, key, replacements[id(value)])
 
 
 #: Of this process; None: it is no process of `thinwire run`.

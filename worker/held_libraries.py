@@ -33,7 +33,7 @@ def share_downloads(file_utils: Any) -> None:
         original = file_utils.get_file
         file_utils.get_file = held.downloads.share(original)
         if "keras.utils" in sys.modules:  # all of Keras was imported before: it has the name, too
-            replace_everywhere(original, file_utils.get_file)
+            replace_everywhere([(original, file_utils.get_file)])
 
 
 def _raise(function: Any, path: str, error: OSError) -> NoReturn:

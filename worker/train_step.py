@@ -50,7 +50,9 @@ class TrainStep:
         self._gradient_step = tf.function(self.compute, reduce_retracing=True)
         self._flat_step = tf.function(self.compute_flat, reduce_retracing=True)
         numbers = range(len(self.variables))
-        self._assign_all = tf.function(functools.partial(self._assign_parts, numbers))
+        self._assign_all = tf.function(
+            functools.partial(self._assign_parts, numbers), autograph=False
+        )
         self._lies_in: Float32 | None = None  # the buffer that the variables have taken over
         self._copied: list[int] = list(range(len(self.variables)))  # numbers of the others
 
@@ -146,7 +148,9 @@ class TrainStep:
             held = np.asarray(memoryview(variable.value.read_value()))
             if not np.may_share_memory(held, part):  # a GPU's are not, nor those off the border
                 self._copied.append(number)
-        self._assign = tf.function(functools.partial(self._assign_parts, self._copied))
+        self._assign = tf.function(
+            functools.partial(self._assign_parts, self._copied), autograph=False
+        )
 
     def _assign_parts(self, numbers: Sequence[int], flat: Any) -> None:
         for number in numbers:

@@ -49,7 +49,11 @@ def _compiled(offer: Offer) -> list[object]:
 
 
 class Saver:
-    """A background writer of checkpoints."""
+    """Writes checkpoints in the background, one at a time.
+
+    A thread exists only while there is something to write: a process that has served many shards
+    then has none of their threads, nor the arrays that these would refer to.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Saver:
         on_saved: Callable[[State], None] = lambda state: None,
         on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """Start the thread.
+        """Make one that has nothing to write.
 
         Args:
             checkpoints: Where they are kept.
@@ -66,17 +70,18 @@ class Saver:
         """
         self._checkpoints, self._on_saved = checkpoints, on_saved
         self._on_fenced = on_fenced
-        self._wake = threading.Condition()
+        self._changed = threading.Condition()
         self._next: tuple[int, State] | None = None
-        self._busy = False
+        self._is_writing = False
         self.failure: Exception | None = None
-        threading.Thread(target=self._run, name="saver", daemon=True).start()
 
     def put(self, version: int, state: State) -> None:
-        """Have a snapshot written soon; never blocks."""
-        with self._wake:
+        """Have a snapshot written soon, instead of one that still waits; never blocks."""
+        with self._changed:
             self._next = (version, state)
-            self._wake.notify_all()
+            if not self._is_writing:
+                self._is_writing = True
+                threading.Thread(target=self._write_all, name="saver", daemon=True).start()
 
     def flush(self) -> None:
         """Wait until every snapshot is on disk.
@@ -84,17 +89,14 @@ class Saver:
         Raises:
             Exception: Why writing failed.
         """
-        with self._wake:
-            self._wake.wait_for(lambda: self._next is None and not self._busy)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_writing)
         if self.failure is not None:
             raise self.failure
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._next is not None)
-                assert self._next is not None
-                (version, state), self._next, self._busy = self._next, None, True
+    def _write_all(self) -> None:
+        while (snapshot := self._take()) is not None:
+            version, state = snapshot
             try:
                 self._checkpoints.save(version, state)
                 self._on_saved(state)
@@ -105,10 +107,15 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - flush() raises it
                 self.failure = error
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
-            del state  # until the next one it would keep its arrays
-            with self._wake:
-                self._busy = False
-                self._wake.notify_all()
+
+    def _take(self) -> tuple[int, State] | None:
+        """Return what is to be written next; None, once for each thread, if there is nothing."""
+        with self._changed:
+            snapshot, self._next = self._next, None
+            if snapshot is None:
+                self._is_writing = False
+                self._changed.notify_all()
+            return snapshot
 
 
 class SavedShard:
@@ -339,7 +346,7 @@ class SavedShard:
         return replayed
 
     def open(self) -> None:
-        """Start the thread that writes."""
+        """Make what writes checkpoints."""
         self._saver = Saver(
             self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
         )

@@ -260,8 +260,9 @@ def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     buffer = io.BytesIO()
+    # `savefig` would draw twice, the first time for the layout alone, and give the same bytes.
     # Without the Software tag the same run gives the same bytes under any matplotlib.
-    figure.savefig(buffer, format="png", facecolor=theme.background, metadata={"Software": None})
+    figure.canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 

@@ -7,6 +7,7 @@ TensorFlow is not needed: everything comes from summary.json and metrics.jsonl.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import math
 import os
 import pathlib
@@ -102,13 +103,17 @@ def write_comparison(
 
     Raises:
         ConfigurationError: a run's files are missing or damaged; nothing is written then.
+        FileNotFoundError: There is no folder for the page; no picture is drawn then.
     """
+    path = pathlib.Path(output)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     runs = [load_run(run_dir) for run_dir in run_dirs]
     names = distinct_names(run_dirs)
     runs = [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
     rows = [page.RunSection(run.name, run.summary, run_pictures(run)) for run in runs]
-    replace_file(pathlib.Path(output), page.comparison_page(rows, curve_pictures(runs)))
-    return pathlib.Path(output)
+    replace_file(path, page.comparison_page(rows, curve_pictures(runs)))
+    return path
 
 
 def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:

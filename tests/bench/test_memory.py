@@ -25,6 +25,7 @@ def test_memory_stays_within_its_bound(name):
 
 @pytest.mark.processes
 def test_a_model_that_is_offered_is_held_once():
-    offered, pulled, _ = points("dgs, 2 workers", 10_000_000, 1)
-    assert offered.num_bytes < 1.1 * offered.weights_bytes + (32 << 20)
-    assert pulled.num_bytes < 3.1 * offered.weights_bytes + (64 << 20)  # and two replicas
+    # So large that half of it exceeds what gRPC's threads hold at the moment of the measurement.
+    offered, pulled, _ = points("dgs, 2 workers", 25_000_000, 1)
+    assert offered.num_bytes < 1.5 * offered.weights_bytes + (32 << 20)
+    assert pulled.num_bytes < 3.5 * offered.weights_bytes + (32 << 20)  # and two replicas

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import json
 import pathlib
@@ -362,8 +363,16 @@ def digest(*values: Any) -> str:
     return found.hexdigest()
 
 
+#: Types whose text says all of a value; most of what is fed is one of them.
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+#: Names of dtypes. numpy builds `dtype.name` at each access, which takes ten times as long as this.
+_name_of = functools.cache(str)
+
+
 def _feed(into: Any, value: Any) -> None:
-    if isinstance(value, dict):
+    if type(value) in _PLAIN:
+        into.update(repr(value).encode() + b";")
+    elif isinstance(value, dict):
         into.update(b"{")
         for key in sorted(value, key=str):
             into.update(str(key).encode())
@@ -373,7 +382,7 @@ def _feed(into: Any, value: Any) -> None:
         for each in value:
             _feed(into, each)
     elif isinstance(value, np.ndarray):
-        into.update(f"{value.dtype}{value.shape}".encode())
+        into.update(f"{_name_of(value.dtype)}{value.shape}".encode())
         into.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, np.generic):
         _feed(into, value.item())

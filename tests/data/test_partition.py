@@ -128,3 +128,8 @@ def test_label_counts() -> None:
     assert data_partition.label_counts(np.array([3, 0, 3], np.int32)) == {0: 1, 3: 2}
     assert len(data_partition.label_counts(np.arange(200))) == 200
     assert data_partition.label_counts(np.arange(201)) == {}
+
+
+def test_one_example_for_each_worker_suffices_without_a_batch_size() -> None:
+    shards = data_partition.split(np.zeros(3, int), PartitionRule("dirichlet", 3, seed=0))
+    assert [len(shard) for shard in shards] == [1, 1, 1]

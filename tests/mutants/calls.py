@@ -23,8 +23,9 @@ LOADED = (
 _WITHOUT_OWN_TESTS = "--ignore=tests/mutants"
 _OPTIONS = (_WITHOUT_OWN_TESTS, "-p", "no:cacheprovider", "-p", "tests.mutants.outcomes")
 _CODE_PASSED, _CODE_NOTHING_FOUND = 0, 5
-#: A namespace of processes of its own: a mutant that kills wrong processes reaches no others.
-_ISOLATED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+#: Namespaces of processes and networks of its own: a mutant may kill wrong processes, or set an
+#: interface where it should read it.
+_ISOLATED = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "--net")
 
 
 class ServerDied(RuntimeError):

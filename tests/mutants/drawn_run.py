@@ -20,6 +20,8 @@ from tests.mutants.suite import Planted, killers_in_suite
 
 #: Number of processes that make the map; each takes up to 2.5 GB.
 _MAP_PROCESSES = 4
+#: What it takes to import a file of tests, which the map does not count.
+_IMPORT_SECONDS = 1.0
 #: Time limit of each call.
 _LIMIT_WITHOUT_MAP_SECONDS = 120.0
 STAGES = (results.LINES, results.SUITE, results.SURVIVED, results.EQUIVALENT)
@@ -51,8 +53,11 @@ def run(
         loaded: The modules that forks find imported.
     """
     tests = _digest_of_tests(root)
+    equivalents = _equivalents(root)
     for mutant in mutants:
-        if _past(past, mutant, tests) is None and _is_equivalent(mutant, root):
+        if _past(past, mutant, tests) is None and any(
+            path == mutant.path and mutant.is_made_by(text) for path, text in equivalents
+        ):
             _note(past, mutant, mutant.key, results.EQUIVALENT, "", 0.0)
     waiting = [mutant for mutant in mutants if _past(past, mutant, tests) is None]
     spared: dict[Planted, tuple[Drawn, float]] = {}
@@ -119,6 +124,7 @@ def _killer(calls: Calls, mutant: Drawn, batches: list[list[str]], known: Lines 
             limit = _LIMIT_WITHOUT_MAP_SECONDS
             if known is not None:
                 usual = sum(known.seconds.get(test, runner.PATIENCE_SECONDS) for test in batch)
+                usual += _IMPORT_SECONDS * len({test.partition("::")[0] for test in batch})
                 limit = runner.PATIENCE_SECONDS + runner.PATIENCE * usual
             outcome = calls.pytest("-x", "-m", lines.IN_PROCESS, *batch, limit_seconds=limit)
             if known is None and outcome.stopped and not outcome.failed:
@@ -159,13 +165,13 @@ def _digest_of_tests(root: pathlib.Path) -> str:
     return results.digest_of_files((root / "tests").rglob("test_*.py"))
 
 
-def _is_equivalent(mutant: Drawn, root: pathlib.Path) -> bool:
-    """Return whether a mutant is listed as one that changes no behaviour."""
-    for edit in records.equivalents():
-        path, text = records.mutated(edit, root)
-        if path == mutant.path and mutant.is_made_by(text):
-            return True
-    return False
+def _equivalents(root: pathlib.Path) -> list[tuple[pathlib.Path, str]]:
+    """Return the files and texts of the mutants that are listed as changing no behaviour.
+
+    A tree that lacks the module of one has fewer of them.
+    """
+    edits = [edit for edit in records.equivalents() if sources.path_of(edit.module, root)]
+    return [records.mutated(edit, root) for edit in edits]
 
 
 def summary(mutants: Sequence[Drawn], ended: Sequence[Result]) -> str:

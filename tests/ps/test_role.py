@@ -1,5 +1,6 @@
 """What a shard's core begins with: its own weights, and no more of the run than is the shard's."""
 
+import contextlib
 import types
 
 import numpy as np
@@ -10,8 +11,11 @@ from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.models import flat_model
 from thinwire.ops.sharding.split import shard_positions
+from thinwire.ops.sync.base import Draw
+from thinwire.ops.sync.drawn import DrawsFile, parse_draws
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
+from thinwire.ps.core import events
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardInitials, build_core
@@ -101,7 +105,7 @@ def test_epochs_are_counted_in_examples():
 
 
 def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monkeypatch):
-    events, run = (
+    happened, run = (
         [],
         types.SimpleNamespace(addresses=(), overwrite=False, resume=False, model_is_offered=True),
     )
@@ -111,12 +115,12 @@ def test_a_shard_that_comes_back_imports_keras_quietly_where_it_may_need_it(monk
     monkeypatch.setattr(role.ps_flags, "read", lambda addresses: own)
     monkeypatch.setattr(role, "SavedShard", lambda run, node: kept)
     monkeypatch.setattr(role, "read_offer", lambda document, limit: document)
-    monkeypatch.setattr(role, "import_quietly", lambda name: events.append(name))
-    monkeypatch.setattr(role, "model_of_offer", lambda *given: events.append("model"))
+    monkeypatch.setattr(role, "import_quietly", lambda name: happened.append(name))
+    monkeypatch.setattr(role, "model_of_offer", lambda *given: happened.append("model"))
     process = types.SimpleNamespace(serve=lambda: 0)
     monkeypatch.setattr(role, "ShardProcess", lambda *given: process)
     assert role.main(run) == 0
-    assert events == ["keras", "model"]
+    assert happened == ["keras", "model"]
 
 
 @pytest.mark.parametrize("by", ["flags", "worker"])
@@ -124,3 +128,41 @@ def test_what_takes_a_lost_ps_s_place_does_not_begin_anew(tmp_path, by):
     flags = ("--type_node=PS", "--resume_only", f"--run_dir={tmp_path}", f"--model_from={by}")
     with given(*flags), pytest.raises(ConfigurationError, match="no checkpoint of it here.*disk"):
         role.main(read_run())
+
+
+@pytest.mark.parametrize(("speeds", "is_proposed"), [({1: 4.0}, False), ({1: 4.0, 2: 1.0}, True)])
+def test_groups_are_proposed_once_all_workers_are_measured(tmp_path, speeds, is_proposed):
+    process = types.SimpleNamespace(run=types.SimpleNamespace(nb_workers=2, run_dir=tmp_path))
+    found = events.GroupsChanged(((1,), (2,)), speeds)
+    role.ShardProcess._propose(process, found)
+    assert (tmp_path / "groups.txt").is_file() == is_proposed
+
+
+def test_draws_are_recorded_for_a_run_that_is_resumed(tmp_path):
+    process = types.SimpleNamespace(_draws=DrawsFile(tmp_path))
+    role.ShardProcess._record_draws(process, [Draw(1, 0, (2, 3)), Draw(2, 1, (1, 3))])
+    assert list(parse_draws(process._draws.path.read_text(), "d", 3)) == [(2, 3), (1, 3)]
+
+
+def test_the_last_snapshot_is_on_disk_before_the_summary_and_a_full_disk_hinders_none():
+    """A saver writes in a thread that ends with the process."""
+    calls = []
+
+    def note(call, error=None):
+        def noted(*given):
+            calls.append(call)
+            if error is not None:
+                raise error
+
+        return noted
+
+    core = types.SimpleNamespace(version=7, snapshot=lambda: {})
+    server = types.SimpleNamespace(journaled=types.SimpleNamespace(close=note("close")))
+    for error in (None, OSError("No space left on device")):
+        saved = types.SimpleNamespace(flush=note("flush", error))
+        process = types.SimpleNamespace(
+            server=server, core=core, saved=saved, _save=note("save"), _sum_up=note("sum up")
+        )
+        with pytest.raises(OSError) if error else contextlib.nullcontext():
+            role.ShardProcess._leave_behind(process)
+    assert calls == ["close", "save", "flush", "sum up"] * 2

@@ -69,8 +69,9 @@ def test_the_target_s_metric_comes_first(opened, caplog):
 
 
 def test_a_target_that_nobody_measures_is_warned_of_once(opened, caplog):
-    recorder, _ = opened([{"rmse": 0.5, "loss": 0.1}] * 4, target="f1>=0.9")
+    recorder, saves = opened([{"rmse": 0.5, "loss": 0.1}] * 4, target="f1>=0.9")
     assert evaluate(recorder, 4) == []
+    assert len(saves) == 1  # by the task's metric
     assert caplog.text.count("--target=f1>=0.9: the evaluations have no f1") == 1
     assert "they have rmse, loss" in caplog.text
 
@@ -115,6 +116,14 @@ def test_a_run_with_one_fit_that_validates_has_validation_data():
     sent = (pb.ToClient(fit_begun=fit) for fit in fits)
     stream = ShardStream(ListeningSession(*sent), queue.SimpleQueue())
     assert stream.lost.wait(30) and stream.validates
+    assert stream.refusal is None
+
+
+def test_a_shard_s_refusal_is_kept_and_ends_the_wait_for_a_reply():
+    refusal = pb.Refusal(reason=pb.REASON_FULL)
+    stream = ShardStream(ListeningSession(pb.ToClient(refusal=refusal)), queue.SimpleQueue())
+    assert stream.lost.wait(30) and stream.refusal == refusal
+    assert [stream.replies.get(), stream.replies.get()] == [None, None]  # it, and the end
 
 
 def test_no_stream_stays_open_where_a_later_shard_rejects():

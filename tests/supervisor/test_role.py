@@ -1,5 +1,7 @@
 """What a Supervisor reports of its evaluator, and records of what others have evaluated."""
 
+import signal
+import threading
 import types
 
 import pytest
@@ -7,7 +9,10 @@ import pytest
 from tests.command_line import given
 from tests.supervisor.samples import make_status
 from thinwire.flags.run import read_run
+from thinwire.ops.run.settings import EXIT_INTERRUPTED
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.grpc import Unreachable
+from thinwire.supervisor import role
 from thinwire.supervisor.role import _Watcher
 
 
@@ -35,6 +40,24 @@ def watcher(tmp_path):
     return made
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_ctrl_c_ends_the_search_for_a_ps_as_an_interruption(watcher, monkeypatch, is_interrupted):
+    """A search that is given up fails as one that finds nobody does: what ended it counts."""
+
+    def connect():
+        if is_interrupted:
+            watcher._interrupt(signal.SIGINT, None)
+        raise Unreachable("nothing answers")
+
+    watcher.shards, watcher.script_evaluator = [], None
+    monkeypatch.setattr(watcher, "_connect", connect)
+    if is_interrupted:
+        assert watcher.watch() == EXIT_INTERRUPTED
+    else:
+        with pytest.raises(Unreachable):
+            watcher.watch()
+
+
 @pytest.mark.parametrize(("versions", "is_final"), [([6], False), ([7], True), ([7, 9], True)])
 def test_what_a_script_has_evaluated_is_final_if_the_run_ended_with_it(watcher, versions, is_final):
     watcher._of_script = ({"loss": 0.5}, versions)
@@ -52,3 +75,39 @@ def test_shard_0_learns_whenever_the_evaluator_s_process_begins_or_ends(watcher)
         watcher._tend_evaluator()
     expected = [pb.Evaluator(available=True, starting=each) for each in (True, False, True)]
     assert [message.evaluator for message in watcher.shards[0].sent] == expected
+
+
+def test_a_supervisor_with_a_model_evaluates_each_version_once(watcher, monkeypatch):
+    clock, evaluated = [100.0], []
+    statuses = iter([7, 7, 9, 9])
+    shard = watcher.shards[0]
+    shard.refusal, shard.lost = None, threading.Event()
+
+    def look_again(seconds):
+        clock[0] += watcher.own.eval_interval_seconds
+        version = next(statuses, None)
+        if version is None:
+            watcher.interrupted.set()
+        else:
+            shard.status = make_status(version)
+
+    def evaluate(status):
+        evaluated.append(status.version)
+        return status.version
+
+    monkeypatch.setattr(role, "time", types.SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(watcher, "_show", lambda status: None)
+    monkeypatch.setattr(watcher, "_evaluate", evaluate)
+    monkeypatch.setattr(watcher.interrupted, "wait", look_again)
+    watcher.script_evaluator, watcher._fetcher = None, object()
+    watcher._observe()
+    assert evaluated == [7, 9]
+
+
+def test_a_supervisor_without_a_model_evaluates_nothing(watcher, monkeypatch):
+    shard = watcher.shards[0]
+    shard.refusal, shard.lost, watcher.script_evaluator = None, threading.Event(), None
+    monkeypatch.setattr(watcher, "_show", lambda status: None)
+    monkeypatch.setattr(watcher, "_evaluate", lambda status: pytest.fail("evaluated"))
+    monkeypatch.setattr(watcher.interrupted, "wait", lambda seconds: watcher.interrupted.set())
+    watcher._observe()

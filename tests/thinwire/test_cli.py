@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import given
+from tests.light_starts import ends
 from thinwire import __version__, cli, help_text, node
 from thinwire.ops.run.flags import Option
 from thinwire.proto.messages import PROTOCOL_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
+MAIN = str(ROOT / "main.py")
 #: Most that help may take, in imports of numpy: 1.8 measured, TensorFlow is above 10.
 HELP_OF_NUMPY = 3
 OPTIONS = [option for topic in help_text.TOPICS for option in topic.options]
@@ -39,8 +41,28 @@ def run(*arguments, seconds=60, **environment):
     )
 
 
-def thinwire(*arguments, **environment):
-    return run("-m", "thinwire", *arguments, **environment)
+#: Command lines that tests below look at, all played at once.
+PLAYED = (
+    ("-m", "thinwire", "ps", "--type_node=Worker"),
+    ("-m", "thinwire", "ps", "--id_ps=3"),
+    (MAIN, "--type_node=PS", "--id_ps=3"),
+    (MAIN, "--helpfull"),
+    ("-m", "thinwire", "--type_node=PS", "--help"),
+    ("-m", "thinwire", "version"),
+    ("-m", "thinwire", "--version"),
+    ("-m", "thinwire", "help", "ps"),
+    ("-m", "thinwire", "help", "suprvisor"),
+)
+HELPED = {command: ("-m", "thinwire", command, "--help") for command in cli.COMMANDS}
+HELPED |= {"main.py": (MAIN, "--help")}
+HELPED |= {
+    f"main.py --type_node={role}": (MAIN, f"--type_node={role}", "--help") for role in node.ROLES
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    return ends([*PLAYED, *HELPED.values()], tmp_path_factory.mktemp("played"))
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",), ("-h",)])
@@ -81,15 +103,15 @@ def test_every_role_has_a_command_its_module_and_its_help():
     assert roles == list(node.ROLES) == list(help_text.ROLE_HELP) == list(help_text.ROLES)
 
 
-def test_a_command_s_role_is_not_another():
-    done = thinwire("ps", "--type_node=Worker")
+def test_a_command_s_role_is_not_another(played):
+    done = played["-m", "thinwire", "ps", "--type_node=Worker"]
     assert done.returncode == 1
     assert "--type_node=Worker" in done.stderr and "thinwire ps" in done.stderr
 
 
-@pytest.mark.parametrize("how", [("main.py", "--type_node=PS"), ("-m", "thinwire", "ps")])
-def test_a_command_and_main_take_the_same_flags(how):
-    done = run(*how, "--id_ps=3")
+@pytest.mark.parametrize("how", [(MAIN, "--type_node=PS"), ("-m", "thinwire", "ps")])
+def test_a_command_and_main_take_the_same_flags(how, played):
+    done = played[*how, "--id_ps=3"]
     assert (done.returncode, "--id_ps=3: this run has shards 0..0" in done.stderr) == (2, True)
 
 
@@ -130,18 +152,13 @@ def test_help_is_instant(command):
     assert best <= HELP_OF_NUMPY * numpy, f"{best:.2f} s at best, numpy's import {numpy:.2f} s"
 
 
-ROLES_OF_MAIN = [f"main.py --type_node={role}" for role in node.ROLES]
-
-
-@pytest.mark.parametrize("command", [*cli.COMMANDS, "main.py", *ROLES_OF_MAIN])
-def test_help_needs_nothing_heavy(command):
-    how = command.split() if command.startswith("main.py") else ("-m", "thinwire", command)
-    done = run("-X", "importtime", *how, "--help")
-    names = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
-    assert done.returncode == 0 and "thinwire" in names
-    assert len(done.stdout) > 100 and "Traceback" not in done.stderr
+@pytest.mark.parametrize("command", HELPED)
+def test_help_needs_nothing_heavy(command, played):
+    done = played[HELPED[command]]
+    assert done.returncode == 0 and "thinwire" in done.modules
+    assert len(done.stdout) > 100 and done.stderr == ""
     allowed = {"grpc", "numpy"} if command == "certificates" else set()
-    assert not names & HEAVY - allowed
+    assert not done.modules & HEAVY - allowed
 
 
 def shown(text):
@@ -178,14 +195,14 @@ def test_help_has_what_matters_to_the_command_alone(command, has, lacks):
     assert not lacks & names
 
 
-def test_helpfull_has_every_flag_and_main_s_help_no_advanced_one():
-    done = run("main.py", "--helpfull")
+def test_helpfull_has_every_flag_and_main_s_help_no_advanced_one(played):
+    done = played[MAIN, "--helpfull"]
     assert (done.returncode, shown(done.stdout)) == (0, [option.name for option in OPTIONS])
     common = [option.name for option in OPTIONS if not option.is_advanced]
-    text = run("main.py", "--help").stdout
+    text = played[HELPED["main.py"]].stdout
     assert shown(text) == common
     assert "--type_node" in text
-    assert thinwire("--type_node=PS", "--help").stdout == help_text.text_of(
+    assert played["-m", "thinwire", "--type_node=PS", "--help"].stdout == help_text.text_of(
         str(ROOT / "thinwire" / "__main__.py"), "PS"
     )
 
@@ -255,19 +272,37 @@ importlib.util.find_spec = lambda name, *rest: None if name == "tensorflow" else
 """
 
 
-@pytest.fixture
-def without_tensorflow(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(NO_TENSORFLOW)
-    return {"PYTHONPATH": str(tmp_path)}
+@pytest.fixture(scope="module")
+def without_tensorflow(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("without")
+    (folder / "sitecustomize.py").write_text(NO_TENSORFLOW)
+    return {"PYTHONPATH": str(folder)}
+
+
+TOOLS_ALONE = (
+    ("version",),
+    ("certificates", "--out=certs"),
+    ("report", "."),
+    ("health", "127.0.0.1:1", "--seconds=1"),
+)
+
+
+@pytest.fixture(scope="module")
+def played_without_tensorflow(without_tensorflow, tmp_path_factory):
+    """Return the ends by the words that follow `thinwire`."""
+    lines = [("-m", "thinwire", *words) for words in TOOLS_ALONE]
+    lines += [("-m", "thinwire", command, "--run_dir=run") for command in cli.ROLES]
+    found = ends(lines, tmp_path_factory.mktemp("played"), **without_tensorflow)
+    return {words[2:]: end for words, end in found.items()}
 
 
 @pytest.mark.parametrize("command", list(cli.ROLES))
-def test_a_role_without_tensorflow_names_the_extras(command, without_tensorflow, tmp_path):
-    done = thinwire(command, f"--run_dir={tmp_path / 'run'}", **without_tensorflow)
+def test_a_role_without_tensorflow_names_the_extras(command, played_without_tensorflow):
+    done = played_without_tensorflow[command, "--run_dir=run"]
     assert done.returncode == 2, done.stderr
     assert "pip install 'thinwire[cpu]'" in done.stderr and "thinwire[gpu]" in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert not (done.folder / "run").exists()
 
 
 def test_a_script_without_tensorflow_is_pointed_to_the_extras(without_tensorflow):
@@ -275,20 +310,17 @@ def test_a_script_without_tensorflow_is_pointed_to_the_extras(without_tensorflow
     assert "thinwire[cpu]" in done.stderr.splitlines()[-1]
 
 
-def test_tools_do_without_tensorflow(without_tensorflow, tmp_path):
-    def tool(*arguments):
-        return thinwire(*arguments, **without_tensorflow)
-
-    assert "not installed" in tool("version").stdout
-    assert tool("certificates", f"--out={tmp_path / 'certs'}").returncode == 0
-    assert (tmp_path / "certs" / "worker-4.crt").exists()
-    missing = tool("report", str(tmp_path))
+def test_tools_do_without_tensorflow(played_without_tensorflow):
+    version, made, missing, health = (played_without_tensorflow[words] for words in TOOLS_ALONE)
+    assert "not installed" in version.stdout
+    assert made.returncode == 0
+    assert (made.folder / "certs" / "worker-4.crt").exists()
     assert (missing.returncode, "summary.json" in missing.stderr) == (2, True)
-    assert tool("health", "127.0.0.1:1", "--seconds=1").returncode == 3
+    assert health.returncode == 3
 
 
-def test_version_names_what_matters():
-    done = thinwire("version")
+def test_version_names_what_matters(played):
+    done = played["-m", "thinwire", "version"]
     rows = dict(line.split(None, 1) for line in done.stdout.splitlines())
     assert rows["thinwire"].startswith(f"{__version__} (checkout in {ROOT})")
     assert f"wire protocol           {PROTOCOL_VERSION}" in done.stdout
@@ -300,14 +332,15 @@ def test_version_names_what_matters():
 # -- short forms --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("short", "whole"), [(("--version",), "version"), (("help", "ps"), None)])
-def test_short_forms(short, whole):
-    done = thinwire(*short)
+@pytest.mark.parametrize(
+    ("short", "whole"), [(("--version",), ("version",)), (("help", "ps"), ("ps", "--help"))]
+)
+def test_short_forms(short, whole, played):
+    done = played["-m", "thinwire", *short]
     assert done.returncode == 0
-    expected = thinwire(whole) if whole else thinwire("ps", "--help")
-    assert done.stdout == expected.stdout
+    assert done.stdout == played["-m", "thinwire", *whole].stdout
 
 
-def test_help_on_what_is_no_command_names_the_commands():
-    done = thinwire("help", "suprvisor")
+def test_help_on_what_is_no_command_names_the_commands(played):
+    done = played["-m", "thinwire", "help", "suprvisor"]
     assert done.returncode == 1 and "Did you mean supervisor?" in done.stderr

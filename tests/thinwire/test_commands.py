@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.forked import forker
+from tests.light_starts import ends
 from thinwire import cli, node
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +27,6 @@ COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.R
 #: One command for each way from the command line to what runs: a tool with a parser of its
 #: own, a role by either name, and `run`.
 PATHS = ("thinwire stop", "thinwire worker", "thinwire run", "python main.py", "main.py PS")
-#: Tools that do something with nothing typed: their exit code is what they have found.
-NEEDS_NOTHING = ("doctor", "version")
 #: Documented in docs/OPERATIONS.md for a command line that cannot be.
 BAD_COMMAND_LINE = (1, 2)
 ONE_LINE = re.compile(r"\S.+\n")
@@ -66,41 +65,51 @@ def ended(process):
     return process.returncode, out, error
 
 
-def refuses_wrong_word(process):
-    code, text, error = ended(process)
-    assert code in BAD_COMMAND_LINE and text == "", error
-    assert "xyzzy" in error or "required" in error  # what is wrong, or what is missing first
-    assert "Traceback" not in error
-    return code
+def is_refusal(end):
+    assert end.returncode in BAD_COMMAND_LINE and end.stdout == "", end
+    assert "xyzzy" in end.stderr or "required" in end.stderr  # what is wrong, or missing first
+    assert "Traceback" not in end.stderr
+    assert not list(end.folder.iterdir())
+
+
+OTHERS = [each for each in COMMANDS if each not in PATHS]
+TOOLS = [each for each in (*cli.TOOLS, "run") if each != "doctor"]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """Play command lines whose streams are usual ones."""
+    lines = [[*how, "xyzzy"] for how in COMMANDS.values()]
+    lines += [[*COMMANDS[command], "--help"] for command in PATHS]
+    lines += [["-m", "thinwire", command] for command in TOOLS]
+    return ends(lines, tmp_path_factory.mktemp("played"))
 
 
 @pytest.mark.parametrize("command", PATHS)
-def test_a_command_ends_as_documented_whatever_its_streams_are(command, tmp_path):
+def test_a_command_ends_as_documented_whatever_its_streams_are(command, played, tmp_path):
     how = COMMANDS[command]
-    helped = start(how, ["--help"], stdout=subprocess.PIPE, cwd=tmp_path)
     unread = start_without_reader(how, ["--help"], tmp_path)
     closed = start_without_stdout(how, ["--help"], tmp_path)
     with open("/dev/full", "w") as full:
         lost = start(how, ["--help"], stdout=full, cwd=tmp_path)
-    wrong = start(how, ["xyzzy"], stdout=subprocess.PIPE, cwd=tmp_path)
     wrong_closed = start_without_stdout(how, ["xyzzy"], tmp_path)
 
-    code, text, error = ended(helped)
-    assert (code, error) == (0, "") and len(text) > 100
+    helped, wrong = played[*how, "--help"], played[*how, "xyzzy"]
+    assert (helped.returncode, helped.stderr) == (0, "") and len(helped.stdout) > 100
     assert ended(unread) == (0, None, "")
     assert ended(closed) == (0, None, "")
     code, _, error = ended(lost)
     assert code == 2
     assert error == "stdout cannot be written (No space left on device); its text is lost\n"
-    assert ended(wrong_closed)[0] == refuses_wrong_word(wrong)
+    is_refusal(wrong)
+    assert ended(wrong_closed)[0] == wrong.returncode
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in PATHS])
-def test_a_wrong_word_is_refused_and_leaves_nothing(command, tmp_path):
+@pytest.mark.parametrize("command", OTHERS)
+def test_a_wrong_word_is_refused_and_leaves_nothing(command, played):
     """Their help is started in test_cli."""
-    refuses_wrong_word(start(COMMANDS[command], ["xyzzy"], stdout=subprocess.PIPE, cwd=tmp_path))
-    assert not list(tmp_path.iterdir())
+    is_refusal(played[*COMMANDS[command], "xyzzy"])
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -129,14 +138,24 @@ def test_what_a_closed_stdout_leaves_free_is_no_file_of_the_command(tmp_path):
     assert (tmp_path / "kept").read_text() == ""
 
 
-@pytest.mark.parametrize("command", [*cli.TOOLS, "run"])
-def test_a_tool_with_nothing_says_what_is_missing_or_does_its_work(command, tmp_path):
-    code, text, error = ended(
-        start(("-m", "thinwire", command), stdout=subprocess.PIPE, cwd=tmp_path)
-    )
+def test_doctor_with_nothing_examines_this_machine(tmp_path):
+    """It starts a Python that imports TensorFlow: both are forks of one that has it."""
+    texts = tmp_path / "stdout", tmp_path / "stderr"
+    with open(texts[0], "wb") as output, open(texts[1], "wb") as errors:
+        words = ["-m", "thinwire", "doctor"]
+        code = forker().start(words, output, dict(os.environ), errors, tmp_path).wait(120)
+    text, error = (each.read_text() for each in texts)
+    assert code in (0, 1, 2) and not error
+    assert re.search(r"TensorFlow .* imported in", text), text
+
+
+@pytest.mark.parametrize("command", TOOLS)
+def test_a_tool_with_nothing_says_what_is_missing_or_does_its_work(command, played):
+    end = played["-m", "thinwire", command]
+    code, text, error = end.returncode, end.stdout, end.stderr
     assert "Traceback" not in error
-    if command in NEEDS_NOTHING:
-        assert code in (0, 1, 2) and text and not error
+    if command == "version":  # it needs nothing
+        assert code == 0 and text and not error
         return
     assert code in BAD_COMMAND_LINE and text == ""
     assert f"thinwire {command} " in error  # its usage

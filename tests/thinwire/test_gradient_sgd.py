@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.thinwire.toy import build, gradients_of, serving, trained
-from thinwire import GradientSGD, RunOver, init_server
+from thinwire import GradientSGD, RunOver, StepInfo, init_server
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
@@ -42,7 +42,7 @@ def close(model, expected):
 def test_msgd_is_momentum_sgd_without_a_server():
     model = build()
     optimizer = GradientSGD(model, lr=0.1, momentum=0.9, weight_decay=0.01, mode="MSGD")
-    assert train(optimizer, model)[-1].version == len(BATCHES)
+    assert train(optimizer, model)[-1] == StepInfo(len(BATCHES), 0.1, 0, 0, 0, 0, 0, {})
     close(model, by_hand(0.9, 0.01))
 
 

@@ -1,6 +1,7 @@
 """What a process that starts in mid-run would delete of the chief's files stays, and is named.
 
-Each case runs in a process of its own, as the functions are replaced for the whole process.
+Each case runs in a process of its own, as the functions are replaced for the whole process; it is
+a fork of one that has replaced nothing.
 """
 
 import os
@@ -10,6 +11,8 @@ import sys
 import textwrap
 
 import pytest
+
+from tests.worker.forks import Forks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PROLOGUE = """
@@ -75,8 +78,8 @@ STARTS = {
 class Folder:
     """A folder with a file that is older than the run, and files that the chief has written."""
 
-    def __init__(self, path):
-        self.path, self.run_dir = path, path / "run"
+    def __init__(self, path, forks=None):
+        self.path, self.run_dir, self._forks = path, path / "run", forks
         (self.run_dir / "settings").mkdir(parents=True)
         (path / "out" / "deep").mkdir(parents=True)
         old = path / "out" / "old.txt"
@@ -92,8 +95,11 @@ class Folder:
     def run(self, top, start=(2, "again")):
         """Run the top of a script; return the process."""
         program, place = PROLOGUE + textwrap.dedent(top), (self.run_dir, repr(self.began))
+        words = [*map(str, (*place, *start))]
+        if self._forks is not None:
+            return self._forks.run(program, words, self.path, {"TMPDIR": str(self.path)})
         return subprocess.run(
-            [sys.executable, "-c", program, *map(str, (*place, *start))],
+            [sys.executable, "-c", program, *words],
             cwd=self.path,
             env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(self.path)},
             capture_output=True,
@@ -110,9 +116,16 @@ class Folder:
         return sorted(each.name for each in (self.path / "out").iterdir())
 
 
+@pytest.fixture(scope="module")
+def forks():
+    started = Forks()
+    yield started
+    started.close()
+
+
 @pytest.fixture
-def folder(tmp_path):
-    return Folder(tmp_path)
+def folder(tmp_path, forks):
+    return Folder(tmp_path, forks)
 
 
 @pytest.mark.parametrize("top", TOPS.values(), ids=TOPS)
@@ -271,14 +284,16 @@ def test_a_folder_that_another_worker_has_just_made_counts_as_made(folder, start
     if start == "the first chief":
         (folder.run_dir / "settings" / "training").unlink()
         start = (1, "first")
-    for name, top in MAKING.items():
+    # Each way to make a folder is tried in one start, and each start has three of the ways.
+    ways = MAKING if start == (2, "first") else ("os.makedirs", "in training", "deleted and made")
+    for name in ways:
         for made in ("theirs", "theirs/deep", "empty"):
             (folder.path / made).mkdir(exist_ok=True)
         if name == "below it":
             (folder.path / "theirs" / "deep").rmdir()
         if name == "deleted and made":
             (folder.path / "theirs" / "deep").rmdir()
-        ended = folder.run(top, start)
+        ended = folder.run(MAKING[name], start)
         assert ended.returncode == 0, (name, ended.stderr)
         assert not ended.stderr and (folder.path / "theirs").is_dir(), (name, ended.stderr)
         if (folder.path / "here").is_symlink():

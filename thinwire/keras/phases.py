@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.keras.checks import check_same_variables
+from thinwire.keras.early_metrics import create_before_trace
 from thinwire.keras.early_stop import EarlyStop
 from thinwire.keras.evaluations import FitEvaluations
 from thinwire.keras.fit_barriers import FitBarriers
@@ -65,6 +66,7 @@ class Phases:
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
+            create_before_trace(member.model)
         if member.session is None and member.is_offered:
             self._trial.before_first(self.begin_with)
         elif self._wait_for_change("begin"):

@@ -213,6 +213,24 @@ def try_eagerly(
         variable.assign(values)
 
 
+def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
+    """Let a model's next train_function call something first, once.
+
+    Args:
+        model: Has a train_function.
+        call: Takes the tensor specs of the first batch.
+    """
+    alone = model.train_function
+
+    def first(iterator: Any) -> Any:
+        model.train_function = alone
+        data_spec, iterator = take_first(iterator)
+        call(data_spec)
+        return alone(iterator)
+
+    model.train_function = first
+
+
 def take_first(iterator: Any) -> tuple[Any, Any]:
     """Return the form of an iterator's mini-batches, and an iterator of all of them."""
     if hasattr(iterator, "element_spec"):

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import keras
 
-from thinwire.keras.plan import StepPlan, is_built, take_first, try_eagerly, try_in_graph
+from thinwire.keras.plan import StepPlan, before_first_step, is_built, try_eagerly, try_in_graph
 from thinwire.keras.step import recording
 from thinwire.ops.types import ConfigurationError
 
@@ -64,15 +64,7 @@ class StepTrial:
         model = self._model
         if model.run_eagerly or not self.is_needed:
             return
-        alone = model.train_function
-
-        def first(iterator: Any) -> Any:
-            model.train_function = alone
-            data_spec, iterator = take_first(iterator)
-            join(self.in_graph(data_spec))
-            return alone(iterator)
-
-        model.train_function = first
+        before_first_step(model, lambda data_spec: join(self.in_graph(data_spec)))
 
     def refuse_without_step(self) -> NoReturn:
         """Refuse the train_step: nothing of it reaches an optimizer."""

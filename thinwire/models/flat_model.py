@@ -61,8 +61,8 @@ class FlatVariables:
         self._num_calls = 0
         # One call each: many small variables one by one would cost more than a small model's step.
         # As objects of their own: TensorFlow warns of retracing by the code of a plain function.
-        self._joined = tf.function(functools.partial(self._join))
-        self._split = tf.function(functools.partial(self._assign_split))
+        self._joined = tf.function(functools.partial(self._join), autograph=False)
+        self._split = tf.function(functools.partial(self._assign_split), autograph=False)
 
     @property
     def _is_worth_compiling(self) -> bool:

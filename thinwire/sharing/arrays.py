@@ -20,7 +20,7 @@ from thinwire.data.partition import split
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.place import BatchParts, Rounds, Shared, WorkerPlace
 from thinwire.sharing.rounds import UnknownRounds, dealt_rounds, full_rounds
-from thinwire.sharing.windows import count_epochs
+from thinwire.sharing.windows import as_traced, count_epochs
 
 #: Keras' batch size where the script gives none.
 DEFAULT_BATCH_SIZE = 32
@@ -278,14 +278,15 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
 
     def batches_of_epoch(epoch: Any) -> Any:
         rows = tf.numpy_function(rows_of_epoch, [epoch], tf.int64)
-        numbers = tf.data.Dataset.range(shares.num_batches)
-        return numbers.map(
-            lambda number: tf.ensure_shape(rows[number * size : (number + 1) * size], shape)
-        )
 
-    rows = count_epochs().flat_map(batches_of_epoch)
+        def batch(number: Any) -> Any:
+            return tf.ensure_shape(rows[number * size : (number + 1) * size], shape)
+
+        return tf.data.Dataset.range(shares.num_batches).map(as_traced(batch))
+
+    rows = count_epochs().flat_map(as_traced(batches_of_epoch))
     batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
-        _gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+        as_traced(_gather), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
     known = tf.data.experimental.assert_cardinality(shares.num_batches)
     return {

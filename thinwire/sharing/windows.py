@@ -32,7 +32,7 @@ def count_epochs() -> _Dataset:
         # Counted at the first element: Keras makes iterators that it never reads from.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
-    return tf.data.Dataset.from_tensors(0).map(begin)
+    return tf.data.Dataset.from_tensors(0).map(as_traced(begin))
 
 
 def deal_elements(
@@ -71,10 +71,10 @@ def deal_elements(
         size = tf.nest.flatten(columns)[0].cardinality()
         flags = tf.ensure_shape(tf.numpy_function(owned, [epoch, number, size], tf.bool), [None])
         flagged = tf.data.Dataset.zip((tf.data.Dataset.zip(columns), _slices(flags)))
-        return flagged.filter(_as_traced(_second)).map(_as_traced(_first))
+        return flagged.filter(as_traced(_second)).map(as_traced(_first))
 
     windows = _without_none(whole).window(window, drop_remainder=drops_rest).enumerate()
-    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(open_window)
+    dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(as_traced(open_window))
     part, total = _with_none(dealt, whole.element_spec), int(whole.cardinality())
     if total >= 0:
         full, rest = divmod(total, window)
@@ -123,9 +123,9 @@ def cut_batches(
     def has_rows(*batch: Any) -> Any:
         return rows_in(batch) > 0
 
-    part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(_as_traced(cut))
+    part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(as_traced(cut))
     total, lacks = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
-    part = part.filter(_as_traced(has_rows)) if lacks else part
+    part = part.filter(as_traced(has_rows)) if lacks else part
     if rest is None or total == tf.data.UNKNOWN_CARDINALITY:
         return part
     total -= int(total > 0 and lacks and not place.num_dealt(rest))
@@ -139,10 +139,15 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 def _epoch_of_each() -> _Dataset:
     """Return a dataset that gives the number of the present pass again and again."""
-    return count_epochs().flat_map(lambda epoch: tf.data.Dataset.from_tensors(epoch).repeat())
+
+    def repeat(epoch: Any) -> _Dataset:
+        return tf.data.Dataset.from_tensors(epoch).repeat()
+
+    return count_epochs().flat_map(as_traced(repeat))
 
 
-def _as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that TensorFlow traces as it is: no `if` or loop in it is for a graph."""
     converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return converted
 
@@ -172,7 +177,7 @@ def _without_none(dataset: _Dataset) -> _Dataset:
     def pack(*element: Any) -> Any:
         return tuple(leaf for leaf in tf.nest.flatten(element) if leaf is not None)
 
-    return dataset.map(_as_traced(pack))
+    return dataset.map(as_traced(pack))
 
 
 def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
@@ -186,7 +191,7 @@ def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
         every = [None if isinstance(leaf, tf.NoneTensorSpec) else next(values) for leaf in leaves]
         return tf.nest.pack_sequence_as(spec, every)
 
-    return dataset.map(_as_traced(unpack))
+    return dataset.map(as_traced(unpack))
 
 
 # -- rows of a batch -------------------------------------------------------------------------------

@@ -158,6 +158,8 @@ SHAPES = ModelSpec((TensorSpec("kernel", (2, 3)), TensorSpec("bias", (1,))))
 
 #: One for each way to begin a slot: zeros, a value of its own, factors, ones, a product.
 BEGINNINGS = ["adam", "adagrad", "adafactor", "nadam", "ftrl"]
+#: One for each way to keep slots; the rest is for `make product`.
+KEPT = [*BEGINNINGS, "muon", "lion"]
 
 
 @pytest.mark.parametrize("name", BEGINNINGS)
@@ -179,11 +181,13 @@ def averaged():
     found = []
     for name in BUILT:
         with contextlib.suppress(ConfigurationError):
-            found.append(update_of(name, opt_state="average"))
+            policy = update_of(name, opt_state="average")
+            marks = [pytest.mark.product] * (name not in KEPT)
+            found.append(pytest.param(policy, id=name, marks=marks))
     return found
 
 
-@pytest.mark.parametrize("policy", averaged(), ids=lambda policy: policy.optimizer)
+@pytest.mark.parametrize("policy", averaged())
 def test_all_that_is_remembered_is_averaged(policy):
     weights, there = numbers(0), numbers(0)
     state, other = begin(policy, weights), begin(policy, there)
@@ -197,7 +201,10 @@ def test_all_that_is_remembered_is_averaged(policy):
     np.testing.assert_array_equal(weights, there)
 
 
-@pytest.mark.parametrize("name", BUILT)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.product] * (n not in KEPT)) for n in BUILT],
+)
 def test_slots_survive_a_save(name):
     policy = update_of(name)
     weights = numbers(0)

@@ -8,6 +8,7 @@ import pytest
 
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import Described, OptimizerOffer
+from thinwire.ops.optimizers import allow_list, variables
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
 from thinwire.ops.optimizers.slots import Slot, cut
@@ -45,6 +46,40 @@ def test_a_rate_that_the_script_has_set_outlives_a_restart():
     saved = copy.deepcopy(update.save(state))
     again = update.restore(saved, theta, update.init(theta, SPEC))
     assert update.rate(9.0, 0, again) == 0.01
+
+
+@pytest.mark.parametrize("fewest", [1, variables.FEWEST_FOR_XLA], ids=["by XLA", "traced"])
+def test_after_a_restore_steps_are_those_of_the_saved_optimizer(fewest, monkeypatch):
+    monkeypatch.setattr(variables, "FEWEST_FOR_XLA", fewest)
+    update, theta = offered("Adam"), numbers()
+    state = step(update, theta, update.init(theta, SPEC), numbers(1))
+    saved, restored = copy.deepcopy(update.save(state)), theta.copy()
+    step(update, theta, state, numbers(2))
+    state = update.restore(saved, restored, update.init(numbers(3), SPEC))
+    step(update, restored, state, numbers(2))
+    np.testing.assert_array_equal(restored, theta)
+
+
+def stepped(name, fewest, monkeypatch):
+    """Return weights after two steps, and whether XLA compiles them from so many entries on."""
+    monkeypatch.setattr(variables, "FEWEST_FOR_XLA", fewest)
+    theta, optimizer = (
+        numbers(),
+        VariablesOptimizer(Described(name, {"learning_rate": 0.0}), numbers(), SPEC),
+    )
+    for number in (1, 2):
+        optimizer.step(theta, Update(None, numbers(number)), 0.1, negate=False)
+    return theta, optimizer._step.function_def.attr["_XlaMustCompile"].b
+
+
+@pytest.mark.parametrize("name", sorted(allow_list.ELEMENTWISE))
+def test_xla_compiles_the_steps_of_many_entries(name, monkeypatch):
+    """It may round a product and a sum once, where a traced step rounds twice."""
+    compiled, is_compiled = stepped(name, SIZE, monkeypatch)
+    traced, is_traced = stepped(name, SIZE + 1, monkeypatch)
+    assert (is_compiled, is_traced) == (True, False)
+    np.testing.assert_allclose(compiled, traced, rtol=1e-5, atol=1e-6)
+    assert (compiled != numbers()).any()
 
 
 @pytest.mark.parametrize("size", [SIZE, 0])

@@ -118,6 +118,16 @@ def test_an_old_owner_that_wakes_up_cannot_write(store):
     assert set(store.names()) == referred(store)
 
 
+def test_nobody_is_fenced_by_an_entry_that_it_has_read(memory):
+    owner(memory).save(1, state(1))
+    reader = StoredCheckpoints(memory)
+    reader.load_latest()
+    reader.check_owner()
+    owner(memory)
+    with pytest.raises(Fenced):
+        reader.check_owner()
+
+
 def test_an_old_owner_in_mid_upload_is_fenced_at_the_manifest(memory):
     class Interrupted(FsspecObjects):
         def put(self, name, data):

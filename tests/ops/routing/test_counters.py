@@ -38,6 +38,7 @@ def test_ill_formed_counts_are_refused(bad):
 def test_counters_of_two_steps_of_which_one_loses_some():
     sealer, assembler = new_pair(SIZES)
     first, second = (make_step(sealer, number, SIZES) for number in (1, 2))
+    second.manifest = dataclasses.replace(second.manifest, num_skipped=2, num_dropped=1, k=0.25)
     first.deliver(assembler)
     whole = first.finish(assembler)
     num_sent = len(signed(second.sealed))
@@ -50,6 +51,8 @@ def test_counters_of_two_steps_of_which_one_loses_some():
     assert (book.sum_fresh, book.sum_fill) == (whole.fresh + torn.fresh, whole.fill + torn.fill)
     assert book.blocks == 2 * first.manifest.num_blocks
     assert book.blocks_reliable == first.manifest.num_reliable + second.manifest.num_reliable
+    assert (book.blocks_skipped, book.blocks_dropped) == (2, 1)
+    assert book.sum_k == first.manifest.k + 0.25
     assert ReassemblyCounters.from_json(book.to_json()) == book
 
 

@@ -184,6 +184,33 @@ def test_impossible_values_are_refused(choices, words):
         Dgt(**choices)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most", "step"),
+    [
+        ("dgt_channels", 0, 7, 1),
+        ("dgt_block_size", 4, 2**31 - 4, 4),
+        ("dgt_max_late", 0, 2**31 - 1, 1),
+        ("dgt_wait_ms", 0, 3_600_000, 1),
+        ("dgt_k", 0, 1, 0.001),
+        ("dgt_k_min", 0, 1, 0.001),
+        ("dgt_alpha", 0, 1, 0.001),
+        ("dgt_late_decay", 0, 1, 0.001),
+        ("dgt_loss_ema", 0, 0.9999, 0.0001),
+    ],
+)
+def test_bounds_are_legal_and_the_next_values_are_not(name, least, most, step):
+    for value in (least, most):
+        assert getattr(Dgt(**{name: value}), name) == value
+    for value in (least - step, most + step):
+        with pytest.raises(ConfigurationError, match=f"--{name}="):
+            Dgt(**{name: value})
+
+
+def test_nothing_late_is_sent_where_it_would_be_dropped():
+    assert Dgt(dgt_max_late=3).max_late == 3
+    assert Dgt(dgt_max_late=3, dgt_reception="drop").max_late == 0
+
+
 def method(**choices):
     return compose(Choices(method="dgt", nb_workers=2, **choices))
 

@@ -216,3 +216,11 @@ def test_the_fixed_order_never_changes():
     first = drawn_blocks(policy)
     assert first[0] == first[1] != list(range(50, 99))
     assert drawn_blocks(policy, step=2, seed=6, worker=3) == first
+
+
+def test_a_router_without_datagrams_counts_no_blocks():
+    blocks = (dense(0, [1.0]),)
+    out, _ = routed(Reliable(), shard_of(1), blocks)
+    assert out.reliable == blocks and out.unreliable == ()
+    counts = (out.num_blocks, out.num_skipped, out.num_reliable, out.num_dropped)
+    assert (*counts, out.num_nonfinite) == (0, 0, 0, 0, 0)

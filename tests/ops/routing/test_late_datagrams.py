@@ -109,8 +109,10 @@ def test_late_dense_values_of_a_slot_that_is_sparse_now():
     first.deliver(assembler)
     indices = np.array([1, 17, 47])
     block = sparse_block(0, 48, indices, np.ones(3, np.float32))
-    assembler.add_reliable(2, [block], Manifest((), 0.5, 3, 0, 3, 0), 0.0)
-    (out,) = closed(assembler, 2).blocks
+    assembler.add_reliable(2, [block], Manifest((), 0.5, 3, 0, 1, 0), 0.0)
+    assembled = closed(assembler, 2)
+    assert (assembled.fresh, assembled.fill) == (1 / 3, 1.0)  # two of three blocks came late
+    (out,) = assembled.blocks
     expected = np.concatenate([first.values[0][:32], np.zeros(16, np.float32)])
     expected[indices] += 1
     assert out.indices.tolist() == [*range(32), 47]
@@ -129,10 +131,13 @@ def test_late_sparse_values_of_a_slot_that_is_dense_now():
     for datagram in signed(sealed):
         assembler.feed(datagram, len(datagram), 0.0)
     whole = np.full(48, 10, np.float32)
-    assembler.add_reliable(2, [Block(0, 48, None, CodedValues("float32", whole))], NOTHING, 0.0)
+    manifest = Manifest((), 0.5, 3, 0, 1, 0)
+    assembler.add_reliable(2, [Block(0, 48, None, CodedValues("float32", whole))], manifest, 0.0)
     expected = whole.copy()
     expected[indices] += values
-    assert_values(closed(assembler, 2), [expected])
+    assembled = closed(assembler, 2)
+    assert_values(assembled, [expected])
+    assert assembled.fill == assembled.fresh == 1 / 3  # all places have values of this step
 
 
 def test_late_sparse_values_wait_for_the_slot_or_come_alone():

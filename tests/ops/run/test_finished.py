@@ -89,3 +89,17 @@ def test_every_setting_of_a_model_and_of_data_is_looked_at():
     names = {under_flags.get(name, name) for name in fields}
     follows = {"whole_epochs"}  # from the pacer, which the fingerprint has
     assert names - looked_at.keys() == {"input_pipeline", "model_from"} | follows
+
+
+@pytest.mark.parametrize(
+    ("method", "nb_workers", "groups"),
+    [
+        ("dgs", 1, None),  # one worker forms the same group under either rule
+        ("bsp", 1, None),
+        ("dgs", 2, "each alone"),
+        ("bsp", 2, "all together"),
+    ],
+)
+def test_groups_decide_a_run_of_two_workers_and_not_of_one(tmp_path, method, nb_workers, groups):
+    run = run_of(tmp_path, f"--method={method}", f"--nb_workers={nb_workers}")
+    assert deciding_settings(run).get("sync.groups") == groups

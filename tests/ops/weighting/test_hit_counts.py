@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.ops.kernels import load_kernels
+from thinwire.ops.types import Update
 from thinwire.ops.weighting import hit_counts
+from thinwire.ops.weighting.base import Arrival, ReleaseContext
+from thinwire.ops.weighting.per_entry import PerEntry
 
 KERNELS = load_kernels("numpy")
 SIZE = 40
@@ -56,3 +59,15 @@ def test_marks_begin_with_a_long_window_and_end_with_it():
 @pytest.mark.parametrize(("window", "dtype"), [(65535, np.uint16), (65536, np.uint32)])
 def test_differences_fit_the_counts(window, dtype):
     assert hit_counts.begin(SIZE, window)["counts"].dtype == dtype
+
+
+def test_history_reaches_back_to_the_oldest_base_and_no_further_than_the_window():
+    policy, update = PerEntry(window=4), Update(np.array([3]), np.ones(1, np.float32))
+    for lag, length in ((1, 2), (3, 4), (9, 4)):
+        state = policy.init(SIZE)
+        for version in range(20):
+            oldest = max(0, version - lag)
+            context = ReleaseContext(version, oldest, KERNELS, np.zeros(SIZE, np.float32), {})
+            _, state = policy.weigh([Arrival(1, update, version)], context, state)
+            assert state["first"] + len(state["history"]) == version + 1
+        assert len(state["history"]) == length

@@ -153,6 +153,15 @@ def test_damage_is_named():
         decode(dense, 8, chunk=1)
 
 
+def test_the_largest_finite_scale_is_decoded():
+    coded = IndexChooser().encode(
+        block_of(np.float32([1, -3, 3]), np.array([0, 2, 6]), "int2", 4, 8)
+    )
+    largest = b"\x7f\x7f"  # of a bfloat16
+    found = decode(coded, 8, value_bytes=memoryview(largest + coded.value_bytes[2:]))
+    assert found.values.scales[0] == np.float32(2.0**127 * (2 - 2**-7))
+
+
 def test_a_large_claim_allocates_nothing():
     size = 1 << 30
     tracemalloc.start()

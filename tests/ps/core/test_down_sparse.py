@@ -34,7 +34,7 @@ EVENTS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=35, deadline=None)
 @given(
     st.sampled_from(DOWN),
     st.sampled_from(VALUE_DTYPES),

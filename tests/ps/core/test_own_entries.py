@@ -90,7 +90,7 @@ def sending(name="dgs", nb_workers=3, down_codec="delta", overrides=None, **choi
     return method(name, nb_workers=nb_workers, overrides=overrides, **choices)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.sampled_from(["delta", "auto"]),
     st.sampled_from(VALUE_DTYPES),
@@ -275,6 +275,9 @@ def test_own_entries_are_left_out_only_of_the_answer_to_that_push_from_that_base
     ):
         reply = codec.gather(request, shard, state)
         assert (reply.operation, reply.update.indices.tolist()) == (operation, lacking)
+    codec.forget(1, state)  # the worker has left; one with its id has pushed nothing
+    reply = codec.gather(ModelRequest(1, 5, 0), shard, state)
+    assert (reply.operation, reply.update.indices.tolist()) == (Operation.SET, [0, 1, 2, 3, 4, 5])
 
 
 def test_an_entry_that_leaves_the_normal_range_is_no_own_one():

@@ -206,7 +206,7 @@ def go_on(run, dice, deliveries):
 FAULTS = st.sampled_from(["expel", "expel", "restart 0", "restart 1"])
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @example(3, [("expel", 25), ("expel", 8)], 804)  # joiners entered at a round's end of each shard
 @example(3, [("expel", 10), ("expel", 12)], 794)  # a pull behind a push that was refused
 @given(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from tests.ps.port import LocalPort, alone, ramp, started, values_of
+from thinwire.ops.routing.datagram_format import HEADER
 from thinwire.ps.core import events
+from thinwire.ps.datagrams.receiver import headers_of
 
 
 @pytest.fixture
@@ -168,3 +170,21 @@ def test_a_push_without_a_session_is_refused_and_never_an_empty_one(port, incarn
     again = port.join(1, one.incarnation, reconnects=True)  # as the refusal asks
     again.push(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[-1]), np.ones(28, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "has_header"),
+    [
+        (0, False),
+        (HEADER.itemsize - 1, False),
+        (HEADER.itemsize, True),
+        (HEADER.itemsize + 15, True),
+    ],
+)
+def test_a_shorter_last_datagram_counts_if_its_header_is_whole(num_bytes, has_header):
+    heads = np.zeros(3, HEADER)
+    heads["session"] = (5, 6, 7)
+    first, second, third = (head.tobytes() + bytes(16) for head in heads)
+    received = memoryview(first + second + third[:num_bytes])
+    sessions = headers_of(received, len(first))["session"].tolist()
+    assert sessions == ([5, 6, 7] if has_header else [5, 6])

@@ -155,7 +155,7 @@ def test_replay_gives_the_very_same_shard(tmp_path, name, nb_ps):
         assert run.shards[number].version > 5
 
 
-@pytest.mark.parametrize("name", ["adacomp", "sparse", "gsp", "adam"])
+@pytest.mark.parametrize("name", ["sparse", "gsp", "adam"])
 def test_replay_adds_what_scripts_have_set(tmp_path, name):
     run = Setting(tmp_path, METHODS[name](), iter_max=150, nb_ps=2)
     run.join_all()

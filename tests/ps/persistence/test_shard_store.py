@@ -1,6 +1,7 @@
 """What a shard finds of itself when it starts again, and whose it must be."""
 
 import errno
+import threading
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.command_line import given
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import SPEC, method
+from tests.waiting import patience
 from thinwire.flags.run import read_run
 from thinwire.ops.persistence.checkpoint import Checkpoints, Fenced
 from thinwire.ops.routing.counters import ReassemblyCounters
@@ -149,6 +151,7 @@ def test_what_was_reached_tells_how_many_updates_are_lost(tmp_path, caplog):
             keeping = JournalPolicy(saved._run, "off", saved, None, SPEC)
             keeping.replay(None)
             keeping.begin(journaled, run.decoders[0], 10.0)
+        assert keeping.recovered == {"replayed": 0, "cuts": []}
         assert core.counters.lost_updates == lost
         told = f"had reached {version + lost}: {lost} updates are lost" if lost else "no update is"
         assert told in caplog.text or generation == 2
@@ -278,6 +281,38 @@ def test_a_disk_that_was_full_once_fails_nothing_once_it_has_space():
     saver.put(2, {})
     saver.flush()
     assert store.kept == 2
+
+
+def test_of_snapshots_that_wait_the_newest_is_written_and_no_thread_stays():
+    class Store:
+        def __init__(self):
+            self.versions, self.begun, self.may_end = [], threading.Event(), threading.Event()
+
+        def save(self, version, state):
+            self.begun.set()
+            assert self.may_end.wait(patience(30))
+            self.versions.append((version, threading.current_thread()))
+
+    saver = Saver(store := Store())
+    saver.put(1, {})
+    assert store.begun.wait(patience(30))
+    saver.put(2, {})
+    saver.put(3, {})
+    store.may_end.set()
+    saver.flush()
+    saver.put(4, {})
+    saver.flush()
+    assert [version for version, _ in store.versions] == [1, 3, 4]
+    for _, thread in store.versions:
+        thread.join(patience(30))
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("choice", ["on", "off"])
+def test_whether_a_journal_is_kept_is_as_the_flag_says(tmp_path, choice):
+    saved = shard(tmp_path)
+    policy = JournalPolicy(saved._run, choice, saved, None, SPEC)
+    assert policy.about == {"flag": choice, "on": choice == "on"}
 
 
 def test_what_journals_restored_adds_up_over_lives_and_phases(tmp_path):

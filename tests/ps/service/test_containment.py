@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import types
 
 import pytest
 from absl import logging
@@ -13,6 +14,7 @@ from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import Uncodable
+from thinwire.ps.service import server as service
 from thinwire.ps.service.connections import Connection
 
 MODEL = messages.tensors_of(SPEC)
@@ -205,3 +207,19 @@ def test_the_writer_thread_of_a_served_shard_lives_on(log):
         shard.server.queue.put(handled.set)
         assert handled.wait(20) and writer.is_alive()
     assert refusal_of(stream).reason == pb.REASON_INTERNAL
+
+
+def test_a_process_that_stood_still_is_reported_to_the_core_once(monkeypatch):
+    """Leases do not count that time: messages of meanwhile are still in the queue."""
+    shard, now, handled = Shard("asgd"), [5000.0], []
+    server = shard.server
+    monkeypatch.setattr(service, "time", types.SimpleNamespace(monotonic=lambda: now[0]))
+    handle = server.journaled.handle
+    monkeypatch.setattr(
+        server.journaled, "handle", lambda event, at: handled.append(event) or handle(event, at)
+    )
+    for seconds in (0.0, 0.1, 60.0, 0.0):
+        server.queue.put(lambda passed=seconds: now.__setitem__(0, now[0] + passed))
+    server.run_until(server.queue.empty)
+    stalls = [event for event in handled if isinstance(event, events.ProcessStalled)]
+    assert stalls == [events.ProcessStalled(60.0)]

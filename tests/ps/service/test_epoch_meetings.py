@@ -146,6 +146,16 @@ def test_a_script_that_has_ended_its_fit_counts_with_the_epochs_that_it_had():
     assert world.answers[1].epochs == 5
 
 
+@pytest.mark.parametrize("epochs_before", [0, 5])
+def test_a_script_whose_fit_had_no_epochs_counts_with_none_of_an_earlier_fit(epochs_before):
+    world = World(1, 2)
+    if epochs_before:
+        world.meet(2, steps_end(epochs_before - 1, waits=False))
+    world.note(world.meetings.arrive(2, "fit-2-end", world.now))
+    world.meet(1, epoch_ends(0, stops=True, waits=False, fit=2))
+    assert world.answers[1].epochs == 1
+
+
 def test_an_end_within_an_epoch_is_an_end_behind_it_for_those_who_meet():
     world = World(1, 2)
     world.meetings.end_fit(1, 0)

@@ -103,6 +103,9 @@ LIES = {
     "versions_huge": (EVALUATOR, {"evaluated": pb.Evaluated(fit=1, versions=[2**64 - 1])}),
     "nobody": (EVALUATOR, {"evaluated": pb.Evaluated(fit=1, nobody="a\nb")}),
     "history": (SCRIPT, {"fit_ended": pb.FitEnded(fit=1, history="é" * 524_100)}),
+    "fit_begun": (SCRIPT, {"fit_begun": pb.FitBegun(fit=0)}),
+    "epoch_ended": (SCRIPT, {"epoch_ended": pb.EpochEnded(fit=0)}),
+    "fit_ended": (SCRIPT, {"fit_ended": pb.FitEnded(fit=0)}),
     "barrier": (SCRIPT, {"barrier": pb.Barrier(name="fit-\u0663-begin")}),
     "stop_fit": (SCRIPT, {"stop_fit": pb.StopFit(fit=2**32 - 1, epochs=2**32 - 1)}),
     "leave": ({}, {"leave": pb.Leave(cause="a" * 100_000)}),
@@ -145,6 +148,16 @@ def test_what_honest_nodes_report_is_taken():
     shard.say(metric(values=[math.nan]), metric(name="val/auc é"), **EVALUATOR)
     assert not shard.server.guard.refused
     assert check_documents(shard).workers[0].labels == {1: 5}
+
+
+def test_bytes_sent_to_a_worker_are_those_of_all_shards():
+    shard = Leader("asgd")
+    shard.server.connections.restore_bytes_down({ROGUE: 200})
+    shard.say(report(id=ROGUE))
+    assert check_documents(shard).workers[0].bytes_down == 200
+    shard.say(report(bytes_down={str(ROGUE): 1000}), **SHARD)
+    status = check_documents(shard)
+    assert (status.workers[0].bytes_down, status.bytes_down) == (1200, 1200)
 
 
 def test_a_script_s_last_words_are_logged_in_one_line():
@@ -191,7 +204,7 @@ FIELDS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     document=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4),
     hello=st.sampled_from([{}, SHARD]),
@@ -205,7 +218,7 @@ def test_any_report_is_rejected_or_every_document_can_be_made(document, hello):
     check_documents(shard)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     numbers=st.tuples(*[st.floats(width=64)] * 3),
     step=st.integers(0, 2**63),
@@ -226,7 +239,7 @@ def test_any_query_is_rejected_or_every_document_can_be_made(numbers, step, step
     check_documents(shard)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     loss=st.floats(width=32),
     rate=st.floats(),

@@ -494,6 +494,8 @@ def test_nobody_is_late_whose_model_is_being_built(tmp_path):
         now[0] = 1000.0
         stage.tick()
         assert not reader.stream.closed and not stage.guard.refused
+        stage.forget(reader.stream)  # which has brought its model, and is still the one
+        assert not stage.claim(reader_of(3))
         received = stage.taken()
         stage.refuse(received, "it is no good")
         assert stage.claim(other := reader_of(2))
@@ -511,6 +513,8 @@ def test_the_place_of_the_worker_that_offers_ends_with_its_own_stream(tmp_path):
         assert not stage.claim(second)
         stage.forget(first.stream)
         assert stage.claim(second)
+        stage.close(has_model=True)
+        assert not stage.claim(first)
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -1,9 +1,14 @@
 """Two Supervisors at once: the newer one takes the place."""
 
+import types
+
+import pytest
+
 from tests.ps.streams import Shard, Stream, frame
 from tests.virtual.toy import SPEC
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.service.connections import RoundsRelay
 from thinwire.ps.service.stream_reader import StreamReader
 
 
@@ -58,3 +63,31 @@ def test_a_place_that_was_left_needs_no_taking():
     connection.left = True
     supervisor(shard)
     assert old.last("refusal")[0] is None
+
+
+def test_a_status_is_sent_only_to_a_supervisor_that_looks():
+    """One that evaluates gets the batches of rounds instead, and others understand no status."""
+    shard = Shard()
+    assert supervisor(shard, evaluates=False).last("report")[0].document
+    shard.server.observers.on_status = lambda: pytest.fail("a status was made")
+    assert supervisor(shard).last("welcome")[0] is not None
+    evaluator = {"role": pb.ROLE_EVALUATOR, "id": 0, "incarnation": 4}
+    stream = shard.say(**evaluator, fingerprint=[], model=[])
+    assert stream.last("welcome")[0] is not None and stream.last("report")[0] is None
+
+
+@pytest.mark.parametrize(
+    ("batches", "kept"),
+    [
+        (["aaaaa", "bbbbb"], ["aaaaa", "bbbbb"]),  # as long as may be kept
+        (["aaaaa", "bbbbb", "c"], ["bbbbb", "c"]),
+        (["aaaaa", "b" * 11], ["b" * 11]),  # the newest is kept, however long
+        (["b" * 11, "c"], ["c"]),
+    ],
+)
+def test_the_newest_batches_of_rounds_wait_for_a_supervisor(batches, kept):
+    relay, stream = RoundsRelay(kept_per_worker=10), Stream(None)
+    for batch in batches:
+        assert relay.take(1, batch, []) == 0
+    relay.repeat(types.SimpleNamespace(stream=stream))
+    assert [message.report.rounds for message, _ in stream.received] == kept

@@ -183,7 +183,7 @@ _real = st.sampled_from(REAL) | st.floats(width=32)
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     name=st.sampled_from(sorted(METHODS)),
@@ -328,3 +328,19 @@ def test_a_report_that_no_worker_can_have_counted_is_none():
         '"labels": {"3": 9223372036854775807}',
     ):
         assert reports.own_counters(f'{{"id": 2, {wrong}}}') == {}
+
+
+@pytest.mark.parametrize("scale", [2.0**-126, 2.0**127])
+def test_a_loss_scale_is_taken_in_a_run_that_scales_the_loss(scale):
+    push = pb.Push(step=1, samples=1, local_steps=1, loss_scale=scale)
+    ClaimBounds(scales_loss=True).check_push(push)
+    with pytest.raises(Malformed, match="loss_scale .*this run scales no loss"):
+        ClaimBounds(scales_loss=False).check_push(push)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 2.0**-127, 2.0**128, math.nan, math.inf])
+def test_a_loss_scale_that_no_script_has_is_refused(scale):
+    with pytest.raises(Malformed, match="loss_scale"):
+        ClaimBounds().check_push(pb.Push(step=1, samples=1, local_steps=1, loss_scale=scale))
+    with pytest.raises(Malformed, match="loss_scale 0"):
+        ClaimBounds().check_push(pb.Push(step=1, samples=1, local_steps=1, overflow=True))

@@ -123,7 +123,8 @@ def test_the_command_line(tmp_path, capsys):
     assert figures.main([str(tmp_path), "--out", str(out)]) == 2
     assert figures.main([str(run), "--out", str(out), "--standalone", "7"]) == 2
     assert figures.main([str(run), "--out", str(out), "--standalone", str(tmp_path)]) == 2
-    for bad in (["--speedup_target=0"], ["--smooth=0"]):
+    assert figures.main([str(run), "--out", str(out), "--speedup_target=1", "--smooth=1"]) == 0
+    for bad in (["--speedup_target=0"], ["--speedup_target=1.1"], ["--smooth=0"]):
         with pytest.raises(SystemExit) as stop:
             figures.main([str(run), *bad])
         assert stop.value.code == 1

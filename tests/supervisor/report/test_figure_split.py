@@ -50,11 +50,6 @@ def test_the_report_shows_the_split_and_writes_the_table(run_dir):
     ]
 
 
-def test_a_run_of_nobody_who_reported_has_no_split(tmp_path):
-    report = write_report(write_run(tmp_path / "run")).parent
-    assert not (report / "labels.png").exists() and not (report / "labels.csv").exists()
-
-
 @pytest.mark.parametrize(
     "labels", [3, {"0": -1}, {"0": 0.5}, {"x": 1}, {"-1": 1}, {"0": None}, {"0": True}]
 )

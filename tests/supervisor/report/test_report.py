@@ -62,11 +62,18 @@ def run_dir(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("runs") / "adacomp")
 
 
-def test_report_has_a_picture_of_everything(run_dir):
-    path = write_report(run_dir)
+@pytest.fixture(scope="module")
+def written(run_dir):
+    """The page of the run."""
+    return write_report(run_dir)
+
+
+def test_report_has_a_picture_of_everything(written):
+    path = written
     pictures = {picture.stem: picture.read_bytes() for picture in path.parent.glob("*.png")}
     expected = "accuracy_bytes accuracy_seconds accuracy_updates loss_updates staleness worker_time"
-    assert " ".join(sorted(pictures)) == expected
+    assert " ".join(sorted(pictures)) == expected  # nobody has said who holds which labels
+    assert not (path.parent / "labels.csv").exists()
     assert all(min(size_of(picture)) > 400 for picture in pictures.values())
     reader = Reader(path.read_text(encoding="utf-8"))
     assert len(reader.links) == 12
@@ -100,16 +107,17 @@ def test_comparison_is_one_file_with_every_run(run_dir, tmp_path):
     assert reader.text.count("Staleness of the updates") == 2
 
 
-def test_the_report_shows_what_became_of_the_datagrams(run_dir, tmp_path):
-    path = write_report(write_run(tmp_path / "dgt", policies={"dgt": DATAGRAMS}))
-    text = [cell for cell in Reader(path.read_text(encoding="utf-8")).text if cell]
+def test_the_report_shows_what_became_of_the_datagrams(written, tmp_path):
+    run = load_run(write_run(tmp_path / "dgt", policies={"dgt": DATAGRAMS}))
+    shown = page.run_page(page.RunSection(run.name, run.summary, []), [])
+    text = [cell for cell in Reader(shown).text if cell]
     assert text.count("Datagrams") == 1
     row = text[text.index("channel 1") :]
     assert row[1:8] == ["2,499", "1,201", "1.77 MB", "1,200", "1,100", "60", "40"]
     whole = text[text.index("all") :]
     assert whole[1:8] == ["160", "0.500", "93.2 %", "95.0 %", "1.25 steps", "60", "40"]
     assert "duplicate 7 · unknown session 2" in text and text.count("fell back") == 1
-    without = Reader(write_report(run_dir).read_text(encoding="utf-8")).text
+    without = Reader(written.read_text(encoding="utf-8")).text
     assert "Datagrams" not in without
 
 
@@ -190,7 +198,8 @@ def test_ill_typed_workers_are_refused(tmp_path, workers):
         load_run(run_dir)
 
 
-def test_bad_arguments_and_outputs(run_dir, tmp_path, capsys):
+def test_bad_arguments_and_outputs(run_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(figures, "to_png", None)  # no picture is drawn for nothing
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == 1
@@ -229,3 +238,35 @@ def test_a_report_has_no_evaluations_that_a_restart_has_undone(tmp_path):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run_dir / "metrics.jsonl").write_text(text, encoding="utf-8")
     assert [each.version for each in load_run(run_dir).evaluations] == [200, 300, 500]
+
+
+def test_bars_of_a_worker_stand_one_behind_the_other_on_its_row():
+    _, axes = figures.empty_axes(LIGHT, 4, 3)
+    parts = [("compute", [1, 2], "red"), ("wait", [3, 4], "blue")]
+    figures.stack_bars(axes, [5, 7], parts, LIGHT)
+    corners = [
+        [[tuple(corner) for corner in path.vertices[:4]] for path in part.get_paths()]
+        for part in axes.collections
+    ]
+    ranges = [[(0, 1), (0, 2)], [(1, 4), (2, 6)]]
+    assert corners == [
+        [
+            [(start, row - 0.36), (stop, row - 0.36), (stop, row + 0.36), (start, row + 0.36)]
+            for row, (start, stop) in enumerate(part)
+        ]
+        for part in ranges
+    ]
+
+
+def test_a_scale_reaches_from_the_first_label_to_the_last(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "to_png", lambda figure, *given, **more: drawn.append(figure))
+    workers = [WORKER | {"labels": {str(label): 1 for label in range(100, 160)}}]
+    figures.split_figure(workers, LIGHT)
+    assert drawn[0].axes[-1].get_xlim() == (100, 159)
+
+
+@pytest.mark.parametrize("cost", [0.5, 1.0])
+def test_a_logarithmic_axis_has_all_points_but_those_at_zero(cost):
+    curve = figures.Curve("a", [0, cost, 7.0], [0.1, 0.2, 0.3]).without_free_points()
+    assert (curve.costs, curve.values) == ([cost, 7.0], [0.2, 0.3])

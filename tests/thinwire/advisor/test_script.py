@@ -68,7 +68,8 @@ def measured(model, path, *arguments, **keywords):
     return load(path)
 
 
-X, Y = np.ones((24, 4), np.float32), np.zeros((24, 2), np.float32)
+#: Enough rows for most of the steps: a new iterator takes as long as a step.
+X, Y = np.ones((240, 4), np.float32), np.zeros((240, 2), np.float32)
 
 
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}, {"steps_per_execution": 4}])

@@ -161,11 +161,11 @@ class Fits:
         self.made[name] = Fitted(history, model.get_weights(), rate)
 
 
-def alone_and_shared(folder, script, method="bsp", nb_workers=2, **settings):
+def runs_of(folder, script, method="bsp", nb_workers=2, **settings):
     """Run script(distribute, fits) with Keras alone and on each worker of a run.
 
     Returns:
-        For each fit's name, what Keras alone has made of it and a list of what the workers have.
+        What Keras alone has made of each fit, by its name, and the same of each worker.
     """
 
     def run_script(place):
@@ -173,17 +173,41 @@ def alone_and_shared(folder, script, method="bsp", nb_workers=2, **settings):
         script(place, fits)
         return fits.made
 
-    expected = run_script(lambda each: each)
+    expected = run_script(built)
     with scripts(folder, method, nb_workers, **settings) as run:
-        made = run.each(lambda own: run_script(lambda each: distribute(each, own)))
-    return {name: (known, [fits[name] for fits in made]) for name, known in expected.items()}
+        return expected, run.each(lambda own: run_script(lambda each: distribute(each, own)))
+
+
+def alone_and_shared(*how, **options):
+    """Do what `runs_of` does.
+
+    Returns:
+        For each fit's name, what Keras alone has made of it and a list of what the workers have.
+    """
+    expected, workers = runs_of(*how, **options)
+    return {name: (known, [fits[name] for fits in workers]) for name, known in expected.items()}
 
 
 def alone(make, **options):
     """Return a model that Keras alone has trained, and its history."""
     options = {"batch_size": BATCH, "shuffle": False, "verbose": 0} | options
-    model = make()
+    model = built(make())
     return model, model.fit(X, Y, **options).history
+
+
+def built(model):
+    """Create what Keras creates within the first step of a compiled model; return the model.
+
+    TensorFlow traces a step twice where the first trace creates variables.
+    """
+    if not isinstance(model, keras.Sequential) or not model.built:
+        return model
+    model.optimizer.build(model.trainable_variables)
+    metrics = model._compile_metrics
+    # The first epoch of the script's own metrics may begin with other states than the next ones.
+    if metrics is not None and all(isinstance(each, str) for each in metrics._user_metrics):
+        metrics.build(Y, model.outputs[0])
+    return model
 
 
 def assert_same(model, other, atol=1e-5):

@@ -5,9 +5,11 @@ import pytest
 
 from tests.virtual.toy import method
 from thinwire.keras.compiled import describe_compiled
+from thinwire.keras.distribute import _check_optimizer
 from thinwire.keras.offers import make_offer
 from thinwire.keras.plan import PlannedStep, StepPlan
 from thinwire.models.flat_model import SharedModel
+from thinwire.ops.types import ConfigurationError
 
 METHOD = method("bsp", 2, overrides={"server_optimizer": "script"})
 OPTIMIZERS, SCHEDULES = keras.optimizers, keras.optimizers.schedules
@@ -77,3 +79,15 @@ def test_a_rate_that_training_has_changed_is_not_compared():
     optimizer.learning_rate = 0.01
     assert before == "SGD(learning_rate=0.02)"
     assert described(optimizer)["optimizer"] == "SGD()"
+
+
+class Unknown(OPTIMIZERS.SGD):
+    """An optimizer of a script itself, which no PS can build."""
+
+
+def test_an_optimizer_of_a_script_itself_is_refused_only_where_a_ps_steps():
+    offered = {"method": "bsp", "model_from": "worker"}
+    with pytest.raises(ConfigurationError, match="Unknown, which a PS cannot build"):
+        _check_optimizer(Unknown(), None, offered)
+    _check_optimizer(Unknown(), None, offered | {"method": "dgs"})  # the workers step
+    _check_optimizer(Unknown(), None, {"method": "bsp"})  # the flags name the model

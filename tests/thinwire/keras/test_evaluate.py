@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, alone, plain_model, scripts
+from tests.thinwire.keras.runs import BATCH, LOSS, Batches, X, Y, alone, plain_model, scripts
+from tests.waiting import wait_until
 from thinwire import distribute
 from thinwire.keras import own_states
 from thinwire.keras.evaluate import FitEvaluator, ScriptFits
@@ -87,12 +88,12 @@ def evaluated(run, script):
 def compiled():
     model = plain_model()
     metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2")]
-    model.compile(keras.optimizers.Adam(0.1), loss=LOSS, metrics=metrics)
+    model.compile(keras.optimizers.Adam(0.2), loss=LOSS, metrics=metrics)
     return model
 
 
 def watching():
-    stop = keras.callbacks.EarlyStopping("val_loss", patience=3)
+    stop = keras.callbacks.EarlyStopping("val_loss", patience=2)
     lower = keras.callbacks.ReduceLROnPlateau("val_loss", patience=1, factor=0.3)
     return [stop, lower]
 
@@ -141,8 +142,9 @@ class Averaging(keras.Model):
         return logs
 
 
-@pytest.mark.product
 def test_states_that_only_training_makes_are_validated_by_the_workers(tmp_path, caplog):
+    caplog.set_level("INFO", "absl")
+
     def make():
         model = Averaging()
         model.compile(keras.optimizers.Adam(0.1), loss=LOSS)
@@ -308,6 +310,7 @@ def test_another_worker_evaluates_where_the_chief_is_lost(tmp_path):
 def test_variables_anywhere_in_a_script_are_compared(make, monkeypatch):
     monkeypatch.undo()
     model = compiled()
+    model.run_eagerly = True  # for two steps a trace would take longer
     model.fit(X[:8], Y[:8], verbose=0)
     there = {"somewhere": [make(np.zeros(3, np.float32), trainable=False, name="share")]}
     states = own_states.OwnStates()
@@ -436,7 +439,7 @@ def test_what_the_evaluator_is_given_no_validation_data_for(tmp_path, caplog):
 
 
 def test_moving_averages_of_the_ps_are_what_is_evaluated(tmp_path):
-    options = {"epochs": 3, "validation_data": (X[:40], Y[:40])}
+    options = {"epochs": 2, "validation_data": (X[:40], Y[:40])}
 
     def make():
         model = plain_model()
@@ -492,3 +495,28 @@ def test_what_a_later_fit_freezes_is_known_to_an_evaluator_that_comes_then(is_la
             stack.enter_context(evaluated(run, evaluate))
         for history, loss in run.each(script):
             assert history["val_loss"] == pytest.approx([loss])
+
+
+def test_a_model_that_has_moved_is_evaluated_between_epochs(tmp_path):
+    """The fit waits in its first epoch for that."""
+
+    class Waiting(Batches):
+        def __getitem__(self, index):
+            if index == len(self) - 1 and evaluators:
+                wait_until(lambda: evaluators[0].reported)
+            return super().__getitem__(index)
+
+    evaluators, options = [], {"validation_data": (X[:40], Y[:40]), "epochs": 1, "verbose": 0}
+
+    def script(settings):
+        return distribute(compiled(), settings).fit(Waiting(), **options).history
+
+    with (
+        patient(tmp_path, "asgd", 1) as run,
+        evaluated(run, lambda of: of(compiled())(X, Y, **options)) as evaluator,
+    ):
+        evaluators.append(evaluator)
+        (history,) = run.each(script)
+    between, last = evaluator.reported[0], evaluator.reported[-1]
+    assert not between.answers and between.metrics, "nobody has requested it"
+    assert last.answers and len(history["val_loss"]) == 1

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import thinwire
+from tests.thinwire.keras.runs import scripts
 from tests.thinwire.toy import LOSS, X, Y, build, serving, trained
 from thinwire import GradientSGD, W_global, distribute
 from thinwire.ops.types import ConfigurationError
@@ -211,6 +212,13 @@ def test_a_strategy_is_refused_but_where_the_script_trains_alone(monkeypatch):
     optimizer = keras.optimizers.SGD()
     with pytest.raises(ConfigurationError, match="OneDeviceStrategy"):
         distribute(optimizer, mode="asgd", port=1, model=other)
+
+
+def test_each_worker_gets_its_part_of_one_array(tmp_path):
+    with scripts(tmp_path, "bsp", 2) as run:
+        parts = run.each(lambda settings: distribute(compiled(), settings).thinwire.shard(X))
+    assert [len(part) for part in parts] == [len(X) // 2] * 2
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts), 0), np.sort(X, 0))
 
 
 def test_without_settings_a_model_trains_alone(monkeypatch):

@@ -9,7 +9,7 @@ from thinwire import distribute
 from thinwire.flags import script
 from thinwire.ops.types import ConfigurationError
 
-EPOCHS = 5
+EPOCHS = 3
 #: Unequal, with a last mini-batch that is not full.
 PARTS = np.split(np.arange(len(X)), [58])
 FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
@@ -37,7 +37,7 @@ def federated(rounds):
 
 @pytest.mark.parametrize(
     ("local_epochs", "rounds"),
-    [(2, [2, 2, 1]), pytest.param(1, [1] * 5, marks=pytest.mark.product)],
+    [(2, [2, 1]), (1, [1] * 3)],
 )
 def test_two_workers_of_unequal_parts_are_fedavg(local_epochs, rounds, tmp_path):
     """The last round is as long as there are epochs."""

@@ -1,5 +1,6 @@
 """Training loops of a script's own, against Keras alone on the same batches."""
 
+import functools
 import threading
 
 import keras
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, plain_model, scripts
+from tests.thinwire.keras.runs import BATCH, LOSS, X, Y, assert_same, built, plain_model, scripts
 from tests.thinwire.keras.test_train_steps import NOISE, network
 from thinwire import W_global, distribute
 from thinwire.ops.types import ConfigurationError
@@ -157,26 +158,6 @@ def test_a_gan_s_loop_exchanges_weights_once_a_turn(tmp_path):
         assert run.shards[0].core.version == len(BATCHES)
 
 
-def on_batches(settings=ALONE, **options):
-    model = plain_model()
-    model.compile(keras.optimizers.AdamW(0.01), loss=LOSS, metrics=["accuracy"], **options)
-    if settings is not ALONE:
-        model = distribute(model, settings)
-    logs = None
-    for batch in BATCHES:
-        own = parts_of(batch, settings)
-        logs = model.train_on_batch(X[own], Y[own], return_dict=True)
-    assert set(logs) == {"loss", "accuracy"}
-    return model
-
-
-def test_train_on_batch_of_two_workers_is_keras_alone(tmp_path):
-    expected = on_batches()
-    with scripts(tmp_path, "bsp", 2) as run:
-        for model in run.each(on_batches):
-            assert_same(model, expected)
-
-
 def over_a_dataset(settings=ALONE):
     """The whole loop is within a function of TensorFlow."""
     model, optimizer = plain_model(), keras.optimizers.Adam(0.01)
@@ -224,13 +205,13 @@ def scaled(settings=ALONE):
 def between_fits(settings=ALONE):
     """Some batches by train_on_batch, between two calls of fit."""
     model = plain_model()
-    model.compile(keras.optimizers.Adam(0.01), loss=LOSS)
-    if settings is not ALONE:
-        model = distribute(model, settings)
+    model.compile(keras.optimizers.Adam(0.01), loss=LOSS, metrics=["accuracy"])
+    model = built(model) if settings is ALONE else distribute(model, settings)
     model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     for batch in BATCHES[:4]:
         own = parts_of(batch, settings)
-        model.train_on_batch(X[own], Y[own])
+        logs = model.train_on_batch(X[own], Y[own], return_dict=True)
+        assert set(logs) == {"loss", "accuracy"}
     model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0)
     return model
 
@@ -374,6 +355,11 @@ def stepped(wrap, settings=ALONE, make=plain_model):
     return model
 
 
+@functools.cache
+def stepped_alone():
+    return stepped(tf.function)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -386,7 +372,7 @@ def stepped(wrap, settings=ALONE, make=plain_model):
     ids=["function", "within", "around", "method", "concrete"],
 )
 def test_jit_compile_is_switched_off_around_a_step_that_exchanges(wrap, tmp_path, caplog):
-    expected = stepped(wrap)
+    expected = stepped_alone()
     with scripts(tmp_path, "bsp", 2) as run:
         for model in run.each(lambda settings: stepped(wrap, settings)):
             assert_same(model, expected)

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.command_line import run_of
 from tests.virtual.toy import method
+from thinwire.keras import distribute, own_loop, train_metrics
 from thinwire.keras.assignments import Assignments
 from thinwire.keras.central import CentralAccess
 from thinwire.keras.early_stop import EarlyStop
@@ -24,6 +26,7 @@ from thinwire.keras.row_sums import RowSums, _Part
 from thinwire.keras.run_member import RunMember
 from thinwire.keras.train_metrics import TrainMetrics
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.session import Session
 from thinwire.sharing.place import BatchParts, Shared, UnfilledRounds
 from thinwire.sharing.rounds import DealtRounds
 
@@ -249,3 +252,88 @@ def test_an_evaluator_has_the_first_value_of_a_variable_that_the_run_does_not_sh
     variable.assign([1.0, 0.0])
     states.begin(model, [])  # of the second fit
     assert variable.path in states.changed([])
+
+
+@pytest.mark.parametrize(
+    ("failed", "expected"), [(False, ["flush", "close done"]), (True, ["close error"])]
+)
+def test_local_steps_are_sent_at_the_end_of_a_script_that_has_not_failed(failed, expected):
+    calls = []
+    member = RunMember(None, None)
+    member.leave_at_end(failed, "")  # it has not joined
+    member.session = SimpleNamespace(
+        stopped=False,
+        flush=lambda: calls.append("flush"),
+        close=lambda cause: calls.append(f"close {cause}"),
+    )
+    member.leave_at_end(failed, "")
+    assert calls == expected
+
+
+@pytest.mark.parametrize("phase", [None, 0, 2])
+def test_the_phase_of_a_session_is_that_of_its_offer(phase):
+    session = Session.__new__(Session)
+    session._offering = None if phase is None else SimpleNamespace(phase=phase)
+    assert session.phase == (phase or 0)
+
+
+@pytest.mark.parametrize("is_launched", [True, False])
+def test_a_script_that_no_launcher_started_ends_with_the_reason(is_launched, monkeypatch):
+    ends = []
+    monkeypatch.setattr(distribute, "exit_with_reason", lambda: ends.append(True))
+    monkeypatch.setattr(distribute, "RECORD", distribute.RECORD.__class__())
+    chosen = SimpleNamespace(local=False, is_launched=is_launched)
+    monkeypatch.setattr(distribute, "read_settings", lambda *args, **words: chosen)
+    for name in ("ModelSession", "save_once", "look_fresh", "note_settings"):
+        monkeypatch.setattr(
+            distribute, name, lambda *args: SimpleNamespace(central=None, loop=None)
+        )
+    monkeypatch.setattr(distribute, "write_checkpoints_once", lambda *args: None)
+    distribute._new_session(SimpleNamespace(), None, None, {})
+    assert ends == [True] * (not is_launched)
+
+
+@pytest.mark.parametrize(("in_fit", "pulls"), [(False, 1), (True, 0)])
+def test_a_loop_s_model_is_pulled_between_two_steps_alone(in_fit, pulls, monkeypatch):
+    done = []
+    session = SimpleNamespace(
+        stopped=False, pull=lambda: done.append("pull"), assign=lambda: done.append("assign")
+    )
+    member = SimpleNamespace(
+        session=session,
+        in_fit=in_fit,
+        in_loop=True,
+        finish_rounds=lambda session: None,
+        lock=threading.Lock(),
+    )
+    monkeypatch.setattr(own_loop, "set_by_script", lambda session: None)
+    loop = own_loop.OwnLoop.__new__(own_loop.OwnLoop)
+    loop._member, loop._exchange = member, SimpleNamespace(has_failed=False)
+    loop.refresh(with_slots=False)
+    assert done == ["pull", "assign"] * pulls
+
+
+@pytest.mark.parametrize(
+    ("verdict", "adds", "expected"),
+    [
+        ("DEPENDENT", 0.0, None),
+        ("DEPENDENT", 1.0, None),
+        ("UNKNOWN", 1.0, None),
+        ("UNKNOWN", 0.0, [0.0]),
+    ],
+)
+def test_a_state_that_depends_on_itself_is_not_added_up(verdict, adds, expected):
+    class Own(keras.metrics.Metric):
+        """A metric of a script."""
+
+        def __init__(self):
+            super().__init__(name="own")
+            self.state = self.add_weight(name="state", initializer="zeros")
+
+    metric, metrics = Own(), TrainMetrics(None)
+    metrics._initial[id(metric)] = np.zeros(1)
+    metric.state.assign(adds)
+    value = tf.Variable(int(train_metrics._Verdict[verdict]))
+    metrics._verdicts[id(metric)] = metric, value
+    added = metrics._added(metric)
+    assert added is None if expected is None else added.tolist() == expected

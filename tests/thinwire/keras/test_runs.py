@@ -48,17 +48,6 @@ def test_an_overflow_of_one_worker_skips_the_round(tmp_path):
             assert np.isfinite(model.get_weights()[0]).all()
 
 
-def test_the_optimizer_is_saved_with_what_the_ps_made_of_it(tmp_path):
-    make = compiled(lambda: keras.optimizers.AdamW(0.01))
-    expected, _ = alone(make, epochs=2)
-    with scripts(tmp_path, "bsp", 2) as run:
-        models = run.fit(make, epochs=2)
-    models[0][0].save(tmp_path / "saved.keras")
-    again = keras.models.load_model(tmp_path / "saved.keras")
-    for mine, theirs in zip(again.optimizer.variables, expected.optimizer.variables, strict=True):
-        np.testing.assert_allclose(mine, theirs, atol=1e-5, err_msg=mine.name)
-
-
 def embeddings():
     W_global.clear()
     model = keras.Sequential(
@@ -89,25 +78,6 @@ def test_embeddings_travel_as_rows(tmp_path):
         for model in run.each(script):
             assert_same(model, expected)
             assert model.thinwire.last.nnz_up <= 12 * 3 * 4 + 4 * 12 + 4
-
-
-def test_a_rate_that_a_callback_sets_counts_once(tmp_path):
-    def options():
-        halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / (1 + epoch))
-        return {"epochs": 3, "callbacks": [halve]}
-
-    make = compiled(lambda: keras.optimizers.SGD(0.3, momentum=0.5))
-    expected, history = alone(make, **options())
-    with scripts(tmp_path, "bsp", 2) as run:
-
-        def script(settings):
-            model = distribute(make(), settings)
-            found = model.fit(X, Y, batch_size=BATCH, shuffle=False, verbose=0, **options())
-            return model, found.history
-
-        for model, found in run.each(script):
-            assert_same(model, expected)
-            assert found["learning_rate"] == pytest.approx(history["learning_rate"])
 
 
 @pytest.mark.product

@@ -104,9 +104,9 @@ def product(*values):
 )
 def test_weights_that_callbacks_set_count_as_alone(name, callback, nb_ps, tmp_path):
     make = compiled(OPTIMIZERS[name])
-    expected, _ = alone(make, callbacks=[callback()], epochs=3)
+    expected, _ = alone(make, callbacks=[callback()], epochs=2)
     with scripts(tmp_path, "bsp", 2, nb_ps) as run:
-        found = run.fit(make, callbacks=lambda: [callback()], epochs=3)
+        found = run.fit(make, callbacks=lambda: [callback()], epochs=2)
     for model, _ in found:
         assert_same(model, expected)
         pairs = zip(model.optimizer.variables, expected.optimizer.variables, strict=True)

@@ -1,6 +1,7 @@
 """Training metrics of all workers' rows, and fits that all scripts end after the same epoch."""
 
 import inspect
+import logging
 import threading
 
 import keras
@@ -16,9 +17,9 @@ from tests.thinwire.keras.runs import (
     X,
     Y,
     alone,
-    alone_and_shared,
     assert_weights,
     plain_model,
+    runs_of,
     scripts,
 )
 from thinwire import distribute
@@ -138,7 +139,6 @@ def every_metric():
     return [
         *few_metrics(),
         OneHot(kinds.AUC(name="auc")),
-        OneHot(kinds.Precision(name="precision")),
         OneHot(kinds.F1Score(name="f1")),
         Hits(0.0, name="hits"),
         FromOne(0.0, name="from_one"),
@@ -163,59 +163,16 @@ def assert_alike(history, expected, atol=1e-5, names=None):
         np.testing.assert_allclose(*values, rtol=0, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("nb_workers", "metrics", "options"),
-    [
-        (2, every_metric, {}),
-        (3, few_metrics, {"run_eagerly": True}),
-        (2, few_metrics, {"steps_per_execution": 4}),
-    ],
-)
-def test_with_rounds_all_have_the_metrics_of_keras_alone(nb_workers, metrics, options, tmp_path):
-    make = lambda: compiled(metrics=metrics, **options)  # noqa: E731
-    expected = alone(make, epochs=2)[1]
-    with scripts(tmp_path, "bsp", nb_workers) as run:
-        results = run.fit(make, epochs=2)
+def test_three_workers_whose_steps_run_eagerly_have_the_metrics_of_keras_alone(tmp_path):
+    """Traced steps, and every kind of metric: see `fit_after_fit`."""
+    make = lambda: compiled(run_eagerly=True)  # noqa: E731
+    batches = {"batch_size": 48, "epochs": 2}
+    expected = alone(make, **batches)[1]
+    with scripts(tmp_path, "bsp", 3) as run:
+        results = run.fit(make, **batches)
     for _, history in results:
         assert set(history) == set(expected)
         assert_alike(history, expected)
-
-
-def test_what_cannot_be_added_up_stays_the_workers_and_is_named_once(tmp_path, caplog):
-    others = [Largest(name="largest"), Newest(name="newest"), Hidden(name="hidden")]
-    make = lambda: compiled(*[type(each)(name=each.name) for each in others])  # noqa: E731
-    expected = alone(make, epochs=2)[1]
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(make, epochs=2)
-    names = {each.name for each in others}
-    for _, history in results:
-        assert_alike(history, expected, names=set(expected) - names)
-    largest = np.max([history["largest"] for _, history in results], axis=0)
-    np.testing.assert_allclose(largest, expected["largest"], atol=1e-5)
-    hidden = np.sum([history["hidden"] for _, history in results], axis=0)
-    np.testing.assert_allclose(hidden, expected["hidden"])
-    (warning,) = [each for each in caplog.messages if "training metrics" in each]
-    assert all(name in warning for name in names)
-    assert "accuracy" not in warning and "balance" not in warning
-
-
-def test_logs_that_a_train_step_makes_itself_are_named(tmp_path, caplog):
-    class Own(keras.Model):
-        def train_step(self, data):
-            super().train_step(data)
-            return {"rows": tf.cast(tf.shape(data[0])[0], tf.float32)}
-
-    def make():
-        base = plain_model()
-        model = Own(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.3), LOSS)
-        return model
-
-    with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(make, epochs=2)
-    assert [history["rows"] for _, history in results] == [[BATCH / 2] * 2] * 2
-    (warning,) = [each for each in caplog.messages if "training metrics" in each]
-    assert "rows" in warning
 
 
 class Renames(keras.Model):
@@ -266,15 +223,17 @@ def test_results_that_a_train_step_returns_itself_are_those_of_all_rows(
     def make():
         base = plain_model()
         model = kind(base.inputs, base.outputs)
-        model.compile(keras.optimizers.SGD(0.3), LOSS, metrics=["accuracy"])
+        options = {"metrics": ["accuracy"], "run_eagerly": kind is Guided}
+        model.compile(keras.optimizers.SGD(0.3), LOSS, **options)
         return model
 
-    expected = alone(make, epochs=3)[1]
+    expected = alone(make, epochs=2)[1]
     with scripts(tmp_path, "bsp", 2) as run:
-        results = run.fit(make, epochs=3)
+        results = run.fit(make, epochs=2)
     for _, history in results:
         assert set(history) == set(expected) and len(expected) == 2 + bool(named)
         assert_alike(history, expected, names=set(expected) - {named})
+        assert history.get("rows") == ([BATCH / 2] * 2 if named else None), "of this worker alone"
     warnings = [each for each in caplog.messages if "training metrics" in each]
     assert len(warnings) == bool(named)
     assert all("alone: rows. " in each for each in warnings)
@@ -319,19 +278,75 @@ class Evaluates(keras.callbacks.Callback):
             self.model.evaluate(X[:24], Y[:24], verbose=0)
 
 
+MONITORS = ("loss", "balance")
+#: Arguments of StopsAt -> the epochs that all workers have then.
+ENDINGS = {(1, 2): 2, (1, 1, 1): 2, (2, 2, 3): 3}
+EVERY = "another model, every metric"
+#: Metrics whose states cannot be added up, by name.
+SEPARATE = {"largest": Largest, "newest": Newest, "hidden": Hidden}
+
+
 def fit_after_fit(place, fits):
     model = place(compiled())
+    first = model.get_weights()
     fits.fit("first", model, epochs=2)
     fits.fit("fewer rows", model, x=X[:48], y=Y[:48], batch_size=BATCH, shuffle=False, epochs=2)
     fits.fit("stop_training before a batch", model, epochs=4, callbacks=[StopsBefore()])
     for when in ("on_epoch_begin", "on_train_batch_end"):
         fits.fit(f"evaluate, {when}", model, epochs=2, callbacks=[Evaluates(when)])
-    fits.fit("another model", place(compiled(Largest(name="largest"))), epochs=2)
+    for monitor in MONITORS:
+        model.set_weights(first)
+        model.optimizer.learning_rate = 0.3
+        fits.fit(monitor, model, epochs=30, callbacks=watching(monitor))
+    for ending in ENDINGS if hasattr(model, "thinwire") else ():
+        fits.fit(ending, model, epochs=9, callbacks=[StopsAt(*ending)])
+    separate = [kind(name=name) for name, kind in SEPARATE.items()]
+    other = compiled(*separate, metrics=every_metric, steps_per_execution=4)
+    fits.fit(EVERY, place(other), epochs=2)
+
+
+class Listening(logging.Handler):
+    """Collects the messages that are logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
 
 
 @pytest.fixture(scope="module")
-def later_fits(tmp_path_factory):
-    return alone_and_shared(tmp_path_factory.mktemp("later_fits"), fit_after_fit)
+def said():
+    """Return all messages that were logged since the first of these fits."""
+    logging.getLogger().addHandler(handler := Listening())
+    yield handler.messages
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.fixture(scope="module")
+def fits_of_all(tmp_path_factory, said):
+    """Return the Fitted of Keras alone, by the fit's name, and those of each worker."""
+    return runs_of(tmp_path_factory.mktemp("later_fits"), fit_after_fit)
+
+
+@pytest.fixture(scope="module")
+def later_fits(fits_of_all):
+    """Return for each name what Keras alone has made, and a list of what the workers have."""
+    expected, workers = fits_of_all
+    return {name: (known, [made[name] for made in workers]) for name, known in expected.items()}
+
+
+def test_what_cannot_be_added_up_stays_the_workers_and_is_named_once(later_fits, said):
+    expected, workers = later_fits[EVERY]
+    expected, histories = expected.history, [made.history for made in workers]
+    largest = np.max([history["largest"] for history in histories], axis=0)
+    np.testing.assert_allclose(largest, expected["largest"], atol=1e-5)
+    hidden = np.sum([history["hidden"] for history in histories], axis=0)
+    np.testing.assert_allclose(hidden, expected["hidden"])
+    (warning,) = [each for each in said if "training metrics" in each]
+    assert all(name in warning for name in SEPARATE)
+    assert not any(metric.name in warning for metric in every_metric())
 
 
 @pytest.mark.parametrize(
@@ -342,14 +357,15 @@ def later_fits(tmp_path_factory):
         "stop_training before a batch": 2,
         "evaluate, on_epoch_begin": 2,
         "evaluate, on_train_batch_end": 2,
-        "another model": 2,
+        EVERY: 2,
     }.items(),
 )
 def test_each_fit_has_metrics_of_its_own(later_fits, fit, num_epochs):
     expected, workers = later_fits[fit]
     assert len(expected.history["loss"]) == num_epochs
     for made in workers:
-        assert_alike(made.history, expected.history, names=set(expected.history) - {"largest"})
+        assert set(made.history) == set(expected.history)
+        assert_alike(made.history, expected.history, names=set(expected.history) - set(SEPARATE))
         assert_weights(made.weights, expected.weights)
 
 
@@ -362,26 +378,9 @@ def watching(monitor):
     ]
 
 
-MONITORS = ("loss", "accuracy", "balance")
-
-
-def fit_while_watching(place, fits):
-    model = place(compiled(optimizer=keras.optimizers.Adam(0.03)))
-    first = model.get_weights()
-    for monitor in MONITORS:
-        model.set_weights(first)
-        model.optimizer.learning_rate = 0.03
-        fits.fit(monitor, model, epochs=30, callbacks=watching(monitor))
-
-
-@pytest.fixture(scope="module")
-def watched_fits(tmp_path_factory):
-    return alone_and_shared(tmp_path_factory.mktemp("watched_fits"), fit_while_watching)
-
-
 @pytest.mark.parametrize("monitor", MONITORS)
-def test_callbacks_that_watch_the_training_act_as_alone(watched_fits, monitor):
-    expected, workers = watched_fits[monitor]
+def test_callbacks_that_watch_the_training_act_as_alone(later_fits, monitor):
+    expected, workers = later_fits[monitor]
     rates = expected.history["learning_rate"]
     assert 2 < len(rates) < 30 and rates[-1] < rates[0]
     for made in workers:
@@ -416,30 +415,29 @@ class StopsAt(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def lengths_of(folder, method, *endings):
-    """Return the epochs of both workers in each fit of one model, which StopsAt(*ending) ends."""
+def common_length(one, two):
+    """Return the epochs of one fit of both workers, which have the same weights after it."""
+    assert_weights(one.weights, two.weights, atol=0)
+    lengths = {len(each.history["loss"]) for each in (one, two)}
+    assert len(lengths) == 1
+    return lengths.pop()
 
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=["epoch end", "within", "within a later one"])
+def test_rounds_end_after_the_epoch_that_one_worker_ends(fits_of_all, ending):
+    _, workers = fits_of_all
+    assert common_length(*(made[ending] for made in workers)) == ENDINGS[ending]
+
+
+@pytest.mark.parametrize(("method", "worker"), [("ssp", 1), ("dgs", 2), ("diloco", 1)])
+def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, worker, tmp_path):
     def script(own):
         fits, model = Fits(), distribute(compiled(), own)
-        for ending in endings:
-            fits.fit(ending, model, epochs=9, callbacks=[StopsAt(*ending)])
-        return [len(each.history["loss"]) for each in fits.made.values()]
+        fits.fit("ended", model, epochs=9, callbacks=[StopsAt(1, worker)])
+        return fits.made["ended"]
 
-    with scripts(folder, method, 2) as run:
-        return list(zip(*run.each(script), strict=True))
-
-
-def test_rounds_end_after_the_epoch_that_one_worker_ends(tmp_path):
-    at_epoch_end = [(1, 1), (1, 2)]
-    within_epoch = [(1, 2, 0), (1, 2, 1), (2, 2, 3)]
-    lengths = lengths_of(tmp_path, "bsp", *at_epoch_end, *within_epoch)
-    assert lengths == [(2, 2), (2, 2), (2, 2), (2, 2), (3, 3)]
-
-
-@pytest.mark.parametrize("method", ["ssp", "dgs", "diloco"])
-def test_a_fit_that_one_worker_ends_has_as_many_epochs_everywhere(method, tmp_path):
-    for one, two in lengths_of(tmp_path, method, (1, 1), (1, 2)):
-        assert 2 <= one == two <= 9
+    with scripts(tmp_path, method, 2) as run:
+        assert 2 <= common_length(*run.each(script)) <= 9
 
 
 def test_without_rounds_workers_have_as_many_epochs_and_the_newest_reports_of_all(tmp_path):
@@ -457,9 +455,7 @@ def test_without_rounds_workers_have_as_many_epochs_and_the_newest_reports_of_al
 
     def script(own):
         fits, model = Fits(), distribute(compiled(), own)
-        fits.fit("reports", model, epochs=6)
-        for worker in (1, 2):
-            fits.fit(f"ended by {worker}", model, epochs=9, callbacks=[StopsAt(1, worker)])
+        fits.fit("reports", model, epochs=4)
         fits.fit("uneven", model, epochs=4000, callbacks=[Uneven(1, 2)])
         return {name: each.history["loss"] for name, each in fits.made.items()}
 
@@ -469,8 +465,6 @@ def test_without_rounds_workers_have_as_many_epochs_and_the_newest_reports_of_al
     assert one[-1] < one[0] and two[-1] < two[0]
     assert abs(one[-1] - two[-1]) < 0.3 * one[0]
     lengths = {name: [len(each[name]) for each in losses] for name in losses[0]}
-    for worker in (1, 2):
-        assert 2 <= lengths[f"ended by {worker}"][0] == lengths[f"ended by {worker}"][1] <= 9
     assert 6 <= lengths["uneven"][0] == lengths["uneven"][1] < 4000
 
 

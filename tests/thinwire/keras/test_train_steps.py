@@ -12,6 +12,7 @@ from thinwire import W_global, distribute
 from thinwire.keras.plan import PlannedStep, StepPlan
 from thinwire.ops.types import ConfigurationError
 
+schedules = keras.optimizers.schedules
 #: Noise is data, so that all see the same.
 NOISE = np.random.default_rng(5).normal(size=(len(X), 3)).astype(np.float32)
 
@@ -64,12 +65,14 @@ class GAN(keras.Model):
         return {"d_loss": d_loss, "g_loss": g_loss}
 
 
-def gan(kind=GAN, **options):
+def gan(kind=GAN, has_schedules=False, **options):
     def make():
         W_global.clear()
         model = kind()
-        d_optimizer = keras.optimizers.Adam(0.01)
-        model.compile(d_optimizer, keras.optimizers.SGD(0.05, momentum=0.9), **options)
+        falling, cosine = schedules.ExponentialDecay(0.01, 7, 0.5), schedules.CosineDecay(0.05, 25)
+        d_optimizer = keras.optimizers.Adam(falling if has_schedules else 0.01)
+        g_optimizer = keras.optimizers.SGD(cosine if has_schedules else 0.05, momentum=0.9)
+        model.compile(d_optimizer, g_optimizer, **options)
         return model
 
     return make
@@ -81,6 +84,10 @@ def fitted(make, settings=None, **options):
     if settings is not None:
         model = distribute(model, settings)
     return model, model.fit(X, NOISE, **options).history
+
+
+def rates_of(model):
+    return [round(float(each.learning_rate), 6) for each in (model.d_optimizer, model.g_optimizer)]
 
 
 def assert_same_optimizers(model, other):
@@ -99,12 +106,12 @@ class ManyCritics(GAN):
 @pytest.mark.parametrize(
     ("kind", "options", "settings"),
     [
+        (ManyCritics, {"has_schedules": True}, {"nb_ps": 2}),
         (GAN, {}, {}),
-        pytest.param(ManyCritics, {}, {"nb_ps": 2}, marks=pytest.mark.product),
         pytest.param(GAN, {"run_eagerly": True}, {}, marks=pytest.mark.product),
         pytest.param(GAN, {"steps_per_execution": 2}, {}, marks=pytest.mark.product),
     ],
-    ids=["graph", "critics", "eager", "several"],
+    ids=["critics", "graph", "eager", "several"],
 )
 def test_both_optimizers_of_a_gan_step_on_the_ps_as_alone(kind, options, settings, tmp_path):
     make = gan(kind, **options)
@@ -114,6 +121,7 @@ def test_both_optimizers_of_a_gan_step_on_the_ps_as_alone(kind, options, setting
         for model, logs in found:
             assert_same(model, expected)
             assert_same_optimizers(model, expected)
+            assert rates_of(model) == rates_of(expected), "each counts its own steps"
             assert logs.keys() == history.keys()
         core = run.shards[0].core
         steps = 2 * len(X) // BATCH

@@ -8,9 +8,9 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import time
 
 from tests.nodes import free_ports
+from tests.waiting import wait_until
 
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo", "scancel")
@@ -117,12 +117,10 @@ class Slurm:
         self._until(is_ready, "slurmctld.out")
 
     def _until(self, is_so, log: str) -> None:
-        deadline = time.monotonic() + _SECONDS
-        while not is_so():
-            if time.monotonic() > deadline:
-                text = (self.folder / log).read_text()[-2000:]
-                raise AssertionError(f"Slurm does not start: {text}")
-            time.sleep(0.05)
+        written = self.folder / log
+        wait_until(
+            is_so, _SECONDS, lambda: f"a start of Slurm: {written.read_text()[-2000:]}", 0.05
+        )
 
     def _config(self, ports: list[int]) -> str:
         folder, own = self.folder, socket.gethostname()

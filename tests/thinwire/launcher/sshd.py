@@ -8,9 +8,9 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import time
 
 from tests.nodes import free_port
+from tests.waiting import wait_until
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 MISSING = "no sshd: apt-get install openssh-server openssh-client"
@@ -69,11 +69,13 @@ class Sshd:
         )
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise AssertionError(f"sshd does not listen: {(self.folder / 'log').read_text()}")
+        log = self.folder / "log"
+        wait_until(self._listens, 10, lambda: f"sshd listens: {log.read_text()}", 0.05)
+
+    def _listens(self) -> bool:
+        assert self.process.poll() is None, (self.folder / "log").read_text()
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True

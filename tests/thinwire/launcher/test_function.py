@@ -1,6 +1,8 @@
 """A function in place of a script: the script that is written differs as the function does."""
 
+import importlib
 import pathlib
+import sys
 
 import cloudpickle
 import pytest
@@ -53,3 +55,17 @@ def test_a_call_returns_nothing_that_an_earlier_one_has_left(tmp_path):
     assert function._result(tmp_path) == "of the first"
     function._write_call(tmp_path, test_another_function_is_another_script, ())
     assert function._result(tmp_path) is None
+
+
+def test_a_called_function_finds_the_modules_of_its_caller(tmp_path, monkeypatch):
+    modules, called = tmp_path / "modules", tmp_path / "called"
+    modules.mkdir()
+    (modules / "only_the_caller_has.py").write_text("def leave(path):\n    path.touch()\n")
+    with monkeypatch.context() as caller:
+        caller.syspath_prepend(modules)
+        leave = importlib.import_module("only_the_caller_has").leave
+        function._write_call(tmp_path / "call", leave, (called,))
+    monkeypatch.delitem(sys.modules, "only_the_caller_has")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(modules)])
+    function.call(tmp_path / "call")
+    assert called.exists() and sys.path[-1] == str(modules)

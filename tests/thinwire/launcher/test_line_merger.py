@@ -236,3 +236,13 @@ def test_the_main_thread_does_not_wait_for_a_screen_that_is_not_read():
     for thread in (reader, second):
         thread.join(30)
     assert shown == ["one", "two"]
+
+
+def test_lines_that_were_taken_make_no_others_forgotten(monkeypatch):
+    monkeypatch.setattr(line_merger, "MOST_NOTED", 2)
+    lines = line_merger._WorkerLines()
+    for key in (b"one", b"two"):
+        lines.note(key)
+    assert lines.take_noted(b"two") and not lines.take_noted(b"two")
+    lines.note(b"three")
+    assert lines.take_noted(b"one")

@@ -119,13 +119,24 @@ def test_streams_on_a_full_disk(command):
     assert "stdout and stderr: " in command.log() and "No space left on device" in command.log()
 
 
+#: Runs main.py in a Python of its own, whose children are forks.
+FRESH = """
+import runpy, sys
+sys.executable = sys.argv[1]
+sys.argv = sys.argv[2:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
 def test_a_process_without_standard_streams(command):
-    words = [sys.executable, str(MAIN), "run", "--nb_workers=2", f"--run_dir={command.run_dir}"]
-    line = f"exec {' '.join(words)} noisy.py <&- >&- 2>&-"
+    words = ["run", "--nb_workers=2", f"--run_dir={command.run_dir}", "noisy.py"]
     command.process = subprocess.Popen(
-        ["/bin/sh", "-c", line],
+        [
+            *("/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"),
+            *(sys.executable, "-P", "-c", FRESH, forker().python, str(MAIN), *words),
+        ],
         cwd=command.folder,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": str(MAIN.parent)},
     )
     assert command.end() == 0
     assert len(command.lines_of(2)) == 6 * 4 * 200 + 1
@@ -197,6 +208,6 @@ def test_a_function_in_a_notebook_whose_output_is_not_taken(manner, command):
     with open(errors, "wb") as error:
         command.start(error, error, ["notebook.py", str(command.run_dir), manner])
         assert command.end() == 0
-    why = "(Broken pipe)" if manner == "raises" else "(nothing was read for 10 s at the end)"
     ended = errors.read_text().partition("ENDED ")[2]
+    why = "(Broken pipe)" if manner == "raises" else "(nothing was read for 10 s at the end)"
     assert ended.startswith("stdout: ") and why in ended and "lines" in ended

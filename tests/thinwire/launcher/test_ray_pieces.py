@@ -145,3 +145,18 @@ def test_a_signal_that_comes_before_ray_has_a_place_reaches_the_node():
     actor.has_ended.set()
     assert process.wait() == -signal.SIGTERM
     assert actor.written == [b"I", b"T", b"K"]
+
+
+def test_what_a_node_writes_is_passed_on_line_by_line():
+    written = {False: [b"one\ntw", b"o\n"], True: [b"an error\n"]}
+    process = ray.RayProcess.__new__(ray.RayProcess)
+    lines = []
+    process._read = lambda is_error: written[is_error].pop(0) if written[is_error] else b""
+    process._output = types.SimpleNamespace(
+        on_line=lambda line, is_error: lines.append((line, is_error))
+    )
+    process._follow(False)
+    process._follow(True)
+    assert [(line.strip(), is_error) for line, is_error in lines] == [
+        *(("one", False), ("two", False), ("an error", True)),
+    ]

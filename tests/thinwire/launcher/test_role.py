@@ -39,6 +39,7 @@ def ends_with(folder, code, words, *given):
         (["--hosts_file=hosts", "--sync_dst_dir=~me/x"], ["--sync_dst_dir=~me/x"]),
         (["--hosts_file=hosts", "--ssh_options='"], ["--ssh_options", "quot"]),
         (["--hosts_file=hosts", "--remote_python=bin/python"], ["--remote_python=bin/python"]),
+        (["--link_mbps=1,2,3", "--hosts_file=missing"], ["--link_mbps", "3 values"]),
     ],
     ids=str,
 )

@@ -6,12 +6,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.nodes import MAIN
 from tests.thinwire.launcher.slurmds import HOSTS, MISSING, Slurm
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.processes,
@@ -94,10 +94,7 @@ def test_all_roles_come_out_of_the_job(step):
 def test_a_cancelled_job_resumes(step):
     process = step.start(5000)
     document = step.folder / "runs" / "train" / "metrics.jsonl"
-    deadline = time.monotonic() + 90
-    while not (document.exists() and '"updates"' in document.read_text()):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.1)
+    wait_until(lambda: document.exists() and '"updates"' in document.read_text(), 90)
     subprocess.run(["scancel", "--user=root"], env=step.slurm.environment, check=True)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130, output

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from thinwire.launcher import watchdog
 from thinwire.launcher.local import exit_code
 from thinwire.launcher.program import WATCHDOG
@@ -110,10 +111,7 @@ def test_a_killed_watchdog_takes_its_command_along(supervised):
     process, child = supervised("stubborn")
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 10
-    while is_alive(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_alive(child)
+    wait_until(lambda: not is_alive(child), 10)
 
 
 def test_exit_codes():

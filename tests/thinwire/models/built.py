@@ -1,4 +1,4 @@
-"""Networks that several test files look at, each built once."""
+"""Networks as tests look at them, in this process and in another."""
 
 import dataclasses
 import hashlib

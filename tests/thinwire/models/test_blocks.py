@@ -1,16 +1,12 @@
-"""Padding, pools, resizing and initial weights of the blocks, against plain numpy."""
+"""Padding, pools and resizing of the blocks, against plain numpy."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 
-from tests.thinwire.models.built import Built
 from thinwire.models import blocks
-
-Network = Callable[[str], Built]
 
 GENERATOR = np.random.default_rng(11)
 
@@ -109,54 +105,3 @@ def test_images_are_resized_bilinearly() -> None:
     np.testing.assert_allclose(model(image)[0, 2, :, 0], [0, 0.25, 0.75, 1], atol=1e-6)
     inputs, x = blocks.images(4, 1, resize_to=4)
     assert x is inputs
-
-
-def layers_of(model: keras.Model, kind: type) -> list[Any]:
-    return [layer for layer in model.layers if isinstance(layer, kind)]
-
-
-def test_resnet50_strides_and_biases(network: Network) -> None:
-    first, second = (network(f"resnet50-{v}").model for v in ("v1", "v2"))
-    strided = [
-        {layer.name for layer in layers_of(model, keras.layers.Conv2D) if layer.strides == (2, 2)}
-        for model in (first, second)
-    ]
-    begins = [f"stage{stage}_block1" for stage in (2, 3, 4)]
-    for names, convolution in zip(strided, ("conv1", "conv2"), strict=True):
-        expected = {
-            f"{begin}_{part}" for begin in begins for part in (convolution, "shortcut_conv")
-        }
-        assert names == {"stem_conv", *expected}
-    for layer in layers_of(first, keras.layers.Conv2D):
-        is_outer = layer.name.endswith(("_conv1", "_conv3"))
-        assert layer.use_bias == is_outer, layer.name
-    assert not any(layer.use_bias for layer in layers_of(second, keras.layers.Conv2D))
-    assert len(second.get_layer("input_norm").trainable_variables) == 0
-    assert len(second.get_layer("final_norm").trainable_variables) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "num_norms", "epsilon"), [("mobilenet-v2", 53, 1e-5), ("inception-v3", 94, 1e-3)]
-)
-def test_normalisation_and_activations(
-    network: Network, name: str, num_norms: int, epsilon: float
-) -> None:
-    model = network(name).model
-    norms = layers_of(model, keras.layers.BatchNormalization)
-    assert len(norms) == num_norms
-    assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.9, epsilon)}
-    activations = layers_of(model, keras.layers.ReLU)
-    is_v2 = name == "mobilenet-v2"
-    assert len(activations) == num_norms - 17 * is_v2  # no activation after a projection
-    assert {layer.max_value for layer in activations} == {6.0 if is_v2 else None}
-
-
-def test_initial_weights_are_xavier(network: Network) -> None:
-    model = network("resnet18-v1").model
-    one, other = (model.get_layer(f"stage2_block2_conv{n}").kernel.numpy() for n in (1, 2))
-    limit = np.sqrt(6 / (9 * 128 + 9 * 128))
-    for kernel in (one, other):
-        assert 0.99 * limit < np.abs(kernel).max() <= limit
-        assert kernel.std() == pytest.approx(limit / np.sqrt(3), rel=0.01)
-    assert (one != other).any()
-    assert not model.get_layer("logits").bias.numpy().any()

@@ -1,5 +1,9 @@
-"""The networks by name: sizes, reproducible weights, one step; the example and user files."""
+"""The networks by name: sizes, layers, weights, one step; the example and user files.
 
+Each network is built once for all tests: what looks at a whole one stands in this file.
+"""
+
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.thinwire.models.built import IMAGES, SEED, Built
+from tests.thinwire.models.built import IMAGES, SEED, Built, build
 from thinwire.data.registry import from_user_module
 from thinwire.models import registry
 from thinwire.models.flat_model import SharedModel, moving_statistics
@@ -89,13 +93,10 @@ HEIGHTS = {
     "inception-bn-small": {"a2_concat": 32, "a3_concat": 16, "b4_concat": 16, "c2_concat": 8},
 }
 
+#: Whose weights take seconds to draw; the smaller decoders are made of the same layers.
+LONG_DRAWN = ("decoder-3m", "decoder-10m", "decoder-30m", "decoder-100m")
 #: Whose steps take seconds.
-LARGE = (
-    *("inception-v3", "mobilenet-v2", "resnet50-v1", "resnet50-v2"),
-    *("decoder-30m", "decoder-100m"),
-)
-#: Whose weights take seconds to draw.
-LONG_DRAWN = ("decoder-30m", "decoder-100m")
+LARGE = ("alexnet", "inception-v3", "mobilenet-v2", "resnet50-v1", "resnet50-v2", *LONG_DRAWN)
 
 Network = Callable[[str], Built]
 
@@ -103,6 +104,12 @@ Network = Callable[[str], Built]
 def with_slow(slow: Sequence[str]) -> list[Any]:
     """Return all names, those of slow ones for ``make product``."""
     return [pytest.param(name, marks=[pytest.mark.product] * (name in slow)) for name in PARAMETERS]
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    """Build each network when it is first asked for; tests leave its weights as they were."""
+    return functools.cache(build)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,7 +152,7 @@ def test_parameter_counts_and_logits(network: Network, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ON_IMAGENET)
+@pytest.mark.parametrize("name", ["resnet18-v1", "resnet50-v1"])
 def test_residual_networks_take_imagenet(name: str) -> None:
     model = registry.build_network(name, 224, 3, 1000, seed=0)
     assert model.input_shape == (None, 224, 224, 3) and model.output_shape == (None, 1000)
@@ -165,6 +172,72 @@ def test_heights(network: Network, name: str) -> None:
         HEIGHTS[name]
     )
     assert model.input_shape == (None, IMAGES.get(name, (28, 1))[0], *model.input_shape[2:])
+
+
+def layers_of(model: keras.Model, kind: type) -> list[Any]:
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def test_resnet50_strides_and_biases(network: Network) -> None:
+    first, second = (network(f"resnet50-{v}").model for v in ("v1", "v2"))
+    strided = [
+        {layer.name for layer in layers_of(model, keras.layers.Conv2D) if layer.strides == (2, 2)}
+        for model in (first, second)
+    ]
+    begins = [f"stage{stage}_block1" for stage in (2, 3, 4)]
+    for names, convolution in zip(strided, ("conv1", "conv2"), strict=True):
+        expected = {
+            f"{begin}_{part}" for begin in begins for part in (convolution, "shortcut_conv")
+        }
+        assert names == {"stem_conv", *expected}
+    for layer in layers_of(first, keras.layers.Conv2D):
+        is_outer = layer.name.endswith(("_conv1", "_conv3"))
+        assert layer.use_bias == is_outer, layer.name
+    assert not any(layer.use_bias for layer in layers_of(second, keras.layers.Conv2D))
+    assert len(second.get_layer("input_norm").trainable_variables) == 0
+    assert len(second.get_layer("final_norm").trainable_variables) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "num_norms", "epsilon"), [("mobilenet-v2", 53, 1e-5), ("inception-v3", 94, 1e-3)]
+)
+def test_normalisation_and_activations(
+    network: Network, name: str, num_norms: int, epsilon: float
+) -> None:
+    model = network(name).model
+    norms = layers_of(model, keras.layers.BatchNormalization)
+    assert len(norms) == num_norms
+    assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.9, epsilon)}
+    activations = layers_of(model, keras.layers.ReLU)
+    is_v2 = name == "mobilenet-v2"
+    assert len(activations) == num_norms - 17 * is_v2  # no activation after a projection
+    assert {layer.max_value for layer in activations} == {6.0 if is_v2 else None}
+
+
+def test_initial_weights_are_xavier(network: Network) -> None:
+    model = network("resnet18-v1").model
+    one, other = (model.get_layer(f"stage2_block2_conv{n}").kernel.numpy() for n in (1, 2))
+    limit = np.sqrt(6 / (9 * 128 + 9 * 128))
+    for kernel in (one, other):
+        assert 0.99 * limit < np.abs(kernel).max() <= limit
+        assert kernel.std() == pytest.approx(limit / np.sqrt(3), rel=0.01)
+    assert (one != other).any()
+    assert not model.get_layer("logits").bias.numpy().any()
+
+
+def test_moving_statistics_have_the_same_order_on_every_node(network: Network) -> None:
+    both = (
+        network("mobilenet-v1").model,
+        registry.build_network("mobilenet-v1", 28, 1, 10, seed=0),
+    )
+    paths = [[variable.path for variable in moving_statistics(model)] for model in both]
+    assert paths[0] == paths[1]
+    assert paths[0][:3] == [
+        "stem_norm/moving_mean",
+        "stem_norm/moving_variance",
+        "block1_depthwise_norm/moving_mean",
+    ]
+    assert len(paths[0]) == len(set(paths[0])) == 2 * 27
 
 
 def test_same_weights_in_another_process(network: Network, elsewhere: subprocess.Popen) -> None:

@@ -226,6 +226,16 @@ def test_an_error_of_the_sink_is_counted_and_the_copy_recovers(error):
     assert int(counted.replace(",", "")) + sink.written.count(b"a line\n") == count
 
 
+def test_a_line_waits_for_space_without_looking_again_and_again(monkeypatch):
+    copy = OutputCopy("stdout", BlockedSink(), 0.2, 10_000, on_first_loss=lambda _: None)
+    offer, offered = copy._backlog.offer, []
+    monkeypatch.setattr(copy._backlog, "offer", lambda *args: offered.append(1) or offer(*args))
+    while not copy.is_stalled:
+        copy.put(LINE, "worker 1")
+        assert len(offered) <= 3, "once, and when its patience ends"
+        offered.clear()
+
+
 def test_a_sink_that_never_returns_stops_nobody():
     sink = BlockedSink()
     copy = OutputCopy("stdout", sink, 0.2, 10_000, on_first_loss=lambda _: None)

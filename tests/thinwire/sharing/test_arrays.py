@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from tests.thinwire.sharing.places import batches, shared_by_all
 from thinwire.ops.types import ConfigurationError
 
-SIZES = st.tuples(st.integers(2, 70), st.integers(1, 5), st.integers(1, 40))
+#: Rows, workers and batch size.
+SIZES = st.tuples(st.integers(2, 70), st.integers(1, 3), st.integers(1, 40))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @example((13, 3, 6))  # the last batch has fewer rows than there are workers
 @example((5, 5, 40))
 @given(SIZES)
@@ -35,7 +36,7 @@ def test_one_groups_batches_are_together_the_scripts(sizes):
     assert [longest - len(rows) for rows in everyone] == [shared.short_by for shared in shares]
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @example((20, 3, 7), True, "iid", "global", True)
 @example((20, 3, 7), False, "class", None, "batch")
 @example((20, 3, 7), False, "contiguous", "worker", False)

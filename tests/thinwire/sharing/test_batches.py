@@ -100,6 +100,15 @@ def test_the_scripts_own_order_gives_the_scripts_batches():
         assert rows == whole[number][0][:, 0].tolist()
 
 
+@pytest.mark.parametrize("batch", ["global", "worker"])
+def test_each_epoch_has_an_order_of_its_own(batch):
+    shared = shared_by_all({"x": Rows(128, 4)}, 2, batch=batch)[0]
+    epochs = [epoch_of(shared) for _ in range(3)]
+    assert len({str(epoch) for epoch in epochs}) == 3
+    again = shared_by_all({"x": Rows(128, 4)}, 2, batch=batch)[0]
+    assert [epoch_of(again) for _ in range(3)] == epochs
+
+
 def test_a_shuffled_batch_is_made_by_one_worker():
     for one_group, leftovers in ((True, 1), (False, 0)):
         data = [Rows(56, 8), Rows(56, 8)]

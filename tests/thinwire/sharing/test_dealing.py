@@ -71,12 +71,19 @@ SOURCES = {
 
 
 #: Where workers do not wait for each other, these kinds of data are dealt in other ways.
-WITHOUT_ROUNDS = ("arrays", "elements", "batches, repeated", "chosen", "PyDataset")
+WITHOUT_ROUNDS = ("arrays", "elements", "batches, repeated", "interleaved", "PyDataset")
+
+
+#: They are dealt as others are: shuffled elements, chosen ones, a shuffled PyDataset.
+LIKE_OTHERS = ("elements", "interleaved", "PyDataset")
 
 
 @pytest.mark.parametrize(
     ("kind", "one_group"),
-    [*((kind, True) for kind in SOURCES), *((kind, False) for kind in WITHOUT_ROUNDS)],
+    [
+        *((kind, True) for kind in SOURCES if kind not in LIKE_OTHERS),
+        *((kind, False) for kind in WITHOUT_ROUNDS),
+    ],
 )
 def test_no_worker_gets_a_single_class_of_data_that_alternate(kind, one_group):
     everyone = [s.arguments for s in shared_by_all(SOURCES[kind](), WORKERS, one_group)]
@@ -108,7 +115,7 @@ def test_whole_batches_that_alternate_are_not_dealt_by_a_stride(make, one_group)
         assert max(np.bincount(np.array(numbers) % 3)) < 15
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [kind for kind in SOURCES if kind not in LIKE_OTHERS])
 def test_a_worker_that_was_started_again_gets_the_same_rows(kind):
     def epochs(number):
         place = dataclasses.replace(places(WORKERS)[1], fit=FitNumber(number, number, 0))
@@ -143,8 +150,10 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("one_group", BOTH)
-@pytest.mark.parametrize("kind", FILTERS)
+@pytest.mark.parametrize(
+    ("kind", "one_group"),
+    [*((kind, True) for kind in FILTERS), ("full batches", False), ("unique", False)],
+)
 def test_what_looks_at_batches_sees_the_scripts(kind, one_group):
     total = 48 if kind == "unique" else 50  # batches of one shape
     whole = FILTERS[kind](source(total).batch(8))
@@ -204,6 +213,12 @@ BY_ROWS = {
 def test_whether_a_map_mixes_rows_is_found_by_trying(kind):
     node = source(50).batch(8).map({**MIXING, **BY_ROWS}[kind])
     assert mixes_rows(node._map_func, tf.constant(ROWS[:8]), places(2)[0]) is (kind in MIXING)
+
+
+def test_a_function_without_draws_is_tried_as_it_is(monkeypatch):
+    monkeypatch.delattr("thinwire.sharing.by_rows._imported")
+    node = source(50).batch(8).map(lambda rows: 2 * rows)
+    assert not mixes_rows(node._map_func, tf.constant(ROWS[:8]), places(2)[0])
 
 
 def test_augmentation_of_keras_treats_rows_by_themselves_and_keeps_its_seeds():

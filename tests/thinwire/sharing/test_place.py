@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.thinwire.sharing.places import places
 from thinwire.sharing.fit_counts import FitNumber
-from thinwire.sharing.place import deal
+from thinwire.sharing.place import UnfilledRounds, deal
 
 SEEDS = st.tuples(*[st.integers(0, 2**31 - 1)] * 4)
 
@@ -73,3 +73,11 @@ def test_a_place_deals_by_its_fit(deals_alike):
     of_fits = [place.positions(40, 0, 3).tolist() for place in (first, second)]
     of_epochs = [first.positions(40, epoch, 3).tolist() for epoch in (0, 1)]
     assert (of_fits[0] == of_fits[1]) is (of_epochs[0] == of_epochs[1]) is deals_alike
+
+
+def test_rounds_without_rows_are_taken_once():
+    unfilled = UnfilledRounds()
+    assert unfilled.take() == 0
+    unfilled.note()
+    unfilled.note()
+    assert [unfilled.take(), unfilled.take()] == [2, 0]

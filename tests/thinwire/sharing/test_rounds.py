@@ -32,9 +32,17 @@ DATA = {
 }
 
 
-@pytest.mark.parametrize("name", DATA)
+#: Whole batches, a last one of fewer rows than workers, and others that are short.
+SIZES = [(41, 8, 3), (40, 8, 3), (41, 8, 2), (47, 10, 3), (39, 8, 2)]
+
+
 @pytest.mark.parametrize(
-    ("total", "size", "num_workers"), [(40, 8, 3), (41, 8, 2), (41, 8, 3), (47, 10, 3), (39, 8, 2)]
+    ("total", "size", "num_workers", "name"),
+    [
+        (*SIZES[which], name)
+        for number, name in enumerate(DATA)
+        for which in (0, 1 + number % 4, *((3,) if number == 0 else ()))
+    ],
 )
 def test_every_worker_knows_the_rows_of_each_step(name, total, size, num_workers):
     everyone = shared_by_all(DATA[name](total, size), num_workers)

@@ -1,17 +1,19 @@
 """DGT from end to end on the virtual clock: the real router, seals, link, receivers and cores."""
 
+import functools
+
 import numpy as np
 import pytest
 
 from tests.thinwire.simulator.toy import played, simulated
-from thinwire.ops.codecs.registry import CODECS as CODECS
+from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.routing.base import Transport
 from thinwire.ops.types import Link
 
 SMALL = {"dgt_block_size": 8, "dgt_k": 0.4}  # two entries a block: the toy's tensors have some
 PATIENT = {"dgt_wait_ms": 60_000.0}
 LINK = Link(1.0, 10)
-UPDATES = 40
+UPDATES = 25
 STEPS = "0.1,0.15,0.3"
 
 
@@ -49,24 +51,35 @@ def reliable(nb_ps=1, links=(LINK,), iter_max=UPDATES, **choices):
     )
 
 
+@functools.cache
+def of_reliable(nb_ps=1):
+    """Return the weights of the run that many tests compare theirs with; nobody changes them."""
+    return weights(reliable(nb_ps))
+
+
 @pytest.mark.parametrize("nb_ps", [1, 3])
 @pytest.mark.parametrize("choices", [{"dgt_k": 1.0}, {"dgt_channels": 0}])
 def test_all_reliable_is_the_reliable_router(nb_ps, choices):
-    np.testing.assert_array_equal(weights(dgt(nb_ps=nb_ps, **choices)), weights(reliable(nb_ps)))
+    np.testing.assert_array_equal(weights(dgt(nb_ps=nb_ps, **choices)), of_reliable(nb_ps))
 
 
 @pytest.mark.parametrize(
     ("nb_ps", "k", "marker"),
-    [(1, 0.0, "tensor"), (1, 0.8, "step"), (3, 0.0, "step"), (3, 0.4, "tensor")],
+    [(1, 0.0, "step"), (1, 0.8, "step"), (3, 0.4, "tensor")],
 )
 def test_no_loss_and_a_long_wait_is_the_reliable_router(nb_ps, k, marker):
     simulation = dgt(nb_ps=nb_ps, dgt_k=k, dgt_marker=marker, **PATIENT)
-    np.testing.assert_array_equal(weights(simulation), weights(reliable(nb_ps)))
+    np.testing.assert_array_equal(weights(simulation), of_reliable(nb_ps))
     assert total(simulation, "num_announced") == total(simulation, "num_arrived") > 0
 
 
-@pytest.mark.parametrize("codec", list(CODECS))
-@pytest.mark.parametrize("value_dtype", ["float32", "int8"])
+@pytest.mark.parametrize(
+    ("codec", "value_dtype"),
+    [
+        ("topk", "float32"),
+        *((codec, "float32" if codec == "powersgd" else "int8") for codec in CODECS),
+    ],
+)
 def test_with_every_codec_a_long_wait_is_the_reliable_router(codec, value_dtype):
     choices = {"value_dtype": value_dtype, "compression_rate": 0.5, "overrides": {"codec": codec}}
     if codec == "powersgd":
@@ -79,7 +92,7 @@ def test_with_every_codec_a_long_wait_is_the_reliable_router(codec, value_dtype)
 def test_duplicates_and_a_mixed_up_order_change_nothing():
     hurt = Link(1.0, 10, reorder=0.3, duplicate=0.3)
     simulation = dgt(links=(hurt,), **PATIENT)
-    np.testing.assert_array_equal(weights(simulation), weights(reliable()))
+    np.testing.assert_array_equal(weights(simulation), of_reliable())
     assert total(simulation, "num_announced") == total(simulation, "num_arrived")
     assert sum(each.dropped["duplicate"] for each in counters(simulation)) > 10
 
@@ -87,7 +100,7 @@ def test_duplicates_and_a_mixed_up_order_change_nothing():
 def test_in_the_stream_nothing_is_lost_and_nothing_late_with_a_wait():
     hurt, through = Link(1.0, 10, 0.3), Transport(dgt_transport="grpc")
     simulation = dgt(links=(hurt,), transport=through, **PATIENT)
-    np.testing.assert_array_equal(weights(simulation), weights(reliable()))
+    np.testing.assert_array_equal(weights(simulation), of_reliable())
 
 
 @pytest.mark.parametrize("reception", ["diff", "drop"])
@@ -131,7 +144,7 @@ def test_what_comes_late_and_is_dropped_has_come():
 
 
 def test_a_lossy_link_loses_what_the_counters_show():
-    simulation = dgt(links=(Link(1.0, 10, 0.2),), dgt_wait_ms=500.0, iter_max=150)
+    simulation = dgt(links=(Link(1.0, 10, 0.2),), dgt_wait_ms=500.0, iter_max=70)
     announced, arrived = total(simulation, "num_announced"), total(simulation, "num_arrived")
     assert 0.7 < arrived / announced < 0.9
     assert np.isfinite(weights(simulation)).all()
@@ -141,16 +154,16 @@ def test_losses_are_fed_back():
     """What was lost comes with a later gradient: the run ends nearer to the lossless one."""
     lossy = (Link(1.0, 10, 0.5),)
     drop = {"dgt_reception": "drop", "dgt_wait_ms": 500.0, "dgt_k": 0.0}
-    goal = weights(reliable(iter_max=150))
-    lost = weights(dgt(links=lossy, iter_max=150, **drop))
-    fed_back = weights(dgt(links=lossy, iter_max=150, dgt_error_feedback=True, **drop))
+    goal = weights(reliable(iter_max=80))
+    lost = weights(dgt(links=lossy, iter_max=80, **drop))
+    fed_back = weights(dgt(links=lossy, iter_max=80, dgt_error_feedback=True, **drop))
     assert np.abs(fed_back - goal).mean() < 0.5 * np.abs(lost - goal).mean()
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
 def test_few_bits_stay_near_the_whole_values(bits):
     simulation = dgt(dgt_low_bits=bits, dgt_k=0.0, **PATIENT)
-    assert 0 < np.abs(weights(simulation) - weights(reliable())).max() < 0.05
+    assert 0 < np.abs(weights(simulation) - of_reliable()).max() < 0.05
 
 
 def test_a_killed_worker_comes_back_with_another_session():

@@ -48,10 +48,20 @@ def summary_of(simulation):
     return run_status.summarise(board.status(), [])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("nb_ps", "away"), [(2, 0.6), (1, 5.0), (3, 5.0)], ids=["at once", "late", "late, 3 shards"]
-)
+#: Name -> number of shards, seconds until the return.
+RETURNS = {"at once": (2, 0.6), "late": (1, 5.0), "late, 3 shards": (3, 5.0)}
+
+
+def cases():
+    """Return every mode with every return; each mode has two in `make test`."""
+    for turn, mode in enumerate(MODES):
+        for number, back in enumerate(RETURNS):
+            rarely = (number + turn) % len(RETURNS) == 0 and mode not in ("bsp", "asgd")
+            marks = [pytest.mark.product] if rarely else []
+            yield pytest.param(mode, *RETURNS[back], id=f"{back}-{mode}", marks=marks)
+
+
+@pytest.mark.parametrize(("mode", "nb_ps", "away"), cases())
 def test_a_killed_worker_comes_back(tmp_path, mode, nb_ps, away):
     name, choices, updates = MODES[mode]
     simulation = simulated(

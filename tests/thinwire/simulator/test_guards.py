@@ -37,17 +37,17 @@ def guard(simulation):
     return guard_of(simulation.shards[0])
 
 
-@pytest.mark.parametrize("guards", [LIMIT, BOTH])
 @pytest.mark.parametrize(
-    ("name", "choices", "without"),
+    ("name", "choices", "without", "guards"),
     [
-        ("asgd", {}, {}),
-        ("bsp", {}, {}),
-        ("gsp", {"groups": ((1, 2), (3, 4))}, {"groups": ((1, 2), (3,))}),
-        ("ssp", {}, {}),
-        ("adacomp", {"compression_rate": 0.2}, {"compression_rate": 0.2}),
-        ("dgs", {"compression_rate": 0.2}, {"compression_rate": 0.2}),
-        ("esync", {}, {}),
+        ("asgd", {}, {}, LIMIT),
+        ("asgd", {}, {}, BOTH),
+        ("bsp", {}, {}, BOTH),
+        ("gsp", {"groups": ((1, 2), (3, 4))}, {"groups": ((1, 2), (3,))}, LIMIT),
+        ("ssp", {}, {}, BOTH),
+        ("adacomp", {"compression_rate": 0.2}, {"compression_rate": 0.2}, BOTH),
+        ("dgs", {"compression_rate": 0.2}, {"compression_rate": 0.2}, LIMIT),
+        ("esync", {}, {}, LIMIT),
     ],
 )
 def test_a_worker_of_garbage_makes_no_difference(name, choices, without, guards):

@@ -36,8 +36,10 @@ def test_one_worker_takes_the_steps_of_delayed_sgd():
     assert {age: count for age, count in core.counters.staleness.items() if count} == {0: 1, 1: 11}
 
 
-@pytest.mark.parametrize("nb_ps", [1, 2])
-@pytest.mark.parametrize("name", ["bsp", "asgd", "ssp", "gsp", "adacomp", "dgs", "dgt"])
+@pytest.mark.parametrize(
+    ("name", "nb_ps"),
+    [("bsp", 2), ("asgd", 1), ("ssp", 2), ("gsp", 1), ("adacomp", 2), ("dgs", 1), ("dgt", 2)],
+)
 def test_every_method_ends_with_a_death_and_a_return(name, nb_ps):
     failures = "2@4-9"
     simulation = ahead(name, 3, nb_ps=nb_ps, iter_max=80, links=(LATE,), failures=failures)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.thinwire.simulator.toy import ToyTrainer, played, simulated
 from thinwire.ops.methods.method import METHODS
+from thinwire.ops.telemetry import round_trace
 from thinwire.ops.types import Link
 from thinwire.proto.emulation.link import LinkModel
 from thinwire.ps.core import events
@@ -232,6 +233,12 @@ def test_esync_gives_fast_workers_more_steps():
     assert local[3] == 12
     assert local[1] > 1.5 * local[2] > 1.5 * local[3]
     assert simulation.clock.now < 12 * 1.05
+
+
+def test_seconds_in_which_the_pacing_is_decided_are_measured():
+    simulation = played("esync", 2, steps="0.1,0.4", links=(Link(0, 20),), iter_max=6)
+    for row in rounds_of(simulation, 1):
+        assert row["time"][round_trace.CHECK_READY] >= 0.04 - 1e-9
 
 
 def test_an_update_that_only_the_shard_finds_non_finite_is_refused_and_counted(monkeypatch):

@@ -18,6 +18,7 @@ from tests.thinwire.launcher.sshd import MISSING, SSHD, Sshd
 from tests.thinwire.tools.test_status import server
 from thinwire.launcher import link_probe
 from thinwire.ops.run.credentials import NO_CREDENTIALS
+from thinwire.proto.grpc import health
 from thinwire.tools import doctor, findings, machine, network
 from thinwire.tools.findings import Finding
 
@@ -166,6 +167,15 @@ def test_another_program_at_the_port_is_a_problem():
     with socket.create_server(("127.0.0.1", 0)) as other:
         *_, found = network.shard(f"127.0.0.1:{other.getsockname()[1]}", NO_CREDENTIALS)
     assert found.level == "problem" and "Thinwire" in found.advice
+
+
+def test_an_answer_of_another_program_is_cut(monkeypatch):
+    def refuse(*arguments):
+        raise health.HealthCheckFailed("x" * 500)
+
+    monkeypatch.setattr(health, "probe", refuse)
+    (found,) = network._serving("the shard", "127.0.0.1:1", NO_CREDENTIALS)
+    assert found.text == "x" * 200
 
 
 # -- hosts -------------------------------------------------------------------------------------

@@ -9,13 +9,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 
 import kubernetes_validate
 import pytest
 import yaml
 
 from tests.nodes import MAIN, free_port
+from tests.waiting import wait_until
 from thinwire.tools import manifests
 from thinwire.tools.kubernetes import to_yaml
 
@@ -81,6 +81,8 @@ def test_the_api_accepts_those_with_certificates(made, certificates):
     assert "ca.key" not in {name for data in secrets.values() for name in data}
     assert base64.b64decode(secrets["thinwire-ps"]["ps-0.key"]) == b"this is ps-0.key"
     assert "--tls_cert=/etc/thinwire/{node}.crt" in environment(found[-1])["THINWIRE_FLAGS"]
+    mounts = {each["name"]: each["mountPath"] for each in container(found[-1])["volumeMounts"]}
+    assert mounts["certificates"] == "/etc/thinwire"
 
 
 def test_workers_find_all_shards(made):
@@ -195,13 +197,14 @@ def test_their_commands_run(made, tmp_path):
 
 def await_listener(port):
     """Wait until the port is open, as a probe does."""
-    deadline = time.monotonic() + 60
-    while True:
+
+    def is_open():
         with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port)).close()
-            return
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+            return True
+        return False
+
+    wait_until(is_open, 60, f"a listener at port {port}", 0.1)
 
 
 def start(document, more, token, folder):

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import time
+import types
 
 import pytest
 
@@ -168,3 +169,15 @@ def test_the_command_needs_no_tensorflow_and_starts_soon(tmp_path):
     done = run("-c", code, str(folder))
     assert done.returncode == 0, done.stderr
     assert time.process_time() - before < 1.0
+
+
+def test_a_shard_that_has_ended_answers_no_more(tmp_path):
+    (tmp_path / "flags-ps-0.txt").write_text("--port=4000\n--ip_PS=127.0.0.1\n")
+    run = recorded.RecordedRun(tmp_path)
+    owner = types.SimpleNamespace(address="127.0.0.1:5000")
+    for alive, expected in ((False, "127.0.0.1:4000"), (True, "127.0.0.1:5000")):
+        run.__dict__["processes"] = [
+            recorded.NodeProcess("worker-1", types.SimpleNamespace(address="127.0.0.1:6000"), True),
+            recorded.NodeProcess("ps-0", owner, alive),
+        ]
+        assert run.address == expected

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import types
 
 import pytest
 
@@ -243,3 +244,16 @@ def test_a_shard_that_is_started_again_learns_at_which_barriers_the_model_change
     (told,) = [each.barrier for each in stream.sent]
     assert list(told.passed) == ["fit-1-begin", "fit-1-end"]
     assert list(told.changed) == ["fit-1-begin"]
+
+
+def test_a_confirmation_in_the_last_second_of_the_wait_counts(monkeypatch):
+    control, waits = Control("127.0.0.1:9", 1, patience_seconds=20.0), []
+
+    def confirm(seconds):
+        waits.append(seconds)
+        control._is_confirmed = True
+
+    monkeypatch.setattr(control._changed, "wait", confirm)
+    monkeypatch.setattr(control_module, "time", types.SimpleNamespace(monotonic=lambda: 100.0))
+    assert control.finish(wait_seconds=0.25)
+    assert waits == [0.25]

@@ -4,10 +4,14 @@ import numpy as np
 import pytest
 
 from thinwire.ops.routing.base import Routed, Transport, UnreliableBlocks, ValueEncoding
-from thinwire.ops.types import Block, CodedValues
+from thinwire.ops.routing.dgt import Dgt
+from thinwire.ops.routing.reliable import Reliable
+from thinwire.ops.types import Block, CodedValues, Link
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.emulation.link import EmulatedSender
+from thinwire.proto.emulation.uplink import PrioritySender
 from thinwire.proto.udp import ChannelCounts
-from thinwire.worker.client.datagrams import DatagramChannel
+from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
 
 
 class FakeSender:
@@ -182,3 +186,21 @@ def test_ends_twice():
     way.channel.close()
     way.channel.close()
     assert way.sender.closed
+
+
+@pytest.mark.parametrize(
+    ("link", "router", "sender"),
+    [
+        (Link(), Reliable(), None),
+        (Link(), Dgt(), None),
+        (Link(10.0), Reliable(), EmulatedSender),
+        (Link(10.0), Dgt(), PrioritySender),
+        (Link(10.0, background_mbps=1.0), Reliable(), PrioritySender),
+    ],
+)
+def test_a_link_has_classes_where_something_may_overtake_the_stream(link, router, sender):
+    transport = WorkerTransport(link, 1, Transport(), router)
+    try:
+        assert type(transport.sender) is (sender or type(None))
+    finally:
+        transport.close()

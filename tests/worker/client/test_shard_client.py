@@ -280,3 +280,25 @@ def test_a_push_is_not_given_up_for_one_that_was_settled_before(monkeypatch):
         run.push(step)
         assert run.version() == 9
     assert run.sessions[0].said == [(4, 3), (5, 3)]
+
+
+def test_a_query_is_answered_unless_the_shard_is_being_dialled(monkeypatch):
+    answer = pb.ToClient(answer=pb.Answer(step=4, local_steps=2, ready=True))
+    run = Client(monkeypatch, [answer, answer])
+    question = pb.Query(step=4, local_steps=2)
+    monkeypatch.setattr(shard_client, "_QUERY_TURN_SECONDS", 0.0)
+    with run.client._turn:  # as another thread has it that dials
+        assert run.client.query(question, 1.0) is None
+    assert run.sessions[0].said == []
+    for _ in range(2):
+        assert run.client.query(question, 1.0).ready
+    assert run.sessions[0].said == ["query", "query"]
+
+
+def test_a_stream_is_opened_again_only_where_the_shard_seems_away(monkeypatch):
+    run = Client(monkeypatch, [], [])
+    run.client.ensure_connected()
+    assert run.client._session is run.sessions[0]
+    run.sessions[0].lively = False
+    run.client.ensure_connected()
+    assert run.client._session is run.sessions[1]

@@ -24,6 +24,7 @@ from thinwire.ops.sharding.flat_updates import SlicesInModel
 from thinwire.ops.sharding.split import place_tensors, shard_positions
 from thinwire.ops.types import Kind, where_of
 from thinwire.worker.core.core import WorkerCore
+from thinwire.worker.core.messages import ScriptFigures
 
 
 @pytest.mark.parametrize("nb_ps", [1, 2, 3])
@@ -279,3 +280,16 @@ def test_a_relayed_round_is_the_mean_over_those_who_sent_nothing_too():
     expected = numbers()
     expected[:12] -= np.float32(0.25)
     np.testing.assert_allclose(core.base, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1.0])
+def test_weights_that_a_script_sets_to_no_number_are_refused(value):
+    core = core_of()
+    start(core, numbers())
+    change = np.zeros(SIZE, np.float32)
+    change[3] = value
+    if np.isfinite(value):
+        assert core.begin(numbers(1), 4, 0.5, figures=ScriptFigures(change=change)).step == 1
+        return
+    with pytest.raises(NonFiniteUpdate, match="set weights to NaN or infinity"):
+        core.begin(numbers(1), 4, 0.5, figures=ScriptFigures(change=change))
