@@ -13,18 +13,29 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from thinwire.ops.buffers import FileCopy
     from thinwire.ops.types import Int64
+
+
+class StoredCopy(Protocol):
+    """A copy of an array [n] outside memory, whose parts can be read."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all values."""
+
+    def __getitem__(self, part: slice) -> NDArray[Any]:
+        """Return a copy of the values from `start` to `stop`."""
+
 
 #: Returns what is kept of an array: a copy, or what stands for one.
 Keep = Callable[["NDArray[Any]"], Any]
 #: Copies an array [n]: into memory, or to where parts of it can be read.
-Copy = Callable[["NDArray[Any]"], "NDArray[Any] | FileCopy"]
+Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
 #: Announces that entries of an array (ascending; None: any) are about to change.
 BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
 #: Smaller arrays are copied.
@@ -62,7 +73,7 @@ class FrozenArray:
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
         # First entry, which, values.
-        self._aside: list[tuple[int, Int64 | None, NDArray[Any] | FileCopy]] = []
+        self._aside: list[tuple[int, Int64 | None, NDArray[Any] | StoredCopy]] = []
         self._aside_bytes = 0
         self.first = 0  # the first entry that has not been read
         readers.append(weakref.ref(self))
@@ -93,7 +104,9 @@ class FrozenArray:
             yield piece.data.cast("B")
         self._aside.clear()
 
-    def put_aside(self, first: int, indices: Int64 | None, values: NDArray[Any] | FileCopy) -> None:
+    def put_aside(
+        self, first: int, indices: Int64 | None, values: NDArray[Any] | StoredCopy
+    ) -> None:
         """Keep values that are about to change: of these entries, or of all from `first` on."""
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
@@ -147,7 +160,7 @@ class Freezer:
         first = min((each.first for each in readers), default=array.size)
         if first < array.size:
             flat = array.reshape(-1)
-            values: NDArray[Any] | FileCopy
+            values: NDArray[Any] | StoredCopy
             if any(each.has_much_aside for each in readers):
                 indices = None  # one copy serves all
             if indices is None:

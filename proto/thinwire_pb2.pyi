@@ -53,7 +53,6 @@ class IndexCoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     INDEX_CODING_RICE: _ClassVar[IndexCoding]
     INDEX_CODING_DEFLATED_GAPS: _ClassVar[IndexCoding]
     INDEX_CODING_UINT32: _ClassVar[IndexCoding]
-    INDEX_CODING_ELIAS_FANO: _ClassVar[IndexCoding]
     INDEX_CODING_LOW_RANK: _ClassVar[IndexCoding]
     INDEX_CODING_RANGES: _ClassVar[IndexCoding]
 
@@ -127,7 +126,6 @@ INDEX_CODING_BITMAP: IndexCoding
 INDEX_CODING_RICE: IndexCoding
 INDEX_CODING_DEFLATED_GAPS: IndexCoding
 INDEX_CODING_UINT32: IndexCoding
-INDEX_CODING_ELIAS_FANO: IndexCoding
 INDEX_CODING_LOW_RANK: IndexCoding
 INDEX_CODING_RANGES: IndexCoding
 VALUE_DTYPE_FLOAT32: ValueDtype

@@ -14,7 +14,6 @@ from typing import Any
 
 from absl import logging
 
-from thinwire.ops.buffers import Spill
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
 from thinwire.ops.persistence.checkpoint import Fenced
@@ -22,7 +21,9 @@ from thinwire.ops.persistence.documents import write_json_atomically
 from thinwire.ops.persistence.places import discard_checkpoints
 from thinwire.ops.run import fingerprint
 from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
+from thinwire.ops.run.draws_file import DrawsFile
 from thinwire.ops.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
+from thinwire.ops.run.groups_file import write_groups
 from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.run.quiet import import_quietly
 from thinwire.ops.run.resuming import OtherRun
@@ -36,11 +37,10 @@ from thinwire.ops.run.settings import (
     Run,
 )
 from thinwire.ops.run.signals import handle_signals
+from thinwire.ops.run.spill import Spill
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import part_of_layout, shard_spec
-from thinwire.ops.sync import groups as sync_groups
 from thinwire.ops.sync.base import Draw, SyncPolicy
-from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
@@ -535,7 +535,7 @@ class ShardProcess:
         if len(found.speeds) < self.run.nb_workers:
             return
         try:
-            flags = sync_groups.write(self.run.run_dir, found.groups, found.speeds)
+            flags = write_groups(self.run.run_dir, found.groups, found.speeds)
         except OSError as error:  # a full disk is no reason to end the run
             logging.error("cannot write the proposed groups: %s", error)
             return

@@ -63,7 +63,7 @@ class Choices(CodecChoices, DgtChoices):
     auto_groups: AutoGroups | None = None
     bound: int | None = None
     fraction: float = 1.0
-    draws: str | None = None
+    draws: tuple[tuple[int, ...], ...] | None = None
     seed: int = 0
     window: int = 1024
     beyond_window: str = "count"

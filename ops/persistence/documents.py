@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from thinwire.ops.run.files import replace_file
 
 _DocumentType = typing.TypeVar("_DocumentType", bound="Document")
+_Dataclass = typing.TypeVar("_Dataclass")
 _Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
@@ -29,20 +30,11 @@ _DEEPEST_NESTING = 16
 
 
 class Document:
-    """Base of a dataclass whose fields are counts, floats, strings, lists, dicts and Documents.
-
-    Ints are counts: 0 to 2**63 - 1. A field annotated ``float | None`` is written as null when it
-    is not finite. Fields with a default may be missing.
-    """
+    """Base of a dataclass that is written and read as JSON: methods for the functions below."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values.
-
-        Raises:
-            ValueError: a field that may not be null is NaN or infinite.
-        """
-        kinds = _kinds(type(self))
-        return {name: _write(getattr(self, name), kind, name) for name, kind in kinds.items()}
+        """Return plain JSON values; see `to_dict`."""
+        return to_dict(self)
 
     def to_json(self) -> str:
         """Return the document as one line of JSON."""
@@ -50,38 +42,51 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build the document from parsed JSON.
-
-        Raises:
-            ValueError: with the field and what was expected.
-        """
-        where = where or cls.__name__
-        if not isinstance(values, dict):
-            _refuse(where, values, "an object")
-        values = cls.upgrade(values)
-        kinds = _kinds(cls)
-        for name in values:
-            if name not in kinds:
-                raise ValueError(f"{where} has the unknown field {name!r:.80}")
-        given = {
-            name: _read(values[name], kind, f"{where}.{name}")
-            for name, kind in kinds.items()
-            if name in values
-        }
-        for name in kinds:
-            if name not in given and name in _required(cls):
-                raise ValueError(f"{where} lacks the field {name!r}")
-        return cls(**given)
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields as today's version has them, of what an older one may have written."""
-        return values
+        """Build the document from parsed JSON; see `from_dict`."""
+        return from_dict(cls, values, where)
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
         """Parse and check a document of any origin; raises ValueError."""
         return cls.from_dict(parse_json(text))
+
+
+def to_dict(document: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain JSON values.
+
+    Its fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
+    dataclasses of these. A field annotated ``float | None`` is written as null when it is not
+    finite.
+
+    Raises:
+        ValueError: A field that may not be null is NaN or infinite.
+    """
+    kinds = _kinds(type(document))
+    return {name: _write(getattr(document, name), kind, name) for name, kind in kinds.items()}
+
+
+def from_dict(cls: type[_Dataclass], values: Any, where: str = "") -> _Dataclass:
+    """Build a dataclass from parsed JSON of any origin; fields with a default may be missing.
+
+    Raises:
+        ValueError: Names the field, its value and the expected value.
+    """
+    where = where or cls.__name__
+    if not isinstance(values, dict):
+        _refuse(where, values, "an object")
+    kinds = _kinds(cls)
+    for name in values:
+        if name not in kinds:
+            raise ValueError(f"{where} has the unknown field {name!r:.80}")
+    fields = {
+        name: _read(values[name], kind, f"{where}.{name}")
+        for name, kind in kinds.items()
+        if name in values
+    }
+    for name in kinds:
+        if name not in fields and name in _required(cls):
+            raise ValueError(f"{where} lacks the field {name!r}")
+    return cls(**fields)
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -130,8 +135,8 @@ def _required(cls: Any) -> frozenset[str]:
 
 
 def _write(value: Any, kind: Any, where: str) -> Any:
-    if isinstance(value, Document):
-        return value.to_dict()
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
     if isinstance(value, dict):
         arguments = _kind_arguments(kind)
         item_kind = arguments[1] if arguments else Any
@@ -163,8 +168,8 @@ def _read(value: Any, kind: Any, where: str) -> Any:
         return [_read(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         return _read_dict(value, arguments[0], arguments[1], where)
-    if isinstance(kind, type) and issubclass(kind, Document):
-        return kind.from_dict(value, where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return from_dict(kind, value, where)
     return _read_scalar(value, kind, where)
 
 

@@ -1,4 +1,4 @@
-"""Counters of datagrams, as documents that are reported and added up: totals, never last values.
+"""Counters of datagrams, which are reported and added up: totals, never last values.
 
 `SentCounts` is what a worker has sent, `ReassemblyCounters` what one session's reassembler has
 received. Names of fields are keys of reports and files. No datagram is ever logged by itself.
@@ -11,16 +11,14 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from thinwire.ops.persistence.documents import Document
-
 #: Name of the block in a run's status and summary that all of it ends up in.
 BLOCK = "dgt"
 
-_Counts = TypeVar("_Counts", bound="CounterDocument")
+_Counts = TypeVar("_Counts", bound="SummableCounts")
 
 
-class CounterDocument(Document):
-    """Base of a document of counters: numbers, lists of numbers and tables of numbers."""
+class SummableCounts:
+    """Base of a dataclass of counters: numbers, lists of numbers and tables of numbers."""
 
     def plus(self: _Counts, other: _Counts) -> _Counts:
         """Return the sums of both, field by field; a list that ends earlier goes on with zeros."""
@@ -41,7 +39,7 @@ def total(counts: Iterable[_Counts], start: _Counts) -> _Counts:
 
 
 @dataclasses.dataclass(frozen=True)
-class SentCounts(CounterDocument):
+class SentCounts(SummableCounts):
     """What one worker has sent to all shards since it first joined.
 
     Lists have an entry for each channel; 0 is the reliable stream.
@@ -91,7 +89,7 @@ _REPLAYED = ("too_new", "too_old", "abandoned", "unannounced", "duplicate")
 
 
 @dataclasses.dataclass
-class ReassemblyCounters(CounterDocument):
+class ReassemblyCounters(SummableCounts):
     """Counters since the session began; entry 0 of a list is the stream, then come the channels.
 
     Attributes:

@@ -11,18 +11,13 @@ import bisect
 import dataclasses
 import hashlib
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.run.files import naming, read_bounded, replace_file
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
-#: Name of the file that a run leaves of its draws, in its run directory.
-DRAWS_NAME = "draws.txt"
-_HEAD = "# The workers of each round, one round a line, as --draws reads them.\n"
 #: Draws that shard 0 announces together, the newest last.
 _KEPT = 4
 #: Numbers of draws reserved for a generation of shard 0: what it announced after its last snapshot
@@ -87,44 +82,6 @@ def format_draw(workers: Sequence[int]) -> str:
     return " ".join(map(str, workers)) + "\n"
 
 
-class DrawsFile:
-    """The draws of a run as a file, which --draws of another run repeats.
-
-    A round that is drawn again, or played again after a restart, takes the place of the former.
-
-    Args:
-        folder: The run directory.
-    """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self.path = folder / DRAWS_NAME
-        self._newest = 0  # number of the newest draw that is written
-        self._num_rounds = -1  # lines of the file; -1: not known
-
-    def record(self, draws: Sequence[Draw]) -> None:
-        """Write the draws that are not written yet.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
-        for each in draws:
-            if each.number > self._newest:
-                self._write(each)
-                self._newest = each.number
-
-    def _write(self, drawn: Draw) -> None:
-        line = format_draw(drawn.workers)
-        if drawn.of_round == self._num_rounds:
-            with naming(self.path), self.path.open("a", encoding="utf-8") as file:
-                file.write(line)
-        else:
-            before = self.path.read_text(encoding="utf-8") if drawn.of_round else ""
-            kept = [each for each in before.splitlines(True) if not each.startswith("#")]
-            text = "".join([_HEAD, *kept[: drawn.of_round], line])
-            replace_file(self.path, text)
-        self._num_rounds = drawn.of_round + 1
-
-
 @dataclasses.dataclass(frozen=True)
 class DrawnSync:
     """One synchronous group, of whose live workers a few are drawn for each round.
@@ -133,7 +90,8 @@ class DrawnSync:
         nb_workers: Ids are 1..nb_workers.
         fraction: Of the live workers that takes part in a round.
         seed: Of the draws, which are shard 0's alone.
-        draws: File of the draws; None: they are drawn. Only where a rule starts it is read.
+        draws: Workers of the first rounds, one tuple a round; None: all rounds are drawn. Only the
+            process that starts the rule needs the workers: elsewhere it may be empty.
         follows: Whether shard 0 announces the draws.
     """
 
@@ -143,7 +101,7 @@ class DrawnSync:
     nb_workers: int
     fraction: float
     seed: int = dataclasses.field(default=0, metadata=OWN)
-    draws: str | None = dataclasses.field(default=None, metadata=OWN)
+    draws: tuple[tuple[int, ...], ...] | None = dataclasses.field(default=None, metadata=OWN)
     follows: bool = dataclasses.field(default=False, metadata=OWN)
 
     def __post_init__(self) -> None:
@@ -179,27 +137,13 @@ class DrawnSync:
 
         Args:
             generation: Of the shard; its lives are numbered.
-
-        Raises:
-            ConfigurationError: The file of draws cannot be read.
         """
-        given = self._read() if self.draws and not self.follows else ()
+        given = self.draws if self.draws and not self.follows else ()
         return DrawnRounds(self, given, generation)
 
     def without_bound(self) -> DrawnSync:
         """Return the rule of a shard that follows shard 0, which alone draws."""
         return dataclasses.replace(self, follows=True)
-
-    def _read(self) -> tuple[tuple[int, ...], ...]:
-        path = str(self.draws)
-        try:
-            text = read_bounded(path).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(
-                f"--draws={path} cannot be read: {error}. Expected a text file with the worker "
-                "ids of one round a line."
-            ) from error
-        return parse_draws(text, path, self.nb_workers)
 
 
 class DrawnRounds:

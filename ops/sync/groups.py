@@ -1,7 +1,7 @@
 """Groups of workers: read, written, compared, and proposed from measured speeds.
 
-Everything here is a pure function of numbers, but for `write`, which leaves proposed groups and
-shares of the data as files for the next run; who measures, and when groups change, is elsewhere.
+All functions are pure. `thinwire.ops.run.groups_file` writes proposals into files; the PS measures
+speeds and decides when groups change.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from thinwire.ops.run.files import replace_file
 from thinwire.ops.types import ConfigurationError
 
 #: Every worker id once.
@@ -237,30 +235,3 @@ def format_shares(parts: Mapping[int, float]) -> str:
     """Write shares as --data_sharding_file reads them: a line per worker, in order of id."""
     edges = [math.fsum(list(parts.values())[:count]) for count in range(len(parts))] + [1.0]
     return "".join(f"{start!r} {end!r}\n" for start, end in itertools.pairwise(edges))
-
-
-GROUPS_NAME = "groups.txt"
-SHARES_NAME = "data_sharding.txt"
-
-
-def write(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, float]) -> str:
-    """Write a groups file and a data-sharding file.
-
-    Args:
-        folder: The run directory.
-        groups: Of all workers.
-        speeds: Worker -> samples per second; may lack some.
-
-    Returns:
-        The flags that make another run use them.
-    """
-    measured = "".join(f"#   worker {w}: {speed:.4g}\n" for w, speed in sorted(speeds.items()))
-    head = f"# Proposed from measured samples per second:\n{measured}"
-    lines = "".join(",".join(map(str, group)) + "\n" for group in groups)
-    parts = format_shares(shares(groups, speeds))
-    replace_file(folder / GROUPS_NAME, f"{head}# One group a line.\n{lines}")
-    replace_file(folder / SHARES_NAME, f"{head}# start and end of worker 1, 2, ...\n{parts}")
-    return (
-        f"--groups_file={folder / GROUPS_NAME} --partition=file "
-        f"--data_sharding_file={folder / SHARES_NAME}"
-    )

@@ -15,7 +15,6 @@ from typing import Any
 from thinwire.ops.persistence.documents import Document
 
 #: Metrics that were fields of an evaluation before they had names of their own.
-_FORMER_FIELDS = ("accuracy", "loss", "top5_accuracy")
 #: Words in the names of metrics that are the better the larger they are.
 _LARGER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|sensitivity|specificity|f1|f_?beta|fscore|iou|dice|r2|similarity"
@@ -36,17 +35,6 @@ class Evaluation(Document):
     bytes_down: int
     versions: list[int] = dataclasses.field(default_factory=list)  # of each shard
     final: bool = False  # of the version the run ended with
-
-    @classmethod
-    def upgrade(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return a line of an older version, which knew three metrics, in today's form."""
-        if "metrics" in values or not values.keys() & set(_FORMER_FIELDS):
-            return values
-        metrics = {name: values[name] for name in _FORMER_FIELDS if name in values}
-        if metrics.get("top5_accuracy", 0.0) is None:
-            del metrics["top5_accuracy"]  # it was not wanted
-        rest = {name: value for name, value in values.items() if name not in _FORMER_FIELDS}
-        return rest | {"metrics": metrics}
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -118,7 +118,6 @@ class IndexCoding(enum.IntEnum):
     RICE = 2
     DEFLATED_GAPS = 3
     UINT32 = 4
-    ELIAS_FANO = 5  # only decoded
     LOW_RANK = 6
     RANGES = 7
 
@@ -137,7 +136,7 @@ class WireBlock:
     slot: int
     count: int  # values
     coding: IndexCoding
-    coding_parameter: int  # low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0
+    coding_parameter: int  # low bits of RICE, rank of LOW_RANK, else 0
     index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
@@ -282,8 +281,6 @@ def _encode_as(
 ) -> tuple[IndexCoding, int, bytes]:
     """Return (coding, its best parameter, index bytes)."""
     parameter = 0
-    if coding is IndexCoding.ELIAS_FANO:  # remembered in a checkpoint of an older version
-        coding = IndexCoding.RICE
     if coding is IndexCoding.RICE:
         parameter, data = index_codings.encode_best_rice(indices)
     elif coding is IndexCoding.BITMAP:
@@ -316,7 +313,7 @@ def decode_block(
         slot: Its slot.
         count: Number of values.
         coding: An IndexCoding.
-        coding_parameter: Low bits of RICE and ELIAS_FANO, rank of LOW_RANK, else 0.
+        coding_parameter: Low bits of RICE, rank of LOW_RANK, else 0.
         index_bytes: The coded positions; of LOW_RANK what the factors are, of RANGES which.
         value_dtype: One of thinwire.ops.types.VALUE_DTYPES, or of FEW_BITS.
         scale: What the values are multiplied by; 0, not given, is 1 but for int8.
@@ -419,8 +416,6 @@ def _decode_indices(
         return np.empty(0, np.int64)
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
-    elif coding == IndexCoding.ELIAS_FANO:
-        indices = index_codings.decode_elias_fano(data, count, size, parameter)
     elif parameter:
         raise WireError(f"coding {coding} has no parameter; got {parameter}")
     elif coding == IndexCoding.BITMAP:

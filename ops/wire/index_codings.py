@@ -5,7 +5,7 @@ number of positions skipped: ``index[i] - index[i - 1] - 1``, the first counted 
 take [k] int64, k > 0, ascending and unique below ``size``; decoders take hostile bytes, raise
 WireError, and allocate in proportion to what arrived.
 
-Source: Rice (1979) for coded gaps; Elias (1974) and Fano (1971) for positions in high and low bits.
+Source: Rice (1979) for coded gaps.
 """
 
 from __future__ import annotations
@@ -71,17 +71,6 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
     indices <<= low_bits
     indices += low.cumsum()
     indices += np.arange(count)
-    return indices
-
-
-def decode_elias_fano(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
-    """Decode positions whose high parts are unary differences, followed by all low parts.
-
-    Only decoded: Rice is never larger with the same low bits, and older peers sent this too. The
-    order of the positions is not checked here.
-    """
-    high, low = _high_and_low(data, count, size, low_bits)
-    indices: Int64 = high << low_bits | low
     return indices
 
 

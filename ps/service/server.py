@@ -16,6 +16,7 @@ from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
 from thinwire.ops.run.settings import NOBODY_ADMITTED
+from thinwire.ops.run.spill import Spill
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
@@ -135,7 +136,7 @@ class ShardServer:
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
 
-    def wait_in(self, spill: buffers.Spill) -> None:
+    def wait_in(self, spill: Spill) -> None:
         """Let payloads that arrive, and what is put aside for readers, wait in files."""
         self.payloads, self.copied = spill.buffer, spill.copied
 

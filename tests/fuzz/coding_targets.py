@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz.target import Reader, Target, joined
-from tests.ops.coded_positions import encode_elias_fano
 from thinwire.ops.kernels.few_bits import edges_of, quantise_chunks
 from thinwire.ops.kernels.numpy_ops import dequantise
 from thinwire.ops.types import FEW_BITS, ChunkedValues, LowRankBlock, RangedBlock
@@ -78,10 +77,9 @@ def _block_seeds() -> list[bytes]:
         2: index_codings.encode_rice(indices, 1),
         3: index_codings.encode_deflated_gaps(indices),
         4: index_codings.encode_uint32(indices),
-        5: encode_elias_fano(indices, 2),
         7: b"\4\0\0\0\x11",
     }
-    low_bits = {2: 1, 5: 2}
+    low_bits = {2: 1}
     seeds = [bytes([3, 0, 0, 28, 0, 0, 0, 0, 0]) + np.ones(28, "<f4").tobytes()]
     for dtype, (coding, index) in itertools.product(range(4), coded.items()):
         head = bytes([3, dtype, coding, 4, low_bits.get(coding, 0), 0, 0])
@@ -114,9 +112,6 @@ def positions(data: bytes) -> None:
         coded = index_codings.encode_rice(indices, low)
         assert len(coded) == expected
         found = index_codings.decode_rice(memoryview(coded), count, size, low)
-        np.testing.assert_array_equal(found, indices)
-        coded = encode_elias_fano(indices, low)
-        found = index_codings.decode_elias_fano(memoryview(coded), count, size, low)
         np.testing.assert_array_equal(found, indices)
     if size < 1 << 20:
         coded = index_codings.encode_bitmap(indices, size)

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from thinwire.ops.wire import index_codings
 from thinwire.ops.wire.blocks import IndexCoding, _encode_as, decode_block
 
 POSITIONS = [0, 1, 5, 6, 300, 301, 999]  # below 1000; a run at the start, one gap above 255
@@ -12,24 +11,12 @@ GOLDEN = {
     IndexCoding.RICE: (6, "0f0310003000259003"),
     IndexCoding.DEFLATED_GAPS: (0, "63606066f8cff05f6d17032303100000"),
     IndexCoding.UINT32: (0, "000000000100000005000000060000002c0100002d010000e7030000"),
-    IndexCoding.ELIAS_FANO: (6, "0f03204050186c7b02"),
 }
-
-
-def encode_elias_fano(indices, low_bits):
-    """What older versions sent: high parts as unary differences, then all low parts."""
-    high = index_codings._unary(indices >> low_bits)
-    return high + index_codings._pack(indices, low_bits)
 
 
 def encode_positions(coding, indices, size):
     """The coding that is used, its parameter and the bytes."""
-    if coding is not IndexCoding.ELIAS_FANO:
-        return _encode_as(coding, indices, size, searches=False)
-    middle = (int(indices[-1]) // indices.size).bit_length()
-    tried = range(max(0, middle - 2), middle + 2)
-    low_bits = min(tried, key=lambda bits: (len(encode_elias_fano(indices, bits)), bits))
-    return coding, low_bits, encode_elias_fano(indices, low_bits)
+    return _encode_as(coding, indices, size, searches=False)
 
 
 def decode_positions(coding, parameter, data, count, size):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.ops import buffers
 from thinwire.ops.frozen import Freezer, FrozenArray
+from thinwire.ops.run.spill import Spill
 
 SIZE = 1_000_003  # pieces of 2**18, and a rest
 
@@ -56,7 +57,7 @@ def test_pieces_are_those_of_the_moment(steps, seed):
 def test_a_reader_on_another_thread_sees_no_change(in_file, tmp_path, monkeypatch):
     monkeypatch.setattr(buffers, "LEAST_BYTES", 1)
     rng = np.random.default_rng(1)
-    copy = buffers.Spill(tmp_path).copied if in_file else buffers.copied
+    copy = Spill(tmp_path).copied if in_file else buffers.copied
     freezer, array = freezer_on(copy), np.zeros(SIZE, np.float32)
     for number in range(20):
         expected = array.tobytes()

@@ -10,9 +10,10 @@ from tests.command_line import given, run_of
 from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.models import flat_model
+from thinwire.ops.run.draws_file import DrawsFile
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync.base import Draw
-from thinwire.ops.sync.drawn import DrawsFile, parse_draws
+from thinwire.ops.sync.drawn import parse_draws
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core import events

@@ -39,6 +39,7 @@ from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, parse_schedule
 from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.privacy import accountant
+from thinwire.ops.run.draws_file import read_draws
 from thinwire.ops.run.files import read_bounded
 from thinwire.ops.run.flags import (
     ARE_NUMBERS_OR_NONE,
@@ -63,6 +64,7 @@ from thinwire.ops.types import ConfigurationError, Kind
 
 FLAGS = flags.FLAGS
 #: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
+_ROLES_THAT_DRAW = ("PS", "Simulator")
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
 #: Roles that write a summary, and the one that starts them; others may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
@@ -560,6 +562,7 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
         "overrides": {name: given[name].value for name in INTERFACES},
         "overlap": bool(given.overlap),
         **_groups(given),
+        "draws": _draws(given),
         "bound": given.staleness_bound,
         "window": given.staleness_window,
         "eps": given.esync_eps,
@@ -604,6 +607,13 @@ def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> No
                 f"--{name}={given[name].value} is for workers that sum among themselves, and this "
                 f"is --collective={THROUGH_PS}; change one."
             )
+
+
+def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
+    """Read the file of --draws where a rule runs; other nodes may not have the file."""
+    if given.draws is None:
+        return None
+    return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
 
 
 def _guards(given: flags.FlagValues, method: Method) -> Guards:

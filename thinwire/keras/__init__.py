@@ -15,6 +15,5 @@
   `own_loop`: a loop of the script's own.
 
 `offers` makes what a PS learns of the model, `clock` is what schedules are read at here, `measure`
-times steps for the Advisor, `checks` refuses what cannot be right, `forwarding` keeps attributes of
-earlier versions.
+times steps for the Advisor, `checks` refuses what cannot be right.
 """

@@ -15,7 +15,6 @@ from thinwire.keras.checkpoints import write_checkpoints_once
 from thinwire.keras.checks import check_exchanges, check_model
 from thinwire.keras.evaluate import evaluate_fit, report_arrival, skip_steps
 from thinwire.keras.fit import surround_fit
-from thinwire.keras.forwarding import forward_attributes
 from thinwire.keras.loops import look_fresh, models_of
 from thinwire.keras.measure import measure_fit
 from thinwire.keras.plan import named
@@ -83,7 +82,6 @@ def distribute(
         )
     else:
         _distribute_model(trained, args, num_train, settings)
-    forward_attributes()
     trained.thinwire.calls[id(trained)] = call
     return trained
 

@@ -12,10 +12,10 @@ import numpy as np
 from absl import logging
 
 from thinwire.data.loading import TrainingShard, take_shards
+from thinwire.ops.run.draws_file import DrawsFile
+from thinwire.ops.run.groups_file import write_groups
 from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions, shard_spec
-from thinwire.ops.sync import groups as sync_groups
-from thinwire.ops.sync.drawn import DrawsFile
 from thinwire.ops.sync.groups import format_groups
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -158,7 +158,7 @@ class Simulation:
             "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
         )
         if len(found.speeds) == run.nb_workers:
-            flags = sync_groups.write(run.run_dir, found.groups, found.speeds)
+            flags = write_groups(run.run_dir, found.groups, found.speeds)
             logging.info("for another run with shares of data by speed: %s", flags)
 
     # -- the calendar -----------------------------------------------------------------------

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.methods.builder import Choices, compose
+from thinwire.ops.run.draws_file import DrawsFile, read_draws
 from thinwire.ops.sync.base import ArrivalToken, Draw
-from thinwire.ops.sync.drawn import DrawnSync, DrawsFile, draw, parse_draws
+from thinwire.ops.sync.drawn import DrawnSync, draw, parse_draws
 from thinwire.ops.types import ConfigurationError, describe
 
 
@@ -91,7 +92,8 @@ def test_a_round_whose_workers_have_all_died_is_drawn_again():
 def test_draws_of_a_file_are_repeated_and_then_drawn(tmp_path):
     path = tmp_path / "draws.txt"
     path.write_text("# a comment\n3 1\n2,4\n5\n")
-    rule, free = begun(DrawnSync(4 + 1, 0.4, seed=9, draws=str(path)), [1, 2, 3, 4])
+    draws = read_draws(str(path), 5)
+    rule, free = begun(DrawnSync(5, 0.4, seed=9, draws=draws), [1, 2, 3, 4])
     assert free == [1, 3]
     submit(rule, 1)
     assert submit(rule, 3) == ([(1, 3)], [2, 4])
@@ -105,7 +107,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, text):
     with pytest.raises(ConfigurationError, match="--draws=d"):
         parse_draws(text, "d", 6)
     with pytest.raises(ConfigurationError, match="cannot be read"):
-        DrawnSync(2, 1.0, draws=str(tmp_path / "none")).start()
+        read_draws(str(tmp_path / "none"), 2)
 
 
 def test_a_run_leaves_a_file_that_repeats_it(tmp_path):
@@ -298,7 +300,7 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
         with pytest.raises(ConfigurationError, match=r"--fraction=0.5 .*Take --sync=bsp"):
             made(method, fraction=0.5)
     with pytest.raises(ConfigurationError, match="--draws draws"):
-        made("asgd", draws="file")
+        made("asgd", draws=((1, 2),))
     with pytest.raises(ConfigurationError, match="above 0 and at most 1"):
         made(fraction=1.5)
     with pytest.raises(ConfigurationError, match="--collective=ps"):

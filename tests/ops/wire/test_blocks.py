@@ -14,9 +14,6 @@ from thinwire.ops.wire import index_codings
 from thinwire.ops.wire.blocks import IndexChooser, IndexCoding, decode_block
 from thinwire.proto import thinwire_pb2 as pb
 
-#: Decoded, but no longer chosen.
-OLD = (IndexCoding.ELIAS_FANO,)
-
 
 def block_of(indices, size, slot=0, dtype="<f4"):
     count = size if indices is None else len(indices)
@@ -148,9 +145,7 @@ def test_the_smallest_coding_is_taken(size, density):
     if not indices.size:
         assert coded.index_bytes == b"" and decode(coded, size).indices.size == 0
         return
-    sizes = [
-        len(encode_positions(coding, indices, size)[2]) for coding in GOLDEN if coding not in OLD
-    ]
+    sizes = [len(encode_positions(coding, indices, size)[2]) for coding in GOLDEN]
     assert len(coded.index_bytes) == min(sizes)
 
 
@@ -196,12 +191,3 @@ def test_what_spans_slots_is_remembered_apart_from_its_first_slot():
     assert chooser.encode(clustering).coding is IndexCoding.RICE
     assert chooser.encode(spanning).coding is IndexCoding.DEFLATED_GAPS
     assert chooser.encode(clustering).coding is IndexCoding.RICE
-
-
-def test_a_coding_that_is_only_decoded_is_not_taken_up_again():
-    """A checkpoint of an older version remembers Elias-Fano; Rice takes its place."""
-    indices = uniform(1000, 30)
-    state = {"0.coding": int(IndexCoding.ELIAS_FANO), "0.blocks": 1, "0.values": 0}
-    coded = IndexChooser(state=state).encode(block_of(indices, 1000))
-    assert coded.coding is IndexCoding.RICE
-    np.testing.assert_array_equal(decode(coded, 1000).indices, indices)

@@ -40,7 +40,7 @@ GOOD |= dict(index_bytes=b"\1\0\0\0\3\0\0\0", value_bytes=b"ab")
         ({"coding": 2}, "cannot hold"),
         ({"coding": 2, "index_bytes": b""}, "cannot hold"),
         ({"coding": 2, "index_bytes": b"\1"}, "1 ones"),
-        ({"coding": 5, "coding_parameter": 1, "index_bytes": b"\3\1"}, "ascending"),
+        ({"coding": 5}, "index coding 5 is unknown"),
         ({"coding": 3}, "inflate"),
         ({"coding": 3, "index_bytes": b""}, "does not end"),
         ({"count": 0, "value_bytes": b""}, "index bytes for no values"),

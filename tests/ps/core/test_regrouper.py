@@ -8,7 +8,7 @@ import pytest
 from tests.virtual.shard import core_of
 from tests.virtual.timed import TimedRun
 from tests.virtual.toy import method
-from thinwire.ops.sync import groups as sync_groups
+from thinwire.ops.run.groups_file import write_groups
 from thinwire.ops.sync.groups import AutoGroups, format_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ps.core import events
@@ -232,7 +232,7 @@ def test_epochs_pass_the_wire(told):
 
 def test_the_proposal_is_left_behind_as_files(tmp_path):
     speeds = {1: 4.0, 2: 4.0, 3: 1.0}
-    told = sync_groups.write(tmp_path, ((1, 2), (3,)), speeds)
+    told = write_groups(tmp_path, ((1, 2), (3,)), speeds)
     path = tmp_path / "groups.txt"
     assert f"--groups_file={path} --partition=file --data_sharding_file=" in told
     assert parse_groups_file(path.read_text(), "g") == ((1, 2), (3,))

@@ -1,5 +1,6 @@
 """`model.fit` of a distributed model: Keras' features, the end of the run, refusals."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -42,7 +43,7 @@ def test_one_worker_trains_as_keras_alone(steps_per_execution, tmp_path):
     with serving(mode="asgd") as (server, found):
         model = compiled(steps_per_execution=steps_per_execution)
         saved = keras.callbacks.ModelCheckpoint(tmp_path / "kept.keras")
-        with distribute(model, found) as worker:
+        with contextlib.closing(distribute(model, found).thinwire) as worker:
             history = fit(model, callbacks=[saved], **options)
             assert worker.last.version == server.version == 14
             assert server.snapshot().samples == 2 * len(X)
@@ -131,7 +132,7 @@ def test_callbacks_may_change_a_workers_learning_rate():
     with serving(shared=("norm", "logits"), mode="asgd") as (server, found):
         model = compiled()
         W_global.extend(v for layer in model.layers[1:] for v in layer.trainable_variables)
-        with distribute(model, found):
+        with contextlib.closing(distribute(model, found).thinwire):
             history = fit(model, **options())
         assert server.snapshot().learning_rate == pytest.approx(0.1)
     assert history["learning_rate"] == pytest.approx([0.2, 0.05, 0.0])
@@ -154,7 +155,7 @@ def test_rates_that_no_gradient_can_be_scaled_to_are_refused(settings, optimizer
     model = compiled(optimizer)
     with (
         serving(mode="asgd", **settings) as (_, found),
-        distribute(model, found),
+        contextlib.closing(distribute(model, found).thinwire),
         pytest.raises(ConfigurationError, match=words),
     ):
         fit(model, callbacks=[change])
@@ -165,7 +166,7 @@ def test_variables_outside_w_global_are_trained_here():
         model = compiled()
         W_global.extend(v for layer in model.layers[:2] for v in layer.trainable_variables)
         before = trained(model)
-        with distribute(model, found):
+        with contextlib.closing(distribute(model, found).thinwire):
             fit(model)
         assert len(server.snapshot().weights) == 4
         moved = [abs(new - old).max() for new, old in zip(trained(model), before, strict=True)]
@@ -273,18 +274,6 @@ def test_run_eagerly_trains_as_a_graph_does():
             weights.append(trained(model))
     for one, other in zip(*weights, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-
-
-def test_old_attributes_are_forwarded_with_a_warning():
-    with serving(mode="asgd") as (_, found):
-        model = distribute(compiled(), found)
-        fit(model, epochs=1)
-        with pytest.warns(DeprecationWarning, match="model.thinwire.last"):
-            assert model.last.version == 7
-    with pytest.raises(AttributeError):
-        build().last  # noqa: B018
-    model.last = "the model's own"
-    assert model.last == "the model's own"
 
 
 class Stranger(keras.Sequential):
