@@ -56,7 +56,7 @@ engines: $(STAMP) ## Tests on Ray, Slurm and an S3 server, started here
 
 # PART=DIGEST, of a commit, chooses a tenth of the mixes and of what else needs no nodes.
 PARTS := tests/test_product.py tests/test_compiled_optimizers.py tests/ops tests/worker \
-  tests/thinwire/keras tests/thinwire/models tests/thinwire/simulator -k "not triples"
+  tests/thinwire/script/keras tests/thinwire/models tests/thinwire/simulator -k "not triples"
 product: $(STAMP) ## Thousands of combinations of policies, and every mode under faults
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal \
 	  -m "product and not engines $(if $(PART),and not processes)" \

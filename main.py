@@ -3,7 +3,7 @@
 Installed, the same is the command ``thinwire``; everything is in `thinwire.cli`.
 """
 
-from thinwire.cli import run_role
+from thinwire.cli.commands import run_role
 
 if __name__ == "__main__":
     run_role()

@@ -22,21 +22,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import history, machine
+from bench import history
+from bench import origin as machine
 from bench.table import Row, render
 
-PARTS = (
-    "kernels",
-    "positions",
-    "coding",
-    "transport",
-    "datagrams",
-    "journal",
-    "loop",
-    "links",
-    "scaling",
-    "server",
-)
+#: Parts and their modules, in the order in which they run.
+PARTS = {
+    "kernels": "bench.machine.kernels",
+    "positions": "bench.machine.positions",
+    "coding": "bench.machine.coding",
+    "transport": "bench.transport.throughput",
+    "datagrams": "bench.transport.datagrams",
+    "journal": "bench.systems.journal",
+    "loop": "bench.systems.loop",
+    "links": "bench.transport.links",
+    "scaling": "bench.systems.scaling",
+    "server": "bench.systems.server",
+}
 #: Parts of real runs, whose length can be chosen.
 _TIMED = ("loop", "links", "scaling")
 _PEERS = "peers"
@@ -45,7 +47,7 @@ _PEER_ROUNDS = 2
 
 def present() -> list[str]:
     """Return the parts that this checkout has."""
-    return [part for part in PARTS if importlib.util.find_spec(f"bench.{part}") is not None]
+    return [part for part, module in PARTS.items() if importlib.util.find_spec(module) is not None]
 
 
 def _rows(part: str, seconds: float, records: Path | None) -> Sequence[Row]:
@@ -53,7 +55,7 @@ def _rows(part: str, seconds: float, records: Path | None) -> Sequence[Row]:
     if part == _PEERS:
         peers = importlib.import_module("bench.peers.__main__")
         return list(peers.rows_of(records) if records else peers.rows(seconds, _PEER_ROUNDS))
-    module = importlib.import_module(f"bench.{part}")
+    module = importlib.import_module(PARTS[part])
     return list(module.rows(seconds) if part in _TIMED else module.rows())
 
 

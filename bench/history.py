@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from bench import machine
+from bench import origin as machine
 from bench.table import Row
 
 INDEX = "index.md"

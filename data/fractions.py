@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import read_bounded
 
 Fractions = Sequence[tuple[float, float]]
 #: Neighbours may differ by this much: one unit of six digits, as thirds are written.

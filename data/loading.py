@@ -16,8 +16,8 @@ from thinwire.data.choices import AUGMENTATIONS, PARTS
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, check_batch_size
 from thinwire.models.tasks import TASKS
-from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 
 
 @dataclasses.dataclass(frozen=True)

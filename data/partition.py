@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from thinwire.data import fractions
 from thinwire.data.choices import BY_CLASS, PARTITIONS
 from thinwire.data.fractions import Fractions
-from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import read_bounded
 
 Shards = list[NDArray[np.int64]]
 #: Concentration of "dirichlet" when none is given: strong skew, few workers starve.

@@ -24,14 +24,14 @@ from typing import Any
 
 from absl import logging
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.instruments import Instrument, since
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto.grpc.common import host_and_port, is_loopback
 from thinwire.proto.security.fair_places import FairPlaces, address_of
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry.instruments import Instrument, since
 
 #: Begins every name of ours; those of the process itself (memory, CPU, files) begin otherwise.
 PREFIX = "thinwire_"

@@ -6,9 +6,9 @@ import dataclasses
 
 from absl import flags
 
-from thinwire.ops.run.flags import Topic, advanced, choice, integer, number, switch
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.flags import Topic, advanced, choice, integer, number, switch
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 
@@ -110,7 +110,7 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
         )
     check_bind(own.bind, own.insecure, run.credentials.protection)
     if run.checkpoint_dir is not None:
-        from thinwire.ops.persistence.places import CHECKPOINTS, check_place
+        from thinwire.runtime.persistence.places import CHECKPOINTS, check_place
 
         check_place(run.checkpoint_dir, CHECKPOINTS)
 

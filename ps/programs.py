@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from thinwire.ops.run.program import Rows, first_change
-from thinwire.ops.run.resuming import refusal
+from thinwire.runtime.run.program import Rows, first_change
+from thinwire.runtime.run.resuming import refusal
 
 
 class Programs:

@@ -16,36 +16,12 @@ from absl import logging
 
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.offer import read_offer
-from thinwire.ops.persistence.checkpoint import Fenced
-from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.persistence.places import discard_checkpoints
-from thinwire.ops.run import fingerprint
-from thinwire.ops.run.directory import clear_node, launched_with, scalars_of
-from thinwire.ops.run.draws_file import DrawsFile
-from thinwire.ops.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
-from thinwire.ops.run.groups_file import write_groups
-from thinwire.ops.run.lock import LockOwner
-from thinwire.ops.run.quiet import import_quietly
-from thinwire.ops.run.resuming import OtherRun
-from thinwire.ops.run.settings import (
-    EXIT_CONFIGURATION,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_OF_STOP,
-    EXIT_REFUSED,
-    EXIT_UNREACHABLE,
-    Run,
-)
-from thinwire.ops.run.signals import handle_signals
-from thinwire.ops.run.spill import Spill
 from thinwire.ops.sharding import placement
 from thinwire.ops.sharding.split import part_of_layout, shard_spec
 from thinwire.ops.sync.base import Draw, SyncPolicy
-from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ConfigurationError, State, Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import serve
-from thinwire.proto.malloc import return_freed_memory
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
@@ -54,14 +30,16 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership, Membership
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.flags import PsFlags
-from thinwire.ps.initial_model import InitialModel, model_of_flags, model_of_offer
 from thinwire.ps.persistence.journal import STOP_REASON
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.ps.scripts.ended_models import EndedModel, EndedModels
+from thinwire.ps.scripts.initial_model import InitialModel, model_of_flags, model_of_offer
+from thinwire.ps.scripts.offering import NobodyAdmitted, OfferStage, ReceivedOffer
+from thinwire.ps.scripts.phases import NextPhase
 from thinwire.ps.service import leader_client
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.ended_models import EndedModel, EndedModels
 from thinwire.ps.service.handshake import (
     Identity,
     guard_of,
@@ -69,13 +47,35 @@ from thinwire.ps.service.handshake import (
     identity,
 )
 from thinwire.ps.service.leader_client import PHASE, WEIGHTS_DIGEST, LeaderClient
-from thinwire.ps.service.offering import NobodyAdmitted, OfferStage, ReceivedOffer
-from thinwire.ps.service.phases import NextPhase
 from thinwire.ps.service.server import ShardServer
 from thinwire.ps.telemetry.instruments import ShardInstruments
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.ps.telemetry.tensorboard import PsScalars
 from thinwire.ps.wire.claims import ClaimBounds
+from thinwire.runtime.malloc import return_freed_memory
+from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.documents import write_json_atomically
+from thinwire.runtime.persistence.places import discard_checkpoints
+from thinwire.runtime.run import fingerprint
+from thinwire.runtime.run.directory import clear_node, launched_with, scalars_of
+from thinwire.runtime.run.draws_file import DrawsFile
+from thinwire.runtime.run.finished import SETTINGS, deciding_settings, has_evaluated_summary
+from thinwire.runtime.run.groups_file import write_groups
+from thinwire.runtime.run.lock import LockOwner
+from thinwire.runtime.run.quiet import import_quietly
+from thinwire.runtime.run.resuming import OtherRun
+from thinwire.runtime.run.settings import (
+    EXIT_CONFIGURATION,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_OF_STOP,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    Run,
+)
+from thinwire.runtime.run.signals import handle_signals
+from thinwire.runtime.run.spill import Spill
+from thinwire.runtime.telemetry import run_status
 
 #: How long an interrupted PS, when its run has ended, waits for clients that it sends nothing to.
 _INTERRUPTED_LINGER_SECONDS = 1.5

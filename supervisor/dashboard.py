@@ -15,8 +15,8 @@ from typing import Any
 from absl import logging
 
 from thinwire.ops.routing.counters import BLOCK, rows_of
-from thinwire.ops.telemetry.evaluation import Evaluation
-from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics
+from thinwire.runtime.telemetry.evaluation import Evaluation
+from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
 
 _BAR_CELLS = 20  # as wide as Keras draws it
 _RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.run_status import RunStatus
 from thinwire.ops.types import ModelSpec, ShardLayout
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -23,6 +21,8 @@ from thinwire.proto.grpc.session import (
     payload_limit,
     rhythm,
 )
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.supervisor.evaluator import ModelFetcher, ModelView
 from thinwire.supervisor.shard_stream import ShardStream, open_streams
 

@@ -8,8 +8,8 @@ import re
 from absl import flags
 
 from thinwire.ops.offer import FROM_WORKER
-from thinwire.ops.run.flags import FlagRule, Topic, advanced, integer, number, words
-from thinwire.ops.run.settings import Run
+from thinwire.runtime.run.flags import FlagRule, Topic, advanced, integer, number, words
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 _IS_FUNCTION = FlagRule(
@@ -106,7 +106,7 @@ def check(run: Run) -> None:
         ConfigurationError: It names no storage, or one that cannot be reached, written or read.
     """
     if run.report_dir is not None:
-        from thinwire.ops.persistence.places import REPORTS, check_place
+        from thinwire.runtime.persistence.places import REPORTS, check_place
 
         check_place(run.report_dir, REPORTS)
 

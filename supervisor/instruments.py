@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from thinwire.ops.run.target import ACCURACY
-from thinwire.ops.telemetry import run_status
-from thinwire.ops.telemetry.evaluation import Evaluation, latest, ranges
-from thinwire.ops.telemetry.instruments import Instrument, counter, gauge
+from thinwire.runtime.run.target import ACCURACY
+from thinwire.runtime.telemetry import run_status
+from thinwire.runtime.telemetry.evaluation import Evaluation, latest, ranges
+from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge
 
 
 def collect(status: run_status.RunStatus | None, evaluations: list[Evaluation]) -> list[Instrument]:

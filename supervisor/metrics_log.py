@@ -15,14 +15,14 @@ from typing import Any, Protocol, TextIO
 
 from absl import logging
 
-from thinwire.ops.persistence.documents import parse_json
-from thinwire.ops.run.directory import METRICS_FILE, rounds_of, scalars_of
-from thinwire.ops.run.files import naming
-from thinwire.ops.telemetry.evaluation import Evaluation
-from thinwire.ops.telemetry.round_trace import Round, line_of, unpack
-from thinwire.ops.telemetry.run_status import RunStatus, WorkerMetrics
-from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.documents import parse_json
+from thinwire.runtime.run.directory import METRICS_FILE, rounds_of, scalars_of
+from thinwire.runtime.run.files import naming
+from thinwire.runtime.telemetry.evaluation import Evaluation
+from thinwire.runtime.telemetry.round_trace import Round, line_of, unpack
+from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
+from thinwire.runtime.telemetry.tensorboard import ScalarFile
 
 EVALUATION_KIND = "eval"
 STATUS_KIND = "status"

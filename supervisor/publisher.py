@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 from absl import logging
 
-from thinwire.ops.persistence.checkpoint import Fenced
-from thinwire.ops.persistence.fsspec_objects import open_objects
-from thinwire.ops.persistence.places import REPORTS
-from thinwire.ops.persistence.published_files import PublishedFiles
-from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.fsspec_objects import open_objects
+from thinwire.runtime.persistence.places import REPORTS
+from thinwire.runtime.persistence.published_files import PublishedFiles
+from thinwire.runtime.run.lock import LockOwner
 
 
 class Publisher:

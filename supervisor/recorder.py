@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from thinwire.ops.persistence.documents import LARGEST_NUMBER, write_json_atomically
-from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE, clear_records, launched_with
-from thinwire.ops.run.finished import SETTINGS, deciding_settings
-from thinwire.ops.run.settings import Run
-from thinwire.ops.run.target import Target, find, find_name
-from thinwire.ops.telemetry import predictions, run_status
-from thinwire.ops.telemetry.evaluation import Evaluation, latest, names_in
+from thinwire.runtime.persistence.documents import LARGEST_NUMBER, write_json_atomically
+from thinwire.runtime.run.directory import METRICS_FILE, SUMMARY_FILE, clear_records, launched_with
+from thinwire.runtime.run.finished import SETTINGS, deciding_settings
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.target import Target, find, find_name
+from thinwire.runtime.telemetry import predictions, run_status
+from thinwire.runtime.telemetry.evaluation import Evaluation, latest, names_in
 from thinwire.supervisor import metrics_hook
 from thinwire.supervisor.dashboard import format_metric
 from thinwire.supervisor.metrics_log import (

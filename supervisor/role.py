@@ -18,19 +18,6 @@ from absl import logging
 from thinwire.data.loading import load_dataset
 from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import FlatVariables, SharedModel
-from thinwire.ops.run.finished import finished_summary
-from thinwire.ops.run.settings import (
-    DRAIN_SECONDS,
-    END_REASONS,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_OF_STOP,
-    Run,
-)
-from thinwire.ops.run.signals import handle_signals
-from thinwire.ops.telemetry import run_status
-from thinwire.ops.telemetry.evaluation import latest_until
-from thinwire.ops.telemetry.instruments import Instrument
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -44,6 +31,19 @@ from thinwire.proto.grpc.session import (
     rhythm,
 )
 from thinwire.proto.metrics_server import open_port
+from thinwire.runtime.run.finished import finished_summary
+from thinwire.runtime.run.settings import (
+    DRAIN_SECONDS,
+    END_REASONS,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_OF_STOP,
+    Run,
+)
+from thinwire.runtime.run.signals import handle_signals
+from thinwire.runtime.telemetry import run_status
+from thinwire.runtime.telemetry.evaluation import latest_until
+from thinwire.runtime.telemetry.instruments import Instrument
 from thinwire.supervisor import flags as supervisor_flags
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.evaluator import ModelFetcher

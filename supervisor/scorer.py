@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.models.flat_model import FlatVariables, SharedModel
 from thinwire.models.loss import ensure_compiled_loss
-from thinwire.ops.run.files import naming
-from thinwire.ops.run.settings import Run
-from thinwire.ops.run.target import Target
+from thinwire.runtime.run.files import naming
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.target import Target
 from thinwire.supervisor.evaluator import Evaluator
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from thinwire.ops.run.directory import launched_with
-from thinwire.ops.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER, RUN_BEGAN
-from thinwire.ops.run.script_target import module_words
-from thinwire.ops.run.settings import Run
 from thinwire.runtime.output_copy import OutputFile
+from thinwire.runtime.run.directory import launched_with
+from thinwire.runtime.run.script_settings import EVALUATES, IN_SCRIPT_FOLDER, RUN_BEGAN
+from thinwire.runtime.run.script_target import module_words
+from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 from thinwire.supervisor import flags as supervisor_flags
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 from absl import logging
 
-from thinwire.ops.telemetry import run_status
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler
+from thinwire.runtime.telemetry import run_status
 
 #: Batches of rounds as they arrive: worker, document.
 Batches = queue.SimpleQueue[tuple[int, str]]

@@ -2,7 +2,6 @@
 
 import pathlib
 
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.security import certificates
 from thinwire.proto.security.credentials import (
     PART_OF_SUPERVISOR,
@@ -10,6 +9,7 @@ from thinwire.proto.security.credentials import (
     part_of_shard,
     part_of_worker,
 )
+from thinwire.runtime.run.credentials import Credentials
 
 TOKEN = b"a token that nobody can guess"
 HOSTS = ("127.0.0.1", "localhost")

@@ -6,7 +6,7 @@ import dataclasses
 from absl import flags
 from absl.testing import flagsaver
 
-from thinwire import node
+from thinwire.cli import node
 from thinwire.flags.run import read_run
 from thinwire.worker import flags as worker_flags
 

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-from thinwire.cli import ROLES, RUN, TOOLS
+from thinwire.cli.commands import ROLES, RUN, TOOLS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 #: What stands for the token in files that only a reader has.

@@ -45,14 +45,14 @@ LOADED = (
     "thinwire.worker.role",
     "thinwire.supervisor.role",
     "thinwire.supervisor.report.__main__",
-    "thinwire.standalone",
-    "thinwire.cli",
-    "thinwire.node",
+    "thinwire.launcher.standalone",
+    "thinwire.cli.commands",
+    "thinwire.cli.node",
     "thinwire.launcher.run",
     "tensorboard.compat.proto.event_pb2",
     "thinwire.launcher.script",
     "thinwire.launcher.local",
-    "thinwire.keras.distribute",
+    "thinwire.script.keras.distribute",
 )
 #: Environment variable of xdist's workers: the folder of the Forker that they share.
 _FOLDER = "THINWIRE_TESTS_FORKER"

@@ -78,7 +78,7 @@ def ends(
 def main() -> int:
     """Play what stdin asks for, one line after the other; write all ends to stdout."""
     jobs = json.load(sys.stdin)
-    for name in ("thinwire.cli", "thinwire.node"):
+    for name in ("thinwire.cli.commands", "thinwire.cli.node"):
         importlib.import_module(name)
     found = []
     for words, folder in jobs:

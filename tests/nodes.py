@@ -16,11 +16,11 @@ from typing import IO, Any
 
 from tests.forked import MAIN, ROOT, Forked, forker
 from tests.waiting import patience
-from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession
+from thinwire.runtime.telemetry import run_status
 
 #: Small enough that processes start and train in seconds.
 TINY = (

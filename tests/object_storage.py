@@ -6,7 +6,7 @@ import os
 import threading
 import urllib.request
 
-from thinwire.ops.persistence.object_store import ObjectStore, StorageError
+from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
 
 BUCKET = "bucket"
 SECRET = "nobody-may-read-this-secret"

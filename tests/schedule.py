@@ -15,7 +15,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 #: How much longer than elsewhere a test of a folder takes, about.
-_WEIGHTS = {"tests/thinwire/keras/": 20, "tests/thinwire/sharing/": 5}
+_WEIGHTS = {"tests/thinwire/script/keras/": 20, "tests/thinwire/script/data/": 5}
 #: The part of the queue over which tests that start nodes are spread.
 _SPREAD = 0.75
 

@@ -25,7 +25,6 @@ from thinwire.ops.optimizers.slots import (
     join,
     slot_places,
 )
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sharding.split import (
     part_of_layout,
     part_of_spec,
@@ -39,6 +38,7 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.simulator.messages import decoded
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.core.core import WorkerCore

@@ -12,14 +12,14 @@ from tests.command_line import given
 from tests.forked import MAIN, forker
 from thinwire.data.loading import load_shard
 from thinwire.flags.run import read_run
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.fingerprint import fingerprint
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import serve
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.fingerprint import fingerprint
 
 pytestmark = pytest.mark.timeout(200)
 

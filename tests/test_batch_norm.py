@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.timeout(150)
 

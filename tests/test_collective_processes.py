@@ -7,7 +7,7 @@ import pytest
 
 from tests.nodes import Nodes
 from tests.test_life_and_death_processes import all_at_work
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from tests.test_journal_processes import WORKERS, come_to, end, start, start_ps
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.directory import checkpoints_of
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.directory import checkpoints_of
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.product]
 

@@ -4,7 +4,7 @@ import re
 
 from tests import documents
 from tests.command_line import own_flags
-from tests.ops.telemetry.test_run_status import SUMMARY_KEYS
+from tests.thinwire.runtime.telemetry.test_run_status import SUMMARY_KEYS
 from thinwire.ops.codecs.registry import CODECS
 from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES, METHODS

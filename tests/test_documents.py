@@ -19,19 +19,19 @@ from absl import flags
 
 from tests import documents
 from tests.command_line import given, own_flags
-from thinwire import node
-from thinwire.cli import COMMANDS, TOOLS
+from thinwire.cli import node
+from thinwire.cli.commands import COMMANDS, TOOLS
 from thinwire.flags import launch, observability
 from thinwire.flags import script as script_flags
 from thinwire.flags.run import read_run
 from thinwire.launcher import tf_config
 from thinwire.ops.types import ConfigurationError
-from thinwire.settings import read_settings
+from thinwire.script.settings import read_settings
 
 ROOT = documents.ROOT
 #: Programs of others that a page may call.
 FOREIGN = ("tensorboard", "pip", "pytest")
-#: Flags of these, of absl, of bench/netns.sh, what stands for any, an example.
+#: Flags of these, of absl, of bench/transport/netns.sh, what stands for any, an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}
 #: Flags of Slurm's commands.
 FOREIGN_FLAGS |= {"nodes", "ntasks", "cpus-per-task", "resv-ports", "requeue", "kill-on-bad-exit"}
@@ -105,10 +105,10 @@ def test_bash_makes_words_of_a_block():
         "python main.py --model=examples/no_such.py",
         "python examples/server.py --metod=dgs",
         "python examples/no_such.py",
-        "python -m bench.accuracy --study nothing",
-        "python -m thinwire.supervisor.esync_logs.figures --out DIR",
+        "python -m bench.studies.accuracy --study nothing",
+        "python -m thinwire.tools.esync.figures --out DIR",
         "make no-such-target",
-        "bench/netns.sh train --no_such_flag",
+        "bench/transport/netns.sh train --no_such_flag",
         "a_tool_of_nobody --help",
         "thinwire serve",
         "thinwire ps --no_such_flag=1",
@@ -132,7 +132,7 @@ def complaint(command, patch):
         if command.program == "make":
             unknown = {word for word in words if "=" not in word} - make_targets()
             return f"make knows no {unknown}" if unknown else None
-        if command.program == "bench/netns.sh":
+        if command.program == "bench/transport/netns.sh":
             return _of_main(words[1:], {}) if words[0] == "train" else None
     except (ConfigurationError, flags.Error, ValueError) as error:
         return f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ import pytest
 from tests import documents
 from tests.documents import ROOT
 from tests.nodes import free_port
-from thinwire.cli import TOOLS
+from thinwire.cli.commands import TOOLS
 
 #: What is added to a command line of main.py: flags given last win.
 BUDGET = ("--iter_max=6", "--max_seconds=60", "--worker_threads=1", "--linger_seconds=5")
@@ -25,11 +25,11 @@ BY_HAND = ("--type_node=PS", "--type_node=Worker", "--type_node=Supervisor")
 SHIPPED = {"--dataset=fashion_mnist": "--dataset=fashion_mnist_sample"}
 #: Module of `python -m` -> what makes its commands small: words given last win.
 SMALL: dict[str, tuple[str, ...]] = {
-    "bench.picture": ("--out=picture.svg",),
-    "bench.uneven": ("--seconds=3", "--dataset=fashion_mnist_sample", "--methods=ssgd"),
+    "bench.systems.picture": ("--out=picture.svg",),
+    "bench.studies.uneven": ("--seconds=3", "--dataset=fashion_mnist_sample", "--methods=ssgd"),
     "thinwire.proto.security.certificates": (),
-    "thinwire.supervisor.esync_logs.figures": (),
-    "thinwire.supervisor.esync_logs.convert": (),
+    "thinwire.tools.esync.figures": (),
+    "thinwire.tools.esync.convert": (),
     "tests.chaos.process": ("--kills=1",),
     "tests.chaos.simulated": ("--runs=4",),
     "tests.chaos.simulated_day": ("--hours=12", "--workers=40", "--minutes=30"),
@@ -58,7 +58,7 @@ NOT_RUN = {
     "thinwire.tools.stop": "needs a run that goes on; tests/thinwire/tools/test_stop.py",
     "thinwire.tools.doctor": "names other hosts; tests/thinwire/tools/test_doctor.py",
     "tests.scripts.quality": "takes hours; tests/scripts/test_scripts.py runs some of it",
-    "bench/netns.sh": "needs root",
+    "bench/transport/netns.sh": "needs root",
     "pip install": "changes this environment",
     "pytest": "runs tests",
     "tensorboard": "serves until it is stopped",

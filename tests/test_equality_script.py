@@ -11,8 +11,8 @@ from tests.virtual.worker import core_of, numbers, reply, start
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.optimizers.local import ScriptStep
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.worker.core.messages import ScriptFigures
 
 RATE = 0.01

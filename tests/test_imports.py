@@ -68,7 +68,7 @@ def test_every_package_is_in_the_graph(graph):
 def test_the_program_has_one_identity():
     """A module imported by two names would be two: two ConfigurationErrors, two registries."""
     code = (
-        "import sys, thinwire.cli\n"
+        "import sys, thinwire.cli.commands\n"
         "doubles = sorted({name.partition('.')[0] for name in sys.modules} & set(sys.argv[1:]))\n"
         "assert not doubles, doubles\n"
     )

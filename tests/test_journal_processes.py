@@ -5,10 +5,10 @@ import signal
 
 import pytest
 
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.directory import checkpoints_of
 from thinwire.ps.persistence import journal as persistence_journal
 from thinwire.ps.persistence.journal import numbers
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.directory import checkpoints_of
 
 pytestmark = pytest.mark.timeout(300)
 LONG = pytest.mark.product

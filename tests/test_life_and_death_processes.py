@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from tests.nodes import free_port
-from thinwire.ops.run.directory import rounds_of
+from thinwire.runtime.run.directory import rounds_of
 from thinwire.supervisor.metrics_log import read_rounds
 
 pytestmark = pytest.mark.timeout(150)

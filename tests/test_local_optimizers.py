@@ -7,7 +7,7 @@ import pytest
 
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import Softmax, method
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 RATE = 0.05
 FIXED = {"overrides": {"pacer": "fixed"}}

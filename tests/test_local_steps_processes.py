@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.directory import checkpoints_of
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.directory import checkpoints_of
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.processes, pytest.mark.product]
 

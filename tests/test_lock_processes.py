@@ -9,9 +9,9 @@ import pytest
 
 from tests.nodes import free_port
 from tests.test_journal_processes import WORKERS, come_to_rest, end, start, start_ps
-from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import LockOwner, owner_of
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner, owner_of
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 
 pytestmark = pytest.mark.timeout(300)
 

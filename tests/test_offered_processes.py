@@ -14,10 +14,10 @@ from tests.forked import MAIN, forker
 from tests.threads.offered import FLAGS, OFFER, SPEC, OfferedRun, weights_of
 from thinwire.ops.offer import Described, OptimizerOffer
 from thinwire.ops.optimizers import rates
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 from thinwire.tools import observer
 
 #: A PS that at its end lists which of the heavy packages it has imported.

@@ -84,7 +84,7 @@ def test_the_wheel_has_every_file_of_the_package_once(tree):
         names = [name for name in wheel.namelist() if ".dist-info/" not in name]
         texts = [wheel.read(name) for name in names]
         scripts = next(name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-        assert "thinwire = thinwire.cli:run_command" in wheel.read(scripts).decode()
+        assert "thinwire = thinwire.cli.commands:run_command" in wheel.read(scripts).decode()
     assert collections.Counter(names) == collections.Counter(packed(tree))
     assert {"thinwire/py.typed", "thinwire/data/fashion_mnist_sample/NOTICE"} <= set(names)
     digests = collections.Counter(hashlib.sha256(text).digest() for text in texts if text)

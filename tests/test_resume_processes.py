@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.nodes import Nodes
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 pytestmark = [pytest.mark.timeout(200), pytest.mark.processes]
 

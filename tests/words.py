@@ -49,9 +49,9 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("data/sources.py", r"\.tell\(\)"),
     ("supervisor/report/page.py", r'"seams"'),  # a key of summary.json
     ("supervisor/report/writer.py", r'"seams"'),
-    ("supervisor/esync_logs/convert.py", r"seams=\{\}"),
+    ("thinwire/tools/esync/convert.py", r"seams=\{\}"),
     ("docs/FIGURES.md", r"`seams`"),
-    ("tests/ops/telemetry/test_run_status.py", r"\bseams\b"),
+    ("tests/thinwire/runtime/telemetry/test_run_status.py", r"\bseams\b"),
     ("tests/ps/wire/test_refused_bytes.py", r'"seams"'),
     ("tests/supervisor/samples.py", r'"seams"'),
     ("tests/supervisor/report/test_report.py", r"'seams'"),
@@ -59,8 +59,8 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("docs/SECURITY.md", r"`no_room`"),  # a reason in summary.json and in metrics
     ("docs/SECURITY.md", r"::test_"),  # names of tests
     ("tests/proto/samples.py", r'message="no room"'),  # golden bytes
-    ("thinwire/standalone.py", r"seams="),  # the same key
-    ("ops/telemetry/run_status.py", r'"seams"|seams: dict'),  # a key of summary.json
+    ("thinwire/launcher/standalone.py", r"seams="),  # the same key
+    ("thinwire/runtime/telemetry/run_status.py", r'"seams"|seams: dict'),  # a key of summary.json
     ("ps/telemetry/status.py", r'"seams": self|seams=self'),
     ("proto/security/connection_guard.py", '"no_room"'),  # a label of a metric, and documented
 )

@@ -14,15 +14,15 @@ from thinwire.ops.sharding.w_global import W_global
 from thinwire.ops.types import ConfigurationError
 
 if TYPE_CHECKING:
-    from thinwire import callbacks
-    from thinwire.adacomp import PS, Worker
-    from thinwire.gradient_sgd import GradientSGD
-    from thinwire.identity import is_chief, num_workers, worker_id
-    from thinwire.keras.distribute import distribute
     from thinwire.launcher.function import FunctionRun, RunFailed, run
-    from thinwire.own_evaluation import evaluate
-    from thinwire.server import ServerHandle, Snapshot, init_server
-    from thinwire.session import RunOver, StepInfo
+    from thinwire.script.adacomp import PS, Worker
+    from thinwire.script.gradient_sgd import GradientSGD
+    from thinwire.script.identity import is_chief, num_workers, worker_id
+    from thinwire.script.keras import callbacks
+    from thinwire.script.keras.distribute import distribute
+    from thinwire.script.own_evaluation import evaluate
+    from thinwire.script.server import ServerHandle, Snapshot, init_server
+    from thinwire.script.session import RunOver, StepInfo
 
 __version__ = "0.1.0"
 
@@ -50,33 +50,32 @@ __all__ = [
 ]
 
 _MODULES = {
-    "PS": "adacomp",
-    "Worker": "adacomp",
+    "PS": "script.adacomp",
+    "Worker": "script.adacomp",
     "FunctionRun": "launcher.function",
-    "GradientSGD": "gradient_sgd",
+    "GradientSGD": "script.gradient_sgd",
     "RunFailed": "launcher.function",
-    "RunOver": "session",
-    "StepInfo": "session",
-    "distribute": "keras.distribute",
-    "evaluate": "own_evaluation",
-    "ServerHandle": "server",
-    "Snapshot": "server",
-    "init_server": "server",
-    "is_chief": "identity",
-    "num_workers": "identity",
+    "RunOver": "script.session",
+    "StepInfo": "script.session",
+    "distribute": "script.keras.distribute",
+    "evaluate": "script.own_evaluation",
+    "ServerHandle": "script.server",
+    "Snapshot": "script.server",
+    "init_server": "script.server",
+    "is_chief": "script.identity",
+    "num_workers": "script.identity",
     "run": "launcher.function",
-    "worker_id": "identity",
+    "worker_id": "script.identity",
 }
 
-
-_SUBMODULES = ("callbacks",)
+_SUBMODULES = {"callbacks": "script.keras.callbacks"}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _SUBMODULES:
         raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
     try:
-        module = importlib.import_module(f"thinwire.{_MODULES.get(name, name)}")
+        module = importlib.import_module(f"thinwire.{_MODULES.get(name) or _SUBMODULES[name]}")
     except ModuleNotFoundError as error:
         if error.name != "tensorflow":
             raise

@@ -5,7 +5,7 @@ import sys
 if not __package__:  # run by its path: `import ops` would find a second copy of thinwire.ops
     sys.exit(f"{sys.argv[0]}: run it as `python -m thinwire`, not by its path")
 
-from thinwire.cli import run_command
+from thinwire.cli.commands import run_command
 
 if __name__ == "__main__":
     run_command()

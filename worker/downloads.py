@@ -20,7 +20,7 @@ from typing import Any
 
 from absl import logging
 
-from thinwire.ops.run.script_settings import DOWNLOADS
+from thinwire.runtime.run.script_settings import DOWNLOADS
 
 
 class Downloads:

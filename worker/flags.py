@@ -7,10 +7,10 @@ import dataclasses
 from absl import flags
 
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.run.flags import Topic, advanced, choice, integer, number, numbers_per_worker
-from thinwire.ops.run.settings import Run, links, per_worker
-from thinwire.ops.telemetry.round_trace import LEVELS
 from thinwire.ops.types import BEST_EFFORT, ConfigurationError, Link
+from thinwire.runtime.run.flags import Topic, advanced, choice, integer, number, numbers_per_worker
+from thinwire.runtime.run.settings import Run, links, per_worker
+from thinwire.runtime.telemetry.round_trace import LEVELS
 
 FLAGS = flags.FLAGS
 
@@ -161,7 +161,7 @@ class WorkerFlags:
     id_worker: int
     threads: int
     clip_norm: float
-    measure: str  # one of thinwire.ops.telemetry.round_trace.LEVELS
+    measure: str  # one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
     peer_port: int = 0  # where it listens to other workers
     sync_every: int = 1  # rounds between two copies of the model to the PS

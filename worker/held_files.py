@@ -34,7 +34,7 @@ from typing import Any
 
 from absl import logging
 
-from thinwire.ops.run.script_settings import SETTINGS_FOLDER, TRAINING
+from thinwire.runtime.run.script_settings import SETTINGS_FOLDER, TRAINING
 from thinwire.worker.downloads import Downloads
 from thinwire.worker.made_folders import MadeFolders
 from thinwire.worker.temporary import is_temporary

@@ -13,9 +13,9 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from thinwire.ops.run.program import Program, digest_of, module_name
-from thinwire.ops.run.script_settings import read_settings_file
-from thinwire.ops.run.script_target import MODULE_OPTION
+from thinwire.runtime.run.program import Program, digest_of, module_name
+from thinwire.runtime.run.script_settings import read_settings_file
+from thinwire.runtime.run.script_target import MODULE_OPTION
 from thinwire.worker.script import RECORD
 
 _INSTALLED = {"site-packages", "dist-packages"}

@@ -15,11 +15,14 @@ from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.validation import refuse_script_steps
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.directory import checkpoints_of, clear_node, scalars_of
-from thinwire.ops.run.finished import SETTINGS, resumed_settings
-from thinwire.ops.run.resuming import OtherRun, first_setting, refusal
-from thinwire.ops.run.settings import (
+from thinwire.ops.types import ConfigurationError, State
+from thinwire.proto.grpc import Unreachable
+from thinwire.proto.metrics_server import open_port
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.directory import checkpoints_of, clear_node, scalars_of
+from thinwire.runtime.run.finished import SETTINGS, resumed_settings
+from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
+from thinwire.runtime.run.settings import (
     EXIT_DONE,
     EXIT_INTERRUPTED,
     EXIT_OF_STOP,
@@ -28,12 +31,9 @@ from thinwire.ops.run.settings import (
     is_finished,
     limit_of,
 )
-from thinwire.ops.run.signals import handle_signals
-from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.ops.types import ConfigurationError, State
-from thinwire.proto.grpc import Unreachable
-from thinwire.proto.metrics_server import open_port
+from thinwire.runtime.run.signals import handle_signals
+from thinwire.runtime.telemetry import round_trace
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.core.messages import PushRequest, was_accepted

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from thinwire.ops.run.program import Rows
+from thinwire.runtime.run.program import Rows
 
 
 class LeftBehind(Exception):

@@ -1,7 +1,7 @@
 """One worker's part in a run, whoever computes its gradients: join, exchange, report, leave.
 
 `WorkerSession` takes flat gradients and gives flat weights. The Worker role and the objects that
-user scripts hold (`thinwire.session`) are both built on it.
+user scripts hold (`thinwire.script.session`) are both built on it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.builder import adopt
-from thinwire.ops.run.settings import DRAIN_SECONDS, Diverged, Run
-from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.runtime.run.settings import DRAIN_SECONDS, Diverged, Run
+from thinwire.runtime.telemetry import round_trace
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.client.exchange import Exchange, Heartbeat
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.client.pacing_client import PacingClient

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from thinwire.ops.run.script_settings import CHIEF, SETTINGS_FOLDER, WRITTEN
+from thinwire.runtime.run.script_settings import CHIEF, SETTINGS_FOLDER, WRITTEN
 from thinwire.worker.temporary import is_temporary
 
 #: More paths than these are not noted: such a process writes a new file in each step.

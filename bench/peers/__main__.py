@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import origin as machine
 from bench.peers import plan, report, work
 from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.evaluating import evaluator

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import origin as machine
 from bench.peers import work
 from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
 from bench.peers.plan import NO_LIMIT, Known, Record
 from bench.peers.subjects import SUBJECTS, PeerTable
-from bench.picture import dress, save
+from bench.systems.picture import dress, save
 from thinwire.supervisor.report.figures import THEMES
 
 IMAGES = machine.ROOT / "docs" / "images"

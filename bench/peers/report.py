@@ -7,7 +7,7 @@ import io
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from bench.machine import markdown
+from bench.origin import markdown
 from bench.peers import curves
 from bench.peers.contenders import CONTENDERS, Contender
 from bench.peers.plan import NO_LIMIT, Known, Record

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from bench.peers import curves, work
 from bench.peers.contenders import ROOT, Contender, PeerNode, environment_of
 from bench.peers.lab import Lab
-from thinwire.ops.run.settings import EXIT_DIVERGED
+from thinwire.runtime.run.settings import EXIT_DIVERGED
 
 #: Runs a command that ends with this process: prctl(PR_SET_PDEATHSIG), which outlasts an exec. It
 #: is no preexec_fn, for gRPC in this process may abort what runs between a fork and an exec.

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from bench.peers import work
 from thinwire.models.flat_model import SharedModel
-from thinwire.ops.run.settings import ModelChoice
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession, RequestRejected, payload_limit
+from thinwire.runtime.run.settings import ModelChoice
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.supervisor.shard_stream import ShardStream
 

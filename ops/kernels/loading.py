@@ -11,7 +11,7 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
     """Return the kernels for a value of --kernels.
 
-    Without a GPU "auto" means numpy, which is ahead there (`bench/kernels.py`).
+    Without a GPU "auto" means numpy, which is ahead there (`bench/machine/kernels.py`).
 
     Args:
         choice: auto, tf or numpy. TensorFlow is imported only if its kernels are taken.

@@ -225,7 +225,7 @@ class ScriptStep:
 
     The slots live in the script's process, and an exchange leaves them alone. Where it takes many
     local steps, a process that is started again goes on with those that were kept for it
-    (`thinwire.keras.kept_state`); else it begins them anew, as the script itself does.
+    (`thinwire.script.keras.kept_state`); else it begins them anew, as the script itself does.
 
     Where every mini-batch is pushed, weights before minus weights after take the place of the
     gradient, at the learning rate 1.

@@ -1,7 +1,7 @@
 """Groups of workers: read, written, compared, and proposed from measured speeds.
 
-All functions are pure. `thinwire.ops.run.groups_file` writes proposals into files; the PS measures
-speeds and decides when groups change.
+All functions are pure. `thinwire.runtime.run.groups_file` writes proposals into files; the PS
+measures speeds and decides when groups change.
 """
 
 from __future__ import annotations

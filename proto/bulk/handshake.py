@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk.connection import BulkConnection, TcpWire, Wire
 from thinwire.proto.bulk.tls import TlsRecords, TlsWire, context_of
+from thinwire.runtime.run.credentials import Credentials
 
 NUMBER_BYTES = 16
 KEY_BYTES = 32

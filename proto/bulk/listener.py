@@ -31,7 +31,6 @@ from typing import Protocol
 
 from absl import logging
 
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk.connection import BulkConnection
 from thinwire.proto.bulk.handshake import (
@@ -45,6 +44,7 @@ from thinwire.proto.bulk.handshake import (
 from thinwire.proto.bulk.switching import MOST_ATTEMPTS, OFFER_SECONDS
 from thinwire.proto.bulk.tls import TlsRecords, context_of
 from thinwire.proto.security.fair_places import FairPlaces, address_of
+from thinwire.runtime.run.credentials import Credentials
 
 #: Connections that have not named an offer yet, each with a descriptor. A flood of 200 a second
 #: takes a third of a second to fill them, a thousand times what an honest client needs one for.

@@ -32,9 +32,9 @@ from collections.abc import Callable
 
 from absl import logging
 
-from thinwire.ops.failure_detector import Backoff
 from thinwire.proto.bulk.connection import BulkConnection
 from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
+from thinwire.runtime.failure_detector import Backoff
 
 #: Of the lease, for one whole attempt. The stream works meanwhile, so this only bounds how long a
 #: port that drops everything goes unreported. An attempt takes four round trips, which a

@@ -13,8 +13,8 @@ import tempfile
 import threading
 from collections.abc import Sequence
 
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.bulk.connection import TcpWire
+from thinwire.runtime.run.credentials import Credentials
 
 PIECE_BYTES = 256 << 10
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import bulk
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk import switching
@@ -30,6 +29,7 @@ from thinwire.proto.grpc.common import (
 )
 from thinwire.proto.moved import present_address
 from thinwire.proto.security import credentials as trust
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 
 from absl import logging
 
-from thinwire.ops.run.credentials import NOT_PROTECTED, Protection
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import (
@@ -22,6 +21,7 @@ from thinwire.proto.framing import (
     Frame,
     frame,
 )
+from thinwire.runtime.run.credentials import NOT_PROTECTED, Protection
 
 SERVICE = "thinwire.v1.ParameterServer"
 PEER_SERVICE = "thinwire.v1.Peer"  # of a worker, for its peers

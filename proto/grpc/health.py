@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto.security import credentials as trust
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
 _Response = health_pb2.HealthCheckResponse

@@ -14,9 +14,6 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from thinwire.ops.failure_detector import Backoff, RetryDeadline, RtoEstimator
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.types import ConfigurationError, Link, ShardLayout
 from thinwire.proto import messages, versions
 from thinwire.proto import thinwire_pb2 as pb
@@ -34,6 +31,9 @@ from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachabl
 from thinwire.proto.grpc.common import ChunkPace
 from thinwire.proto.moved import note_announced
 from thinwire.proto.security.credentials import UntrustedPeer, claims_of
+from thinwire.runtime.failure_detector import Backoff, RetryDeadline, RtoEstimator
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.resuming import OtherRun
 
 #: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
 _SLACK_BYTES = 4096

@@ -16,7 +16,6 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security.credentials import (
     PART_OF_SUPERVISOR,
@@ -24,6 +23,7 @@ from thinwire.proto.security.credentials import (
     part_of_worker,
     server_name_of_worker,
 )
+from thinwire.runtime.run.streams import standard_streams
 
 if TYPE_CHECKING:
     from cryptography import x509

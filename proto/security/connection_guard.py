@@ -12,11 +12,11 @@ from typing import Protocol
 from absl import logging
 
 from thinwire.ops.printable import printable
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
 from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _LOG_SECONDS = 10.0  # between two lines for one reason
 _LONGEST_TEXT = 500  # of a stranger's message, in the log

@@ -22,10 +22,10 @@ from typing import Any, cast
 import grpc
 from absl import logging
 
-from thinwire.ops.run.credentials import Credentials
-from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.runtime.run.credentials import Credentials
+from thinwire.runtime.run.files import read_bounded
 
 #: Metadata of a Session call and of its first answer.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"

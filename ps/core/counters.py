@@ -6,10 +6,10 @@ import collections
 import dataclasses
 from typing import Any
 
-from thinwire.ops.telemetry.run_status import Histogram
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import staleness
 from thinwire.ps.core import events
+from thinwire.runtime.telemetry.run_status import Histogram
 
 #: 1/Y falls below a tenth beyond this Y.
 _STALE = 10

@@ -5,9 +5,9 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-from thinwire.ops.run.settings import DRAIN_SECONDS
 from thinwire.ops.types import State
 from thinwire.ps.core.members import CoreConfig
+from thinwire.runtime.run.settings import DRAIN_SECONDS
 
 
 class RunPhase(enum.Enum):

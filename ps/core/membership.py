@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator
 from typing import Protocol
 
-from thinwire.ops.failure_detector import RtoEstimator
 from thinwire.ops.types import State
 from thinwire.ps.core.events import (
     Join,
@@ -20,6 +19,7 @@ from thinwire.ps.core.events import (
     WorkerDisconnected,
     WorkerIncarnation,
 )
+from thinwire.runtime.failure_detector import RtoEstimator
 
 #: A change of membership: ("join" | "leave", worker).
 Change = tuple[str, int]

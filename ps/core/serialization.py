@@ -18,13 +18,13 @@ import numpy as np
 from thinwire.ops.aggregation import outliers
 from thinwire.ops.downlink.replicas import LastReply
 from thinwire.ops.downlink.types import ModelReply, Operation
-from thinwire.ops.failure_detector import MeanDeviation, RtoEstimator
 from thinwire.ops.offer import LossScale
 from thinwire.ops.optimizers import schedule
 from thinwire.ops.sync.base import Draw, Joiners
 from thinwire.ops.types import Block, ChunkedValues, CodedValues, ModelSpec, TensorSpec, Update
 from thinwire.ops.wire.blocks import IndexCoding, ValueCoding, WireBlock
 from thinwire.ps.core import events, members, membership
+from thinwire.runtime.failure_detector import MeanDeviation, RtoEstimator
 
 _TYPE, _OF = "type", "of"
 

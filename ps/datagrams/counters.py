@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from thinwire.ops.persistence.documents import Document
 from thinwire.ops.routing.counters import ReassemblyCounters, SentCounts, total
+from thinwire.runtime.persistence.documents import Document
 
 if TYPE_CHECKING:
     from thinwire.ops.routing.reassembler import ReassembledStep

@@ -16,7 +16,6 @@ from thinwire.ops.codecs.base import EncodeContext
 from thinwire.ops.collectives import THROUGH_PS
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.method import Method
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.ps.core.core import PsCore
@@ -25,6 +24,7 @@ from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, ReplaySettings
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.runtime.run.settings import Run
 
 #: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
 LARGEST_FRACTION = 0.1

@@ -16,13 +16,6 @@ from collections.abc import Callable
 from absl import logging
 
 from thinwire.ops.offer import Offer, read_offer
-from thinwire.ops.persistence.checkpoint import CheckpointStore, Fenced
-from thinwire.ops.persistence.places import CHECKPOINTS, checkpoints_at
-from thinwire.ops.run.directory import checkpoints_of
-from thinwire.ops.run.finished import resumed_settings
-from thinwire.ops.run.lock import LockOwner
-from thinwire.ops.run.resuming import OtherRun, first_setting, programs_of, refusal
-from thinwire.ops.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 from thinwire.ops.types import ConfigurationError, ModelSpec, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
@@ -32,6 +25,13 @@ from thinwire.ps.persistence.journal import Journal, JournalPosition
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import MakeCore, Replayed, replay
 from thinwire.ps.programs import Programs
+from thinwire.runtime.persistence.checkpoint import CheckpointStore, Fenced
+from thinwire.runtime.persistence.places import CHECKPOINTS, checkpoints_at
+from thinwire.runtime.run.directory import checkpoints_of
+from thinwire.runtime.run.finished import resumed_settings
+from thinwire.runtime.run.lock import LockOwner
+from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
+from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
 #: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
 #: with the journal's magic. 1: by attributes of the core, before the parts had names of their own;

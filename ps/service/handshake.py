@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.ops.offer import OFFER_PREFIX, offer_difference
-from thinwire.ops.run import program
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import Link, ModelSpec
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
+from thinwire.runtime.run import program
+from thinwire.runtime.run.settings import Run
 
 if TYPE_CHECKING:
     from thinwire.proto.grpc import ServerStream

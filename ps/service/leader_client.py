@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -28,6 +26,8 @@ from thinwire.ps.core import events
 from thinwire.ps.service.handshake import Identity, hello_to_leader
 from thinwire.ps.wire.epochs import decode_epoch
 from thinwire.ps.wire.reports import is_last
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.settings import Run
 
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer

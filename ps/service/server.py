@@ -15,8 +15,6 @@ from thinwire.ops.frozen import Copy
 from thinwire.ops.optimizers.slots import OptimizerState, whole_slots
 from thinwire.ops.optimizers.slots import encode as encode_slots
 from thinwire.ops.routing.base import Router
-from thinwire.ops.run.settings import NOBODY_ADMITTED
-from thinwire.ops.run.spill import Spill
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.groups import format_groups, uneven
 from thinwire.ops.types import Kind, ShardLayout, State
@@ -32,17 +30,19 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.port import DatagramPort
 from thinwire.ps.persistence.journal import JournaledCore
 from thinwire.ps.programs import Programs
+from thinwire.ps.scripts.barriers import Barriers
+from thinwire.ps.scripts.ended_models import EndedModels
+from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service.admission import AdmissionWatch
-from thinwire.ps.service.barriers import Barriers
 from thinwire.ps.service.connections import Connection, Connections, Observers, ReplySender
 from thinwire.ps.service.containment import ClientRequest, Containment, WriterQueue
-from thinwire.ps.service.ended_models import EndedModels
 from thinwire.ps.service.handshake import Identity
-from thinwire.ps.service.run_control import RunControl
 from thinwire.ps.service.stream_reader import PhaseGate, StreamReader
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.epochs import encode_epoch
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.runtime.run.settings import NOBODY_ADMITTED
+from thinwire.runtime.run.spill import Spill
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

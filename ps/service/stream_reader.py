@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from thinwire.ops.printable import printable
-from thinwire.ops.run.settings import LIMIT_REASONS
 from thinwire.proto import framing, versions
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Arriving, Malformed, MessageAssembler
@@ -20,8 +19,8 @@ from thinwire.proto.security.connection_guard import MessageRate
 from thinwire.proto.security.credentials import claims_of, part_of
 from thinwire.ps.core import events
 from thinwire.ps.persistence.journal import STOP_REASON
+from thinwire.ps.scripts.barriers import BarrierArrival
 from thinwire.ps.service.backlog import Backlog
-from thinwire.ps.service.barriers import BarrierArrival
 from thinwire.ps.service.connections import Connection
 from thinwire.ps.service.containment import ClientRequest, WriterQueue
 from thinwire.ps.service.handshake import (
@@ -35,6 +34,7 @@ from thinwire.ps.service.handshake import (
 from thinwire.ps.wire import reports
 from thinwire.ps.wire.claims import MOST_COUNTED
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.runtime.run.settings import LIMIT_REASONS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
     from thinwire.ps.datagrams.port import DatagramPort
     from thinwire.ps.programs import Programs
+    from thinwire.ps.scripts.run_control import RunControl
     from thinwire.ps.service.connections import Connections, Observers
-    from thinwire.ps.service.run_control import RunControl
     from thinwire.ps.wire.claims import ClaimBounds
 
 #: A longer metrics document is not believed.

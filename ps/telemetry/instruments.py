@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.instruments import Instrument, counter, gauge, histogram
 from thinwire.proto import metrics_server
 from thinwire.proto.metrics_server import MetricsPort
 from thinwire.ps.datagrams.counters import DatagramCounts
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge, histogram
 
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.ops.privacy.accountant import PrivacyLedger
 from thinwire.ops.routing.counters import BLOCK
-from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import ModelSpec
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts, summary_block
 from thinwire.ps.wire import reports
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry import run_status
 
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer

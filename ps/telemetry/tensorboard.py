@@ -13,9 +13,9 @@ from absl import logging
 
 from thinwire.ops.privacy.accountant import BLOCK
 from thinwire.ops.routing.counters import ReassemblyCounters
-from thinwire.ops.telemetry.tensorboard import ScalarFile
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.datagrams.counters import DatagramCounts, num_lost
+from thinwire.runtime.telemetry.tensorboard import ScalarFile
 
 _INTERVAL_SECONDS = 2.0
 

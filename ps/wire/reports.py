@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.ops.persistence.documents import check_plain, is_name, parse_json
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.telemetry import run_status
 from thinwire.proto.framing import Malformed
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.wire.claims import MOST_COUNTED
+from thinwire.runtime.persistence.documents import check_plain, is_name, parse_json
+from thinwire.runtime.telemetry import run_status
 
 #: Fields a worker counts itself; the rest of its line is what the shard saw.
 _OWN_FIELDS = (

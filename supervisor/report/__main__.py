@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from thinwire.ops.run.streams import standard_streams
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.streams import standard_streams
 from thinwire.supervisor.report.arguments import EXIT_CONFIGURATION, ReportArguments
 from thinwire.supervisor.report.writer import write_comparison
 

@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thinwire.ops.telemetry.evaluation import is_share
-from thinwire.ops.telemetry.run_status import Histogram
+from thinwire.runtime.telemetry.evaluation import is_share
+from thinwire.runtime.telemetry.run_status import Histogram
 
 _DOTS_PER_INCH = 180
 _MOST_STALENESS_BARS = 40

@@ -14,8 +14,8 @@ from typing import Any
 
 from thinwire.ops.privacy import accountant
 from thinwire.ops.routing.counters import BLOCK, rows_of
-from thinwire.ops.run.target import ACCURACY
-from thinwire.ops.telemetry.evaluation import best_of, is_larger_better, is_share, ranges_in
+from thinwire.runtime.run.target import ACCURACY
+from thinwire.runtime.telemetry.evaluation import best_of, is_larger_better, is_share, ranges_in
 from thinwire.supervisor.dashboard import format_bytes, format_duration
 
 ABSENT = "–"

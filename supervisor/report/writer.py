@@ -15,13 +15,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from thinwire.ops.persistence.documents import parse_json
-from thinwire.ops.run.directory import METRICS_FILE, SUMMARY_FILE
-from thinwire.ops.run.files import replace_file
-from thinwire.ops.run.target import ACCURACY, Target, find_name
-from thinwire.ops.telemetry.evaluation import Evaluation, names_in, standing
-from thinwire.ops.telemetry.run_status import SUMMARY_SCHEMA, Histogram, RunStatus
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.documents import parse_json
+from thinwire.runtime.run.directory import METRICS_FILE, SUMMARY_FILE
+from thinwire.runtime.run.files import replace_file
+from thinwire.runtime.run.target import ACCURACY, Target, find_name
+from thinwire.runtime.telemetry.evaluation import Evaluation, names_in, standing
+from thinwire.runtime.telemetry.run_status import SUMMARY_SCHEMA, Histogram, RunStatus
 from thinwire.supervisor.metrics_log import STATUS_KIND, evaluations_in, read_lines
 from thinwire.supervisor.report import figures, page
 

@@ -1,6 +1,7 @@
 """The history of the bench's rows: each row on each date, and the page in the repository."""
 
-from bench import history, machine
+from bench import history
+from bench import origin as machine
 from bench.__main__ import documents
 from bench.table import Row
 from tests.bench.test_results import FACTS

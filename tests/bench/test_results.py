@@ -5,8 +5,9 @@ import io
 
 import pytest
 
-from bench import machine, scaling
+from bench import origin as machine
 from bench.__main__ import PARTS, documents, present
+from bench.systems import scaling
 from bench.table import Row
 
 FACTS = {

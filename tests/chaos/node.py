@@ -20,9 +20,9 @@ from typing import Any
 from tests.chaos import planted
 from tests.chaos.history import Record, line_of
 from tests.chaos.recorder import Recorder
-from thinwire.cli import run_role
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.cli.commands import run_role
 from thinwire.ps.persistence.journal import Journal
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 #: What a node's file of trouble may hold, and what it means.
 TROUBLE = {

@@ -17,13 +17,13 @@ import numpy as np
 
 from thinwire.ops.aggregation.aggregates import Mean
 from thinwire.ops.optimizers.momentum_sgd import MomentumSGD
-from thinwire.ops.run.lock import DirectoryLock
 from thinwire.ops.sync.rule import GroupRounds, GroupSync
 from thinwire.ops.types import Update
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.membership import FollowerMembership
 from thinwire.ps.persistence.journal import JournaledCore
+from thinwire.runtime.run.lock import DirectoryLock
 from thinwire.worker.core.core import WorkerCore
 
 #: (class, name of its method, what takes its place, called with the method first).

@@ -21,14 +21,14 @@ from tests.chaos.proxy import Proxy, Switchboard
 from tests.chaos.proxy_datagrams import DatagramProxy, Weather
 from tests.chaos.proxy_messages import BulkMessages, Hearing
 from tests.nodes import Nodes, free_port
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.directory import checkpoints_of
-from thinwire.ops.telemetry import run_status
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security import certificates
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.directory import checkpoints_of
+from thinwire.runtime.telemetry import run_status
 
 #: Small, so that a run takes seconds; snapshots come fast, so that many kills meet one.
 SMALL = (

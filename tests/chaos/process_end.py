@@ -11,9 +11,9 @@ from tests.chaos.history import Ended, digest
 from tests.chaos.process_cast import Cast
 from tests.chaos.process_replay import Witness, snapshots
 from tests.chaos.recorder import FOLLOWS
-from thinwire.ops.persistence import checkpoint
 from thinwire.ops.types import ModelSpec, State, TensorSpec
 from thinwire.ps.wire.claims import ClaimBounds
+from thinwire.runtime.persistence import checkpoint
 
 
 def declared_by(cast: Cast) -> Declared:

@@ -21,8 +21,6 @@ from tests.command_line import given
 from tests.ps.journaled_run import assert_same
 from thinwire.flags.run import read_run
 from thinwire.ops.kernels import load_kernels
-from thinwire.ops.persistence import checkpoint
-from thinwire.ops.run.directory import checkpoints_of
 from thinwire.ops.types import ModelSpec, ShardLayout, State, TensorSpec
 from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
@@ -31,6 +29,8 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import Replayed, ReplaySettings, replay
+from thinwire.runtime.persistence import checkpoint
+from thinwire.runtime.run.directory import checkpoints_of
 
 _NAME = re.compile(r"(\d{6,})-step-(\d+)")
 

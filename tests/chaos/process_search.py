@@ -21,9 +21,9 @@ from tests.chaos.process_end import declared_by, ended
 from tests.chaos.proxy import DOWN, UP
 from tests.chaos.verdict import Verdict
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.run.lock import owner_of
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
-from thinwire.ops.telemetry.run_status import WorkerMetrics
+from thinwire.runtime.run.lock import owner_of
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 
 _ENTROPY = 79
 _MODEL = f"--model={pathlib.Path(__file__).with_name('tiny_model.py')}"

@@ -19,8 +19,8 @@ from tests.chaos.history import CutOff
 from tests.chaos.process_cast import Cast, wait_until
 from tests.chaos.process_end import declared_by, ended
 from tests.chaos.process_replay import Found, Witness, snapshots, tear
-from thinwire.ops.persistence import checkpoint
 from thinwire.ops.types import State
+from thinwire.runtime.persistence import checkpoint
 
 #: How long a node may take to do what is waited for, on a machine that does other things as well.
 PATIENCE_SECONDS = 150.0

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from thinwire.ops.persistence import checkpoint
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import State
+from thinwire.runtime.persistence import checkpoint
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.simulator.storage import SimulatedDisk, SimulatedKill
 
 #: How far a snapshot may have come when the process dies.

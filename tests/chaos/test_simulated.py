@@ -13,7 +13,7 @@ from tests.chaos.recorder import Recorder
 from tests.chaos.simulated import CASES, DRAWN, played, possible, quiet_seconds, sample
 from tests.chaos.simulated_faults import NOT_SIMULATED, SIMULATED
 from tests.chaos.simulated_run import Case, ChaoticRun
-from thinwire.ops.persistence.checkpoint import Checkpoints
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 SAMPLE = list(sample(seed=3))
 DEATHS = (Fault.KILL_BEFORE_PUSH, Fault.KILL_AFTER_PUSH, Fault.KILL_IN_SNAPSHOT)

@@ -13,8 +13,8 @@ from thinwire.data.choices import PARTITIONS
 from thinwire.data.loading import TrainingShard, take_shard, take_shards
 from thinwire.data.partition import write_positions
 from thinwire.data.registry import Dataset
-from thinwire.ops.run.settings import DataChoice
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import DataChoice
 
 TOTAL = 240
 #: Partitions as the command line can ask for them.

@@ -17,24 +17,20 @@ from tests.fuzz.target import FOLDER, Reader, Target, joined
 from tests.ps.journaled_run import JournaledRun
 from tests.supervisor.samples import make_status, write_run
 from tests.virtual.toy import method
-from thinwire.ops.persistence.checkpoint import (
-    Checkpoints,
-    DamagedCheckpointError,
-    load,
-)
-from thinwire.ops.persistence.state_format import canonical
-from thinwire.ops.run.directory import rounds_of
-from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core import events
 from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord
+from thinwire.runtime.persistence.checkpoint import Checkpoints, DamagedCheckpointError, load
+from thinwire.runtime.persistence.state_format import canonical
+from thinwire.runtime.run.directory import rounds_of
+from thinwire.runtime.telemetry import predictions
 from thinwire.supervisor import metrics_log
-from thinwire.supervisor.esync_logs import runs as measured_runs
-from thinwire.supervisor.esync_logs.format import read_mode
 from thinwire.supervisor.metrics_log import read_lines
 from thinwire.supervisor.report.writer import load_run
+from thinwire.tools.esync import runs as measured_runs
+from thinwire.tools.esync.format import read_mode
 
 _BODY = struct.Struct("<dB")
 

@@ -17,13 +17,13 @@ from tests.ps.streams import Stream
 from tests.threads.offered import OFFER, OfferedRun
 from thinwire.ops.offer import Described, LossScale, OptimizerOffer
 from thinwire.ops.optimizers.script import ScriptUpdate
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.ps.flags import PsFlags
-from thinwire.ps.initial_model import InitialModel, model_of_offer, offered_bytes
-from thinwire.ps.service.offering import OfferReader, OfferStage
+from thinwire.ps.scripts.initial_model import InitialModel, model_of_offer, offered_bytes
+from thinwire.ps.scripts.offering import OfferReader, OfferStage
+from thinwire.runtime.run.settings import Run
 
 #: What the fuzzed shard allows.
 MOST_BYTES = 1 << 20

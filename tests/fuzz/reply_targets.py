@@ -22,7 +22,6 @@ from thinwire.flags.run import read_run
 from thinwire.ops.methods.method import Method
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.telemetry import round_trace, run_status
 from thinwire.ops.types import ConfigurationError, Link
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
@@ -30,6 +29,7 @@ from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost
 from thinwire.ps.wire import reports
 from thinwire.ps.wire.epochs import decode_epoch
+from thinwire.runtime.telemetry import round_trace, run_status
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.worker.client.exchange import Exchange
 from thinwire.worker.client.protocol import Replied

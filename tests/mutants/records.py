@@ -22,7 +22,7 @@ FOLDER = pathlib.Path(__file__).with_name("records")
 EQUIVALENTS = pathlib.Path(__file__).with_name("equivalent.toml")
 AREAS = (
     *("ps_core", "ps_service", "ps_persistence", "sync", "codecs_wire", "downlink"),
-    *("optimizers", "worker", "keras_sharing", "launcher", "supervisor", "proto"),
+    *("optimizers", "worker", "script", "launcher", "supervisor", "proto"),
 )
 #: Fewer would leave most of an area's promises without a mutant.
 FEWEST_PER_AREA = 6

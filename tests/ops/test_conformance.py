@@ -22,12 +22,12 @@ from thinwire.ops.downlink.registry import DOWN_CODECS
 from thinwire.ops.methods.method import INTERFACES
 from thinwire.ops.optimizers.outer import OUTER_OPTIMIZERS, SERVER_OPTIMIZERS
 from thinwire.ops.pacing import PACERS
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.routing.registry import ROUTERS
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.sync.rule import SYNC_RULES
 from thinwire.ops.types import ConfigurationError
 from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TURNS = 8

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from thinwire.ops import buffers
 from thinwire.ops.frozen import Freezer, FrozenArray
-from thinwire.ops.run.spill import Spill
+from thinwire.runtime.run.spill import Spill
 
 SIZE = 1_000_003  # pieces of 2**18, and a rest
 

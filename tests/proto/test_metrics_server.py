@@ -20,10 +20,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.certificates import Papers
-from thinwire.ops.telemetry.instruments import counter, gauge, histogram
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import metrics_server
 from thinwire.proto.metrics_server import BUCKETS, MetricsPort, open_port
+from thinwire.runtime.telemetry.instruments import counter, gauge, histogram
 
 ABOUT = {"node": "ps-0", "role": "PS", "method": "bsp", "protocol_version": "1"}
 

@@ -7,9 +7,7 @@ import pytest
 from tests.certificates import TOKEN
 from tests.proto.samples import GOLDEN, samples
 from tests.ps.streams import Shard, Stream, frame
-from thinwire import node
-from thinwire.ops.run.credentials import Credentials
-from thinwire.ops.run.settings import EXIT_REFUSED
+from thinwire.cli import node
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto import versions
 from thinwire.proto.grpc import StreamLost, Unreachable
@@ -18,6 +16,8 @@ from thinwire.proto.grpc.server import serve
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.messages import PROTOCOL_VERSION
 from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.runtime.run.credentials import Credentials
+from thinwire.runtime.run.settings import EXIT_REFUSED
 
 WAIT_SECONDS = 20.0
 #: Field 1020 with one byte, as it stands inside of a message: nobody has it today.

@@ -6,12 +6,12 @@ import numpy as np
 
 from tests.virtual.run import MiniRun
 from tests.virtual.toy import KERNELS
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ps.core import events
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence.journal import Journal
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.replay import ReplaySettings, replay
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 
 class JournaledRun(MiniRun):

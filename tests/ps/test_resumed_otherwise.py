@@ -8,10 +8,10 @@ import pytest
 
 from tests.threads.offered import OFFER, SGD, SPEC, offered_run, weights_of
 from thinwire.ops.offer import Described, Offer
-from thinwire.ops.run.program import Program
-from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.runtime.run.program import Program
+from thinwire.runtime.run.resuming import OtherRun
 
 ONE = ("--nb_workers=1", "--journal=off")
 PROGRAM = Program("train.py", {"train.py": "1"}, (), {"optimizer": "SGD(learning_rate=0.5)"})

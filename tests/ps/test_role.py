@@ -10,7 +10,6 @@ from tests.command_line import given, run_of
 from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
 from thinwire.models import flat_model
-from thinwire.ops.run.draws_file import DrawsFile
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.ops.sync.base import Draw
 from thinwire.ops.sync.drawn import parse_draws
@@ -18,8 +17,9 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.ps import role
 from thinwire.ps.core import events
 from thinwire.ps.core.membership import Coordinator, FollowerMembership
-from thinwire.ps.initial_model import model_of_flags
 from thinwire.ps.role import ShardInitials, build_core
+from thinwire.ps.scripts.initial_model import model_of_flags
+from thinwire.runtime.run.draws_file import DrawsFile
 
 TWO = ("--nb_workers=3", "--nb_ps=2", "--ps_hosts=localhost:1,localhost:2", "--kernels=numpy")
 

@@ -6,9 +6,9 @@ import json
 import pathlib
 
 from tests.supervisor.samples import make_evaluation
-from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.directory import rounds_of
-from thinwire.ops.telemetry.round_trace import Round, line_of
+from thinwire.runtime.persistence.documents import write_json_atomically
+from thinwire.runtime.run.directory import rounds_of
+from thinwire.runtime.telemetry.round_trace import Round, line_of
 
 
 def make_round(number: int, seconds_a_round: float = 2.0, **changes) -> Round:

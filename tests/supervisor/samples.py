@@ -6,14 +6,9 @@ import json
 import math
 import pathlib
 
-from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.telemetry.evaluation import Evaluation
-from thinwire.ops.telemetry.run_status import (
-    Histogram,
-    RunStatus,
-    WorkerMetrics,
-    summarise,
-)
+from thinwire.runtime.persistence.documents import write_json_atomically
+from thinwire.runtime.telemetry.evaluation import Evaluation
+from thinwire.runtime.telemetry.run_status import Histogram, RunStatus, WorkerMetrics, summarise
 
 
 def make_worker(number: int, version: int, **changes) -> WorkerMetrics:

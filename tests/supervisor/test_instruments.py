@@ -2,8 +2,8 @@
 
 import math
 
-from thinwire.ops.telemetry.evaluation import Evaluation
-from thinwire.ops.telemetry.run_status import RunStatus
+from thinwire.runtime.telemetry.evaluation import Evaluation
+from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.supervisor.instruments import collect
 
 STATUS = RunStatus("run", "bsp", {}, 2, 1, 10, 1, 100, version=30, bytes_up=5, bytes_down=6)

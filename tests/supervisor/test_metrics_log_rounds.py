@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.ops.telemetry.test_round_trace import row
-from thinwire.ops.run.directory import rounds_of
-from thinwire.ops.telemetry.round_trace import MeasuredBy, pack
+from tests.thinwire.runtime.telemetry.test_round_trace import row
+from thinwire.runtime.run.directory import rounds_of
+from thinwire.runtime.telemetry.round_trace import MeasuredBy, pack
 from thinwire.supervisor.metrics_log import RoundsLog, read_rounds
 
 LIFE = MeasuredBy("alpha", "cpu", 0, "00000001")

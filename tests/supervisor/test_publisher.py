@@ -9,11 +9,11 @@ import pytest
 from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
 from tests.virtual.toy import method
-from thinwire.ops.persistence.checkpoint import Fenced
-from thinwire.ops.persistence.object_store import LocalObjects, StorageError
-from thinwire.ops.persistence.places import discard_records
-from thinwire.ops.run.target import Target
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.checkpoint import Fenced
+from thinwire.runtime.persistence.object_store import LocalObjects, StorageError
+from thinwire.runtime.persistence.places import discard_records
+from thinwire.runtime.run.target import Target
 from thinwire.supervisor.publisher import Publisher
 from thinwire.supervisor.recorder import Recorder
 

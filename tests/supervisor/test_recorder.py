@@ -10,9 +10,9 @@ import pytest
 from tests.supervisor.samples import make_status
 from tests.thinwire.simulator.toy import run_of
 from tests.virtual.toy import method
-from thinwire.ops.run.target import Target
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
+from thinwire.runtime.run.target import Target
 from thinwire.supervisor import recorder
 from thinwire.supervisor.evaluation_requests import EvaluationRequests
 from thinwire.supervisor.recorder import Recorder

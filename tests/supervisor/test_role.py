@@ -9,9 +9,9 @@ import pytest
 from tests.command_line import given
 from tests.supervisor.samples import make_status
 from thinwire.flags.run import read_run
-from thinwire.ops.run.settings import EXIT_INTERRUPTED
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
+from thinwire.runtime.run.settings import EXIT_INTERRUPTED
 from thinwire.supervisor import role
 from thinwire.supervisor.role import _Watcher
 

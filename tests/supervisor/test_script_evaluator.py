@@ -9,7 +9,7 @@ import pytest
 
 from tests.thinwire.simulator.toy import run_of
 from tests.virtual.toy import method
-from thinwire.ops.run.directory import LAUNCH_FILE
+from thinwire.runtime.run.directory import LAUNCH_FILE
 from thinwire.supervisor import script_evaluator
 from thinwire.supervisor.script_evaluator import ScriptEvaluator
 

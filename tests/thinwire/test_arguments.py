@@ -8,7 +8,7 @@ import pytest
 from absl import flags
 
 from thinwire.ops.types import ConfigurationError
-from thinwire.settings import read_settings
+from thinwire.script.settings import read_settings
 
 
 def read(args=None, **keywords):

@@ -6,10 +6,10 @@ import json
 import pytest
 
 from tests.certificates import Papers
-from thinwire import help_text
-from thinwire.ops.run.script_settings import EVALUATES, SETTINGS_VARIABLE, write_settings
+from thinwire.cli import help_text
 from thinwire.ops.types import ConfigurationError, Kind
-from thinwire.settings import ALL_TOPICS, read_settings, source_of
+from thinwire.runtime.run.script_settings import EVALUATES, SETTINGS_VARIABLE, write_settings
+from thinwire.script.settings import ALL_TOPICS, read_settings, source_of
 
 WORDS = (
     "--type_node=Worker",

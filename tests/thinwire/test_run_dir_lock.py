@@ -7,9 +7,9 @@ import pytest
 
 from tests.thinwire import toy
 from thinwire import PS, Worker, init_server
-from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import LockOwner, owner_of
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner, owner_of
 
 IN_USE = "checkpoints/{} is in use .*PS 0, pid"
 

@@ -18,10 +18,10 @@ from tests.virtual.toy import SPEC
 from tests.waiting import wait_until
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.run.credentials import NO_CREDENTIALS
-from thinwire.ops.run.settings import DataChoice
 from thinwire.ps.core import events
 from thinwire.ps.core.members import CoreConfig
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
+from thinwire.runtime.run.settings import DataChoice
 
 
 class InProcessCluster:

@@ -11,7 +11,6 @@ import numpy as np
 
 from tests.virtual.toy import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.run import fingerprint
 from thinwire.ops.sharding.split import shard_spec
 from thinwire.ops.types import Link
 from thinwire.proto.grpc import Unreachable
@@ -23,6 +22,7 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.service.handshake import hello_to_leader, identity
 from thinwire.ps.service.leader_client import LeaderClient
 from thinwire.ps.service.server import ShardServer
+from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.flags import EmulatedDevice, WorkerFlags
 from thinwire.worker.trainer import WorkerSession

@@ -16,10 +16,10 @@ from thinwire.ops.offer import Described, Offer, OptimizerOffer, read_offer
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ps import flags as ps_flags
 from thinwire.ps.core import events
-from thinwire.ps.initial_model import model_of_offer
 from thinwire.ps.persistence.shard_store import SavedShard
 from thinwire.ps.role import ShardProcess, start_offered
-from thinwire.ps.service.offering import OfferStage
+from thinwire.ps.scripts.initial_model import model_of_offer
+from thinwire.ps.scripts.offering import OfferStage
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.client.offering import Offering
 from thinwire.worker.trainer import WorkerSession

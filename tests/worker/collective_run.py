@@ -9,9 +9,6 @@ import numpy as np
 from tests.virtual.toy import KERNELS, SPEC, Softmax
 from thinwire.ops.optimizers.schedule import Budget, Schedule
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.run import fingerprint
-from thinwire.ops.run.credentials import NO_CREDENTIALS
-from thinwire.ops.run.settings import DataChoice, Diverged
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import Link
 from thinwire.proto.grpc import Unreachable
@@ -20,6 +17,9 @@ from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
+from thinwire.runtime.run import fingerprint
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
+from thinwire.runtime.run.settings import DataChoice, Diverged
 from thinwire.worker.client.exchange import Heartbeat
 from thinwire.worker.client.pacing_client import PacingClient
 from thinwire.worker.client.shard_client import ShardGone

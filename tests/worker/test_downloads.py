@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from thinwire.ops.run.script_settings import SETTINGS_FOLDER, remove_settings
+from thinwire.runtime.run.script_settings import SETTINGS_FOLDER, remove_settings
 from thinwire.worker.downloads import Downloads
 
 

@@ -14,7 +14,7 @@ from thinwire.models.flat_model import SharedModel
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.methods.method import METHODS
 from thinwire.ops.optimizers.local import LocalUpdate
-from thinwire.settings import read_settings
+from thinwire.script.settings import read_settings
 from thinwire.worker.personal import PersonalLayers
 from thinwire.worker.role import Worker
 from thinwire.worker.standalone import LocalTrainer

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from thinwire.ops.run.program import digest_of
-from thinwire.ops.run.script_settings import SETTINGS_VARIABLE, write_settings
+from thinwire.runtime.run.program import digest_of
+from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE, write_settings
 from thinwire.worker import program
 
 

@@ -3,8 +3,8 @@
 import time
 from types import SimpleNamespace
 
-from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.trainer import WorkerSession
 
 

@@ -11,7 +11,7 @@ import pathlib
 import tomllib
 from collections.abc import Iterable, Sequence
 
-from thinwire.ops.telemetry.evaluation import is_larger_better, is_share
+from thinwire.runtime.telemetry.evaluation import is_larger_better, is_share
 
 _FILE = pathlib.Path(__file__).with_name("costs.toml")
 

@@ -8,9 +8,9 @@ from absl import flags
 
 from thinwire.flags import launch
 from thinwire.ops.collectives import THROUGH_PS
-from thinwire.ops.run.flags import Topic, integer, number
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.flags import Topic, integer, number
+from thinwire.runtime.run.settings import Run
 from thinwire.worker import flags as worker_flags
 
 FLAGS = flags.FLAGS

@@ -29,12 +29,12 @@ from thinwire.flags.run import TOPICS
 from thinwire.launcher.program import NODE
 from thinwire.launcher.role import environment, given_flags
 from thinwire.ops.methods.method import INTERFACES
-from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
-from thinwire.ops.run.signals import handle_signals
-from thinwire.ops.telemetry.predictions import WorkerLink
-from thinwire.ops.telemetry.round_trace import FORWARD_AND_BACKWARD, GET_BATCH, Round
 from thinwire.ops.types import ConfigurationError
-from thinwire.supervisor.esync_logs.runs import rounds_by_worker
+from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
+from thinwire.runtime.run.signals import handle_signals
+from thinwire.runtime.telemetry.predictions import WorkerLink
+from thinwire.runtime.telemetry.round_trace import FORWARD_AND_BACKWARD, GET_BATCH, Round
+from thinwire.tools.esync.runs import rounds_by_worker
 
 FLAGS = flags.FLAGS
 _POLL_SECONDS = 0.2

@@ -26,16 +26,16 @@ from thinwire.advisor.rounds import PLAYED_STEPS
 from thinwire.data.loading import take_shards
 from thinwire.flags.run import read_run
 from thinwire.ops.kernels.numpy_ops import aligned
-from thinwire.ops.run.settings import Run
-from thinwire.ops.telemetry.predictions import (
+from thinwire.ops.types import ConfigurationError, Kind, Link, State
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry.predictions import (
     Excluded,
     Predicted,
     Prediction,
     Recommendation,
     WorkerLink,
 )
-from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.ops.types import ConfigurationError, Kind, Link, State
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.simulator.devices import StepTime
 from thinwire.simulator.flags import ShardSpeed, SimulatorFlags
 from thinwire.simulator.links import Pipe

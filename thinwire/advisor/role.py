@@ -19,10 +19,10 @@ from thinwire.launcher.role import given_flags
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.validation import refuse_script_steps
-from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.settings import EXIT_DONE, Run
-from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.documents import write_json_atomically
+from thinwire.runtime.run.settings import EXIT_DONE, Run
+from thinwire.runtime.telemetry import predictions
 from thinwire.simulator.trainer import Trainer
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads

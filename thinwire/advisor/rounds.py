@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from thinwire.ops.telemetry.predictions import Prediction
+from thinwire.runtime.telemetry.predictions import Prediction
 
 #: Local steps of the rounds that are played; those of longer ones follow from these.
 PLAYED_STEPS = 2

@@ -1,8 +1,8 @@
 """Advice on a user's script: its own model is measured, and stands in for nothing else.
 
-The script runs alone until `fit` has measured a few steps (`thinwire.keras.measure`). Links are
-measured as ever, by real processes, with a stand-in of the same tensors that takes as long for a
-step; predictions are played with the script's own gradients.
+The script runs alone until `fit` has measured a few steps (`thinwire.script.keras.measure`). Links
+are measured as ever, by real processes, with a stand-in of the same tensors that takes as long for
+a step; predictions are played with the script's own gradients.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from thinwire.launcher.role import environment
 from thinwire.models.flat_model import has_gpu
 from thinwire.models.measured import MeasuredModel, load
 from thinwire.ops.kernels import load_kernels
-from thinwire.ops.run.script_settings import MEASURED_TO
-from thinwire.ops.run.script_target import ScriptTarget
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.script_settings import MEASURED_TO
+from thinwire.runtime.run.script_target import ScriptTarget
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 _MEASURED = "script.npz"
@@ -110,7 +110,7 @@ class _ScriptSubject:
 
 
 def _divides_batch(run: Run) -> bool:
-    """Whether the script's batch is the whole run's, as `thinwire.keras.place` has it."""
+    """Whether the script's batch is the whole run's, as `thinwire.script.keras.place` has it."""
     usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
     return (run.data.batch or usual) == "global"
 

@@ -9,8 +9,8 @@ from absl import flags, logging
 
 from thinwire.ops.routing import dgt_choices
 from thinwire.ops.routing.base import CLASSES, TRANSPORTS, Transport
-from thinwire.ops.run.flags import FlagRule, Topic, advanced, choice, integer, number, switch
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.flags import FlagRule, Topic, advanced, choice, integer, number, switch
 
 _IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the bytes of a float32")
 _IS_BITS = FlagRule(lambda bits: bits in dgt_choices.LOW_BITS, "must be 32, 16, 8 or 4")

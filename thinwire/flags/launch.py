@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from absl import flags
 
 from thinwire.flags.slurm import SlurmStep, step_of
-from thinwire.ops.run.flags import (
+from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.flags import (
     FlagRule,
     Topic,
     advanced,
@@ -21,8 +22,7 @@ from thinwire.ops.run.flags import (
     switch,
     words,
 )
-from thinwire.ops.run.settings import Run
-from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 

@@ -17,7 +17,11 @@ from thinwire.ops.optimizers.outer import SERVER_OPTIMIZERS, STARTS
 from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.pacing import PACERS
 from thinwire.ops.routing.registry import ROUTERS
-from thinwire.ops.run.flags import (
+from thinwire.ops.sync.rule import SYNC_RULES
+from thinwire.ops.types import CHUNK_ENTRIES, FEW_BITS, VALUE_DTYPES
+from thinwire.ops.weighting import WEIGHTINGS
+from thinwire.ops.weighting.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
+from thinwire.runtime.run.flags import (
     FlagRule,
     Topic,
     above_zero,
@@ -28,10 +32,6 @@ from thinwire.ops.run.flags import (
     switch,
     words,
 )
-from thinwire.ops.sync.rule import SYNC_RULES
-from thinwire.ops.types import CHUNK_ENTRIES, FEW_BITS, VALUE_DTYPES
-from thinwire.ops.weighting import WEIGHTINGS
-from thinwire.ops.weighting.dc_asgd import BACKUPS, DEFAULT_LAMBDAS
 
 #: What holds where a policy is not given.
 _OF_METHOD = "the method's"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from absl import flags
 
-from thinwire.ops.run.flags import FlagRule, Topic, advanced, comma_list, integer, words
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.flags import FlagRule, Topic, advanced, comma_list, integer, words
+from thinwire.runtime.run.settings import Run
 
 LEVELS = ("debug", "info", "warning", "error")
 _ROLES = ("ps", "worker", "supervisor", "cluster", "standalone", "simulator", "advisor")

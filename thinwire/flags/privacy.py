@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from thinwire.ops.methods.builder import Choices
-from thinwire.ops.run.flags import FlagRule, Topic, advanced, number
-from thinwire.ops.run.settings import Run
+from thinwire.runtime.run.flags import FlagRule, Topic, advanced, number
+from thinwire.runtime.run.settings import Run
 
 _IS_DELTA = FlagRule(lambda value: 0 < value < 1, "must be above 0 and below 1")
 

@@ -6,7 +6,7 @@ import math
 
 from absl import flags
 
-from thinwire.ops.run.flags import FlagRule, Option, Topic
+from thinwire.runtime.run.flags import FlagRule, Option, Topic
 
 _IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # a bound lets NaN through
 

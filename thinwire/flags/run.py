@@ -1,6 +1,6 @@
 """The flags of a run as a whole, the same on every node, and the `Run` that they make.
 
-A `Run` (thinwire.ops.run.settings) is what roles see: nothing after it reads these flags.
+A `Run` (thinwire.runtime.run.settings) is what roles see: nothing after it reads these flags.
 """
 
 from __future__ import annotations
@@ -39,9 +39,13 @@ from thinwire.ops.offer import FROM_FLAGS, FROM_WORKER
 from thinwire.ops.optimizers.schedule import MOST_UPDATES, parse_schedule
 from thinwire.ops.optimizers.server import SCRIPT
 from thinwire.ops.privacy import accountant
-from thinwire.ops.run.draws_file import read_draws
-from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.flags import (
+from thinwire.ops.sharding import placement
+from thinwire.ops.sharding.placement import BySpeed
+from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
+from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run.draws_file import read_draws
+from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.flags import (
     ARE_NUMBERS_OR_NONE,
     FlagRule,
     Topic,
@@ -54,13 +58,9 @@ from thinwire.ops.run.flags import (
     switch,
     words,
 )
-from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
-from thinwire.ops.run.target import Target, is_target
-from thinwire.ops.sharding import placement
-from thinwire.ops.sharding.placement import BySpeed
-from thinwire.ops.sync.groups import AutoGroups, Groups, parse_groups, parse_groups_file
-from thinwire.ops.telemetry import predictions
-from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
+from thinwire.runtime.run.target import Target, is_target
+from thinwire.runtime.telemetry import predictions
 
 FLAGS = flags.FLAGS
 #: Roles that deal out the training set; elsewhere the data-sharding file may be missing.

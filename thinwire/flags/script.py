@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from thinwire.flags import run as run_flags
 from thinwire.ops.methods.method import Method
-from thinwire.ops.run.script_target import ScriptTarget
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run.script_target import ScriptTarget
 
 _MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model and data")
 #: Flags of the model and the data, which a script brings.

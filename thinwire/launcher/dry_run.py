@@ -14,8 +14,8 @@ from thinwire.ops.codecs.error_feedback import coding_of
 from thinwire.ops.downlink.exact import DownDense
 from thinwire.ops.downlink.sizes import reply_bytes
 from thinwire.ops.methods.method import INTERFACES
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import VALUE_BITS, Kind
+from thinwire.runtime.run.settings import Run
 
 _TRAVELS = {
     Kind.GRADIENT: "gradients, which the script's compiled optimizer steps with on the PS",

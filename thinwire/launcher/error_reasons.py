@@ -16,7 +16,8 @@ import traceback
 from collections.abc import Iterator
 from types import TracebackType
 
-from thinwire.ops.run.settings import (
+from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
     EXIT_DIVERGED,
@@ -25,11 +26,10 @@ from thinwire.ops.run.settings import (
     EXIT_UNREACHABLE,
     Diverged,
 )
-from thinwire.ops.types import ConfigurationError
 from thinwire.worker.script import RECORD, LeftBehind
 
 #: (module, exception) by which a script learns that the run is over.
-_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.session", "RunOver"))
+_ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = sysconfig.get_paths()["stdlib"]

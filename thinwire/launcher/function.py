@@ -27,9 +27,9 @@ from thinwire.flags.environment import VARIABLE
 from thinwire.launcher import program
 from thinwire.launcher.local import SupervisedProcess, watchdog_command
 from thinwire.launcher.output import LOG_PREFIX, Screen, report_losses
-from thinwire.ops.run.script_settings import SETTINGS_VARIABLE
-from thinwire.ops.run.settings import EXIT_DONE
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
+from thinwire.runtime.run.settings import EXIT_DONE
 
 _FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
 #: Where the script finds the folder of the call: its own.

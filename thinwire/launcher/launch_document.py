@@ -12,12 +12,12 @@ from typing import Any
 
 from thinwire.flags import launch
 from thinwire.launcher.role import given_flags
-from thinwire.ops.persistence.documents import write_json_atomically
-from thinwire.ops.run.directory import LAUNCH_FILE, launched_with
-from thinwire.ops.run.program import digest_of
-from thinwire.ops.run.script_target import ScriptTarget, module_words
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.documents import write_json_atomically
+from thinwire.runtime.run.directory import LAUNCH_FILE, launched_with
+from thinwire.runtime.run.program import digest_of
+from thinwire.runtime.run.script_target import ScriptTarget, module_words
+from thinwire.runtime.run.settings import Run
 
 #: Packages whose versions may change what a run computes.
 _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")

@@ -27,7 +27,7 @@ from thinwire.launcher import watchdog
 from thinwire.launcher.output import READ_BYTES, follow
 from thinwire.launcher.program import NODE, SCRIPT, WATCHDOG
 from thinwire.launcher.role import LineSink, Node, environment, threads_of
-from thinwire.ops.run.settings import EXIT_INTERRUPTED, Run
+from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
 #: A launcher on another host is considered dead after this silence ...

@@ -31,7 +31,7 @@ _LONGEST_LINE = 1 << 20
 _USUAL_COLUMNS = 80  # of a terminal that reports no width
 _PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
-#: Begins a line of a node's log, as `thinwire.node` has them: date, time, name and level.
+#: Begins a line of a node's log, as `thinwire.cli.node` has them: date, time, name and level.
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 

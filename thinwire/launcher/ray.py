@@ -44,13 +44,13 @@ from thinwire.launcher.output import READ_BYTES, NamedLines, Screen, follow, rep
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
 from thinwire.launcher.role import LineSink, Node, threads_of, whole_input
 from thinwire.launcher.ssh import copied_code
-from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
 from thinwire.proto.moved import MOVED_VARIABLE, moved_lines
 from thinwire.proto.security.credentials import TOKEN_VARIABLE
+from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 
 FLAGS = flags.FLAGS

@@ -23,9 +23,10 @@ from thinwire.flags import environment as flags_in_environment
 from thinwire.flags import launch, observability, security
 from thinwire.launcher.output import Screen, shown_log
 from thinwire.launcher.run_locks import start_in_claimed_directory
-from thinwire.ops.persistence.places import CHECKPOINTS, REPORTS, check_place
-from thinwire.ops.run.quiet import import_quietly
-from thinwire.ops.run.settings import (
+from thinwire.proto.grpc import Unreachable
+from thinwire.runtime.persistence.places import CHECKPOINTS, REPORTS, check_place
+from thinwire.runtime.run.quiet import import_quietly
+from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
     EXIT_DONE,
@@ -34,8 +35,7 @@ from thinwire.ops.run.settings import (
     EXIT_UNREACHABLE,
     Run,
 )
-from thinwire.ops.run.signals import END_SIGNALS, handle_signals
-from thinwire.proto.grpc import Unreachable
+from thinwire.runtime.run.signals import END_SIGNALS, handle_signals
 from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.flags import devices

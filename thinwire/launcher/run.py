@@ -46,16 +46,11 @@ from thinwire.launcher.role import (
     nodes_of,
 )
 from thinwire.launcher.run_locks import start_in_claimed_directory
-from thinwire.ops.run.directory import forget_failure, launched_with, note_failure
-from thinwire.ops.run.script_settings import RUN_BEGAN, remove_settings
-from thinwire.ops.run.script_target import ScriptTarget
-from thinwire.ops.run.settings import (
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_SCRIPT,
-    Run,
-)
 from thinwire.ops.types import ConfigurationError, Kind
+from thinwire.runtime.run.directory import forget_failure, launched_with, note_failure
+from thinwire.runtime.run.script_settings import RUN_BEGAN, remove_settings
+from thinwire.runtime.run.script_target import ScriptTarget
+from thinwire.runtime.run.settings import EXIT_DONE, EXIT_INTERRUPTED, EXIT_SCRIPT, Run
 from thinwire.runtime.standard_input import InputKind, StandardInput
 from thinwire.supervisor import metrics_hook
 from thinwire.worker.client.control import Control

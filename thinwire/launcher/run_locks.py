@@ -13,10 +13,10 @@ from thinwire.flags import launch
 from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.run_start import RunStart, find_start
 from thinwire.launcher.watchdog import GRACE_SECONDS
-from thinwire.ops.persistence.places import discard_checkpoints, discard_records
-from thinwire.ops.run.directory import clear, lock_of, node_locks
-from thinwire.ops.run.lock import DirectoryLock, LockOwner
-from thinwire.ops.run.settings import Run
+from thinwire.runtime.persistence.places import discard_checkpoints, discard_records
+from thinwire.runtime.run.directory import clear, lock_of, node_locks
+from thinwire.runtime.run.lock import DirectoryLock, LockOwner
+from thinwire.runtime.run.settings import Run
 
 #: Nodes of a Cluster that was killed are ended by their watchdogs, which may take them this long.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0

@@ -1,7 +1,8 @@
 """Whether a launcher's run begins or resumes, found out and reported before anything starts.
 
-The newest checkpoint of shard 0 decides it (`thinwire.ops.run.resuming`). Where it lies on another
-host, the launcher knows only what the Supervisor has recorded here, and the PS compares the rest.
+The newest checkpoint of shard 0 decides it (`thinwire.runtime.run.resuming`). Where it lies on
+another host, the launcher knows only what the Supervisor has recorded here, and the PS compares the
+rest.
 """
 
 from __future__ import annotations
@@ -10,24 +11,24 @@ import dataclasses
 import json
 from collections.abc import Sequence
 
-from thinwire.ops.persistence.places import checkpoints_at
-from thinwire.ops.run.directory import (
+from thinwire.ops.types import State
+from thinwire.ps.persistence.journal import read_mark
+from thinwire.runtime.persistence.places import checkpoints_at
+from thinwire.runtime.run.directory import (
     METRICS_FILE,
     SUMMARY_FILE,
     checkpoints_of,
     update_of_failure,
 )
-from thinwire.ops.run.finished import finished_summary, resumed_settings
-from thinwire.ops.run.resuming import (
+from thinwire.runtime.run.finished import finished_summary, resumed_settings
+from thinwire.runtime.run.resuming import (
     OtherRun,
     changed_script,
     first_setting,
     programs_of,
     refusal,
 )
-from thinwire.ops.run.settings import SCRIPT_FAILURES, Run
-from thinwire.ops.types import State
-from thinwire.ps.persistence.journal import read_mark
+from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run
 
 _FIRST_SHARD = "ps-0"
 

@@ -1,10 +1,10 @@
 """Runs a user's script as one worker of a run, or its evaluator, as ``python script.py`` would.
 
 ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by its path or as a module; `thinwire
-run` starts it. The flags go to a file that only this user can read, where `thinwire.settings` finds
-them; seeds and threads are set as soon as the script imports what they concern. A script that fails
-leaves one line for the launcher (`failures`), which shows it once, and the run is ended. In the
-evaluator it writes its traceback, and ends nothing.
+run` starts it. The flags go to a file that only this user can read, where
+`thinwire.script.settings` finds them; seeds and threads are set as soon as the script imports what
+they concern. A script that fails leaves one line for the launcher (`failures`), which shows it
+once, and the run is ended. In the evaluator it writes its traceback, and ends nothing.
 
 This module may be the program itself, so it holds nothing that others import from it.
 """
@@ -44,11 +44,11 @@ from thinwire.launcher.error_reasons import (
     stop_reason_of,
 )
 from thinwire.launcher.failures import Cause, Failure, report_completion
-from thinwire.ops.run.autograph import keep_generated_code_in_memory
-from thinwire.ops.run.program import digest_of_bytes
-from thinwire.ops.run.quiet import configure_libraries, quiet_stderr
-from thinwire.ops.run.resuming import OtherRun
-from thinwire.ops.run.script_settings import (
+from thinwire.runtime.run.autograph import keep_generated_code_in_memory
+from thinwire.runtime.run.program import digest_of_bytes
+from thinwire.runtime.run.quiet import configure_libraries, quiet_stderr
+from thinwire.runtime.run.resuming import OtherRun
+from thinwire.runtime.run.script_settings import (
     EVALUATES,
     IN_SCRIPT_FOLDER,
     RUN_BEGAN,
@@ -57,8 +57,8 @@ from thinwire.ops.run.script_settings import (
     remove_own_settings,
     write_settings,
 )
-from thinwire.ops.run.script_target import MODULE_OPTION
-from thinwire.ops.run.settings import (
+from thinwire.runtime.run.script_target import MODULE_OPTION
+from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
     EXIT_DONE,
@@ -67,7 +67,7 @@ from thinwire.ops.run.settings import (
     EXIT_UNREACHABLE,
     SCRIPT_FAILED,
 )
-from thinwire.ops.run.signals import admit_signals
+from thinwire.runtime.run.signals import admit_signals
 from thinwire.worker.held_files import hold_back
 from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_downloads
 from thinwire.worker.script import RECORD

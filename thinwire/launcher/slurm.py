@@ -13,8 +13,8 @@ from thinwire.flags import launch, security
 from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.local import SupervisedProcess, start_here
 from thinwire.launcher.role import Node
-from thinwire.ops.run.settings import Run
 from thinwire.proto.grpc import check_bind
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 _LOOPBACK, _ANY = "127.0.0.1", "0.0.0.0"

@@ -31,18 +31,18 @@ from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines, Screen, report_losses
 from thinwire.launcher.role import Node, threads_of, whole_input
-from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.script_settings import (
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto.grpc import Unreachable, check_bind
+from thinwire.proto.grpc.common import host_and_port, is_loopback
+from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.script_settings import (
     IN_SCRIPT_FOLDER,
     INPUT_COPY,
     SENT_SCRIPT,
     SETTINGS_FOLDER,
 )
-from thinwire.ops.run.script_target import MODULE_OPTION
-from thinwire.ops.run.settings import Run
-from thinwire.ops.types import ConfigurationError
-from thinwire.proto.grpc import Unreachable, check_bind
-from thinwire.proto.grpc.common import host_and_port, is_loopback
+from thinwire.runtime.run.script_target import MODULE_OPTION
+from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
 Result = TypeVar("Result")

@@ -15,9 +15,9 @@ import numpy as np
 
 from thinwire.models.registry import build_network, build_user_model, load_user_model
 from thinwire.models.tasks import CLASSIFICATION, TASKS
-from thinwire.ops.run.settings import ModelChoice, Run
 from thinwire.ops.sharding import w_global
 from thinwire.ops.types import ConfigurationError, ModelSpec
+from thinwire.runtime.run.settings import ModelChoice, Run
 
 if TYPE_CHECKING:
     import keras

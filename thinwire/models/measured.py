@@ -1,4 +1,4 @@
-"""What was measured of a script's model, as a file: `thinwire.keras.measure` writes it."""
+"""What was measured of a script's model, as a file: `thinwire.script.keras.measure` writes it."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from thinwire.data.choices import IMAGES, IN_MEMORY_IMAGES, TEXTS
 from thinwire.models import scores
 from thinwire.models.registry import NETWORKS
 from thinwire.models.scores import ScoreGroup
-from thinwire.ops.run.target import Target
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.target import Target
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

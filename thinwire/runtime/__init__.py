@@ -1,1 +1,5 @@
-"""Services that a process of a run uses and that need threads or files: copies of output."""
+"""Services that every process of a run uses and that need files, threads or signals.
+
+`run` holds the settings and the directory of a run, `persistence` checkpoints and documents, and
+`telemetry` what a process reports about itself.
+"""

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from thinwire.ops.run.files import read_bounded
-from thinwire.ops.run.settings import per_worker
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import read_bounded
+from thinwire.runtime.run.settings import per_worker
 
 _LONGEST_SECONDS = 86_400.0
 _WIDEST_SIGMA = 5.0

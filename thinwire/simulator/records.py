@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from absl import logging
 
-from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions
-from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import Update
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.telemetry.status import StatusReporter
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.telemetry import run_status
 from thinwire.simulator.simulation import Simulation
 from thinwire.supervisor.dashboard import Dashboard
 from thinwire.supervisor.flags import SupervisorFlags

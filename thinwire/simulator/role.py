@@ -21,10 +21,10 @@ from thinwire.models.fitting import check_examples
 from thinwire.models.flat_model import SharedModel, has_gpu
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.methods.validation import refuse_script_steps
-from thinwire.ops.run.finished import finished_summary
-from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP, Run
-from thinwire.ops.run.signals import handle_signals
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.finished import finished_summary
+from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP, Run
+from thinwire.runtime.run.signals import handle_signals
 from thinwire.simulator import executors
 from thinwire.simulator import flags as simulator_flags
 from thinwire.simulator.records import SimulationRecords

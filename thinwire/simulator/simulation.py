@@ -12,9 +12,6 @@ import numpy as np
 from absl import logging
 
 from thinwire.data.loading import TrainingShard, take_shards
-from thinwire.ops.run.draws_file import DrawsFile
-from thinwire.ops.run.groups_file import write_groups
-from thinwire.ops.run.settings import Run
 from thinwire.ops.sharding.split import shard_positions, shard_spec
 from thinwire.ops.sync.groups import format_groups
 from thinwire.ps.core import events
@@ -25,6 +22,9 @@ from thinwire.ps.core.membership import Coordinator, FollowerMembership
 from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.wire.claims import ClaimBounds
 from thinwire.ps.wire.push_decoder import PushDecoder
+from thinwire.runtime.run.draws_file import DrawsFile
+from thinwire.runtime.run.groups_file import write_groups
+from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange
 from thinwire.simulator.executors import InlineExecutor

@@ -10,8 +10,6 @@ from typing import Any, BinaryIO
 
 from absl import logging
 
-from thinwire.ops.persistence.checkpoint import CheckpointStore
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ModelSpec, State
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.datagrams.counters import DatagramCounts
@@ -20,6 +18,8 @@ from thinwire.ps.persistence.journal_format import EventCoder
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import MakeCore
 from thinwire.ps.persistence.shard_store import SavedShard
+from thinwire.runtime.persistence.checkpoint import CheckpointStore
+from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
 #: What it takes to write a snapshot, in virtual seconds; a newer one waits meanwhile.

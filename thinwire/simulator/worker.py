@@ -13,10 +13,10 @@ from absl import logging
 from thinwire.data.loading import TrainingShard
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.kernels.numpy_ops import aligned
-from thinwire.ops.telemetry import round_trace, run_status
-from thinwire.ops.telemetry.round_trace import MeasuredBy
 from thinwire.ops.types import State
 from thinwire.proto import thinwire_pb2 as pb
+from thinwire.runtime.telemetry import round_trace, run_status
+from thinwire.runtime.telemetry.round_trace import MeasuredBy
 from thinwire.simulator.client import SimulatedPacingClient
 from thinwire.simulator.clock import Clock
 from thinwire.simulator.exchange import SimulatedExchange

@@ -28,8 +28,8 @@ _PORT = 2223
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine what the command line names; return the exit code."""
     given = parser().parse_args(arguments)
-    from thinwire.ops.run.settings import EXIT_CONFIGURATION
     from thinwire.ops.types import ConfigurationError
+    from thinwire.runtime.run.settings import EXIT_CONFIGURATION
     from thinwire.tools.findings import worst_code
 
     try:

@@ -50,10 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
     if not is_address(given.address):
         parser.error(f"{given.address} is not host:port; give for example 127.0.0.1:2223")
-    from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_DONE, EXIT_UNREACHABLE
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
     from thinwire.proto.security import credentials as trust
+    from thinwire.runtime.run.settings import EXIT_CONFIGURATION, EXIT_DONE, EXIT_UNREACHABLE
 
     files = trust.CredentialFiles(given.tls_cert, given.tls_key, given.tls_ca)
     try:

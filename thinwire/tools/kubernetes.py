@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from thinwire.ops.run.settings import (
+from thinwire.runtime.run.settings import (
     EXIT_BAD_FLAG,
     EXIT_CONFIGURATION,
     EXIT_DIVERGED,

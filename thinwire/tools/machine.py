@@ -204,7 +204,7 @@ def _sync_seconds(folder: pathlib.Path) -> float:
 
 
 def _has_locks(folder: pathlib.Path) -> bool:
-    from thinwire.ops.run.lock import is_held
+    from thinwire.runtime.run.lock import is_held
 
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         return is_held(pathlib.Path(file.name)) is not None

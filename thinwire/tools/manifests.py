@@ -27,8 +27,8 @@ _OWN = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the objects that the command line describes; return the exit code."""
     given = _parser().parse_args(arguments)
-    from thinwire.ops.run.files import read_bounded
     from thinwire.ops.types import ConfigurationError
+    from thinwire.runtime.run.files import read_bounded
     from thinwire.tools.kubernetes import Deployment, documents, to_yaml
 
     try:
@@ -130,8 +130,8 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
 
 def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, bytes]:
     """Return the files of every node; raises ConfigurationError or OSError."""
-    from thinwire.ops.run.files import read_bounded
     from thinwire.ops.types import ConfigurationError
+    from thinwire.runtime.run.files import read_bounded
 
     nodes = [f"ps-{shard}" for shard in range(shards)]
     nodes += [f"worker-{worker}" for worker in range(1, workers + 1)]

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from thinwire.launcher import link_probe
-from thinwire.ops.run.files import read_bounded
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.files import read_bounded
 from thinwire.tools.findings import Finding, graded
 
 if TYPE_CHECKING:
     from thinwire.launcher.hosts import Host
     from thinwire.launcher.ssh import Ssh
-    from thinwire.ops.run.credentials import Credentials
+    from thinwire.runtime.run.credentials import Credentials
 
 _PROBE = pathlib.Path(link_probe.__file__)
 _CONNECTIONS = 5

@@ -12,13 +12,13 @@ import os
 import time
 from collections.abc import Mapping
 
-from thinwire.ops.run.credentials import Credentials
-from thinwire.ops.telemetry.run_status import RunStatus
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
 from thinwire.proto.security import credentials as trust
+from thinwire.runtime.run.credentials import Credentials
+from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.tools.arguments import CREDENTIAL_FLAGS
 
 #: A status has no payload.

@@ -12,11 +12,11 @@ import os
 import pathlib
 from typing import Any
 
-from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, SUMMARY_FILE, lock_files
-from thinwire.ops.run.lock import LockOwner, is_held, owner_of
-from thinwire.ops.run.script_target import module_words
-from thinwire.ops.telemetry.evaluation import ranges_in
-from thinwire.ops.telemetry.run_status import RunStatus
+from thinwire.runtime.run.directory import LAUNCH_FILE, METRICS_FILE, SUMMARY_FILE, lock_files
+from thinwire.runtime.run.lock import LockOwner, is_held, owner_of
+from thinwire.runtime.run.script_target import module_words
+from thinwire.runtime.telemetry.evaluation import ranges_in
+from thinwire.runtime.telemetry.run_status import RunStatus
 
 #: Of the end of metrics.jsonl; a status has some kilobytes for every worker.
 _FIRST_TAIL_BYTES, _MOST_TAIL_BYTES = 1 << 16, 1 << 26

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from thinwire.tools.arguments import find, make_parser
 
 if TYPE_CHECKING:
-    from thinwire.ops.telemetry.run_status import RunStatus
+    from thinwire.runtime.telemetry.run_status import RunStatus
     from thinwire.tools.recorded import RecordedRun
 
 _ABOUT = """What a run is, how far it is, and whether its processes live.
@@ -57,8 +57,8 @@ class RunReport:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write what is known of the run that the command line names; return the exit code."""
     given = parser().parse_args(arguments)
-    from thinwire.ops.run.settings import EXIT_CONFIGURATION
     from thinwire.ops.types import ConfigurationError
+    from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 
     try:
         report = inspect(given)
@@ -112,10 +112,10 @@ def _is_alone(found: RecordedRun) -> bool:
 
 def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) -> RunReport:
     """Return the report of a run whose shard 0 may live."""
-    from thinwire.ops.run.settings import EXIT_REFUSED, EXIT_UNREACHABLE
     from thinwire.proto import thinwire_pb2 as pb
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
+    from thinwire.runtime.run.settings import EXIT_REFUSED, EXIT_UNREACHABLE
     from thinwire.tools import observer
 
     credentials = observer.credentials_of(given, {} if found is None else found.flags)
@@ -148,7 +148,7 @@ def _is_starting(found: RecordedRun) -> bool:
 
 def _ended(run: str, found: RecordedRun) -> RunReport:
     """Return the report of a run of which nothing lives."""
-    from thinwire.ops.run.settings import EXIT_UNREACHABLE
+    from thinwire.runtime.run.settings import EXIT_UNREACHABLE
 
     summary, status = found.summary, found.status
     # A run that was resumed and then killed leaves the summary of its former end.
@@ -166,7 +166,7 @@ def _ended(run: str, found: RecordedRun) -> RunReport:
 
 def _end(reason: str | None) -> tuple[str, int, str]:
     """Return (state, exit code, why) of a run with this stop reason."""
-    from thinwire.ops.run.settings import EXIT_DONE, EXIT_OF_STOP
+    from thinwire.runtime.run.settings import EXIT_DONE, EXIT_OF_STOP
 
     code = EXIT_OF_STOP.get(reason or "", EXIT_DONE)
     return ("stopped" if code else "finished"), code, reason or ""
@@ -248,7 +248,7 @@ def lines(report: RunReport) -> Iterator[str]:
 
 def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
     from thinwire.ops.privacy.accountant import in_words
-    from thinwire.ops.telemetry.evaluation import best_of
+    from thinwire.runtime.telemetry.evaluation import best_of
     from thinwire.supervisor.dashboard import (
         Progress,
         format_bytes,
@@ -286,7 +286,7 @@ def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
 
 
 def _age(recorded: RecordedRun) -> str:
-    from thinwire.ops.run.directory import METRICS_FILE
+    from thinwire.runtime.run.directory import METRICS_FILE
     from thinwire.supervisor.dashboard import format_duration
 
     written_at = (recorded.directory / METRICS_FILE).stat().st_mtime

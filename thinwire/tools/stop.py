@@ -36,10 +36,10 @@ _CAUSE = "interrupted"
 def main(arguments: Sequence[str] | None = None) -> int:
     """End the run that the command line names; return the exit code."""
     given = parser().parse_args(arguments)
-    from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNREACHABLE
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
+    from thinwire.runtime.run.settings import EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNREACHABLE
 
     try:
         found = find(given.run)
@@ -139,7 +139,7 @@ def _interrupt(processes: Sequence[NodeProcess]) -> str:
 
 def _wait(name: str, directory: pathlib.Path, deadline: float) -> int:
     """Wait until nothing of the run lives; return the exit code."""
-    from thinwire.ops.run.settings import EXIT_UNREACHABLE
+    from thinwire.runtime.run.settings import EXIT_UNREACHABLE
     from thinwire.tools.recorded import RecordedRun
 
     began = time.monotonic()

@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 from absl import logging
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
-from thinwire.ops.run.settings import Run
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
@@ -28,6 +26,8 @@ from thinwire.proto.grpc.session import (
     beat_seconds,
     rhythm,
 )
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
+from thinwire.runtime.run.settings import Run
 
 #: Nothing large comes on this stream.
 _MAX_PAYLOAD_BYTES = 1 << 16

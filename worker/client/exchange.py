@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from thinwire.ops.downlink.types import Operation, RepeatedRound
 from thinwire.ops.routing.base import LostEntries
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.run import fingerprint
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import Block, ConfigurationError, Link, ModelSpec, ShardLayout, State
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc.session import payload_limit
+from thinwire.runtime.run import fingerprint
+from thinwire.runtime.run.settings import Run
 from thinwire.worker.client.datagrams import WorkerTransport, totals_of
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.client.offering import Offering

@@ -10,10 +10,10 @@ import numpy as np
 
 from thinwire.ops.offer import Offer, weights_digest
 from thinwire.ops.optimizers.slots import Slot, cut, join, slot_places
-from thinwire.ops.run.program import Rows
 from thinwire.ops.sharding.split import part_of_layout, part_of_spec, shard_positions
 from thinwire.ops.types import ShardLayout
 from thinwire.proto.framing import BytesLike
+from thinwire.runtime.run.program import Rows
 
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 
 from absl import logging
 
-from thinwire.ops.failure_detector import Backoff
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.emulation.link import EmulatedSender
 from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
@@ -28,6 +26,8 @@ from thinwire.proto.grpc.session import (
     rhythm,
 )
 from thinwire.proto.security.credentials import UntrustedPeer
+from thinwire.runtime.failure_detector import Backoff
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.worker.client.messages import PushEncoder
 from thinwire.worker.client.protocol import (
     Action,

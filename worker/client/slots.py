@@ -6,12 +6,12 @@ import threading
 from collections.abc import Sequence
 
 from thinwire.ops.optimizers.slots import OptimizerState, decode
-from thinwire.ops.run.settings import Run
 from thinwire.ops.types import ShardLayout
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
+from thinwire.runtime.run.settings import Run
 
 #: Arrays of the model's size, the weights among them, and bytes for all that is smaller.
 _MOST_ARRAYS, _SLACK_BYTES = 9, 1 << 20

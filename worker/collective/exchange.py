@@ -20,13 +20,13 @@ from absl import logging
 
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.kernels.numpy_ops import all_finite
-from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import Block, CodedValues, ConfigurationError, Kind, State
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import chunk_bytes_for
 from thinwire.proto.grpc import PortInUse, Unreachable
 from thinwire.proto.grpc.common import host_and_port
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.settings import Diverged
 from thinwire.worker.client.exchange import Exchange
 from thinwire.worker.client.shard_client import ShardGone
 from thinwire.worker.collective.all_reduce import Aggregator, MembershipChanged

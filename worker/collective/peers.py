@@ -6,7 +6,6 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from thinwire.ops.run.credentials import NO_CREDENTIALS, NOT_PROTECTED, Credentials, Protection
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
@@ -15,6 +14,7 @@ from thinwire.proto.framing import Malformed, MessageAssembler, frame, frames
 from thinwire.proto.grpc import ClientStream, NoProgress, StreamLost, Unreachable, is_loopback
 from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.security.credentials import UntrustedPeer, part_of_worker, server_name_of_worker
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, NOT_PROTECTED, Credentials, Protection
 from thinwire.worker.collective.mailbox import CollectiveMember
 
 if TYPE_CHECKING:

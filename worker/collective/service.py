@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from thinwire.ops.run.credentials import Credentials
 from thinwire.ops.types import Link
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
@@ -15,6 +14,7 @@ from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.grpc.server import GrpcServer, serve
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, MessageRate
 from thinwire.proto.security.credentials import part_of_worker
+from thinwire.runtime.run.credentials import Credentials
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
 #: Streams beyond one per peer: a peer that reconnects may open the new one first.

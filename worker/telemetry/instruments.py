@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from thinwire.ops.telemetry.instruments import Instrument, counter, gauge
+from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge
 
 if TYPE_CHECKING:
     from thinwire.worker.trainer import WorkerSession

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from thinwire.ops.pacing import Pacer
-from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.round_trace import MeasuredBy, RoundRecord
-from thinwire.ops.telemetry.run_status import WorkerMetrics
+from thinwire.runtime.telemetry import round_trace
+from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 #: Rounds kept while no shard is connected; older ones are dropped.

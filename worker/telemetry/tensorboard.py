@@ -9,8 +9,8 @@ from collections.abc import Callable
 from absl import logging
 
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.telemetry.run_status import WorkerMetrics
-from thinwire.ops.telemetry.tensorboard import ScalarFile
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
+from thinwire.runtime.telemetry.tensorboard import ScalarFile
 
 _INTERVAL_SECONDS = 2.0
 

@@ -13,8 +13,8 @@ from thinwire.data.loading import TrainingShard, load_dataset, take_shard
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.data.pipeline.lazy import scale
-from thinwire.ops.run.settings import DataChoice
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import DataChoice
 
 RNG = np.random.default_rng(4)
 IMAGES = RNG.integers(1, 256, size=(30, 8, 8, 3), dtype=np.uint8)

@@ -16,8 +16,8 @@ from thinwire.data.pipeline.cursor import uniforms
 from thinwire.data.pipeline.decode import WIDTH, Decoded, random_box
 from thinwire.data.pipeline.lazy import scale
 from thinwire.data.readers import imagenet
-from thinwire.ops.run.settings import DataChoice, ModelChoice
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import DataChoice, ModelChoice
 
 SIZE = 16
 

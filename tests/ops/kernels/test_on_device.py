@@ -15,9 +15,9 @@ from thinwire.ops.codecs.base import EncodeContext, NonFiniteUpdate
 from thinwire.ops.codecs.registry import CodecChoices, build_codec
 from thinwire.ops.kernels import load_kernels
 from thinwire.ops.kernels.device import DeviceArray
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ModelSpec, TensorSpec
 from thinwire.ops.wire.low_rank import expanded
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.worker.core.core import UpdatePacker
 
 pytestmark = pytest.mark.usefixtures("hard_placement")

@@ -19,11 +19,11 @@ from thinwire.ops.offer import CLOCKS, Described, Offer, OptimizerOffer, read_of
 from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.rates import check_rates, rate_at, sample_steps
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
-from thinwire.ops.persistence.documents import LARGEST_NUMBER
 from thinwire.ops.types import ConfigurationError
 from thinwire.ps.core.batch_clock import BatchClock
-from thinwire.ps.initial_model import model_of_offer
 from thinwire.ps.role import ShardInitials, build_core
+from thinwire.ps.scripts.initial_model import model_of_offer
+from thinwire.runtime.persistence.documents import LARGEST_NUMBER
 
 HOSTILE = {
     "restarts": (

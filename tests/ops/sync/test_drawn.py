@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.ops.methods.builder import Choices, compose
-from thinwire.ops.run.draws_file import DrawsFile, read_draws
 from thinwire.ops.sync.base import ArrivalToken, Draw
 from thinwire.ops.sync.drawn import DrawnSync, draw, parse_draws
 from thinwire.ops.types import ConfigurationError, describe
+from thinwire.runtime.run.draws_file import DrawsFile, read_draws
 
 
 def begun(policy, workers):

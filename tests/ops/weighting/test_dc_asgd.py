@@ -9,12 +9,12 @@ from tests.virtual.run import MiniRun
 from tests.virtual.toy import Softmax, method
 from thinwire.ops.downlink.replicas import BackupWeights
 from thinwire.ops.kernels import load_kernels
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ops.weighting.base import Arrival, ReleaseContext
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ps.core import events
 from thinwire.ps.core.model import ShardModel
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 RATE = 0.3  # large, so that delays matter
 VARIANTS = [("constant", 0.04), ("constant", 5.0), ("adaptive", 2.0)]

@@ -9,7 +9,6 @@ import threading
 import pytest
 
 from tests.certificates import Papers
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.bulk.handshake import (
     MOST_HANDSHAKE_BYTES,
@@ -23,6 +22,7 @@ from thinwire.proto.bulk.handshake import (
     number_of,
 )
 from thinwire.proto.bulk.tls import TlsRecords, context_of
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 
 KEY, NUMBER = bytes(range(32)), bytes(range(16))
 WAIT_SECONDS = 20.0

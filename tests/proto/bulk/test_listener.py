@@ -12,7 +12,6 @@ import pytest
 
 from tests.certificates import Papers
 from tests.waiting import wait_until
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.proto.bulk import listener as module
 from thinwire.proto.bulk.handshake import (
     NUMBER_BYTES,
@@ -24,6 +23,7 @@ from thinwire.proto.bulk.handshake import (
 )
 from thinwire.proto.bulk.listener import HANDSHAKE_SECONDS, MOST_STRANGERS, BulkListener
 from thinwire.proto.bulk.switching import OFFER_SECONDS
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 
 WAIT_SECONDS = 20.0
 PAPERS = Papers()

@@ -12,7 +12,6 @@ from tests.certificates import Papers
 from tests.firewall import dropping
 from tests.proto.echoes import WAIT_SECONDS, connected, serving
 from tests.waiting import wait_until
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import Link
 from thinwire.proto import bulk, grpc
 from thinwire.proto import thinwire_pb2 as pb
@@ -21,6 +20,7 @@ from thinwire.proto.bulk import switching
 from thinwire.proto.framing import MessageAssembler, frame, frames
 from thinwire.proto.grpc.session import ClientSession
 from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 
 @pytest.fixture(autouse=True)

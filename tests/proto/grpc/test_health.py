@@ -13,13 +13,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.certificates import HOSTS, TOKEN, Papers
 from tests.chaos.process_cast import wait_until
 from tests.ps.streams import Shard
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc.common import SERVICE
 from thinwire.proto.grpc.health import HealthCheckFailed, probe
 from thinwire.proto.grpc.session import ClientSession
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
+from thinwire.runtime.run.credentials import Credentials
 from thinwire.tools import health
 
 WAIT_SECONDS = 20.0

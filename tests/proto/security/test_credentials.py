@@ -7,12 +7,12 @@ import types
 import pytest
 
 from tests.certificates import OTHER_WORKER, SUPERVISOR, TOKEN, WORKER, Papers
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto import grpc
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.security import credentials as trust
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
 DIAL_SECONDS = 0.7

@@ -6,10 +6,10 @@ import time
 import pytest
 
 from tests.certificates import Papers
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto.grpc import ClientStream, NoProgress
 from thinwire.proto.grpc import server as grpc_server
 from thinwire.proto.security.connection_guard import ConnectionGuard
+from thinwire.runtime.run.credentials import Credentials
 
 WAIT_SECONDS = 20.0
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

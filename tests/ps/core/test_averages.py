@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tests.virtual.shard import core_of, join, of
 from tests.virtual.toy import KERNELS, SPEC, method
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.sharding.split import place_tensors
 from thinwire.ops.types import ConfigurationError, Kind, Update
 from thinwire.proto import messages
@@ -19,6 +18,7 @@ from thinwire.ps.core import events
 from thinwire.ps.core.averages import WorkerAverages
 from thinwire.ps.core.core import PsCore
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 
 START = np.float32([1, 2, 3])
 

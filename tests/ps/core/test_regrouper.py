@@ -8,12 +8,12 @@ import pytest
 from tests.virtual.shard import core_of
 from tests.virtual.timed import TimedRun
 from tests.virtual.toy import method
-from thinwire.ops.run.groups_file import write_groups
 from thinwire.ops.sync.groups import AutoGroups, format_groups, parse_groups_file
 from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ps.core import events
 from thinwire.ps.core.regrouper import RegroupFollower, RegroupPlanner
 from thinwire.ps.wire.epochs import decode_epoch, encode_epoch
+from thinwire.runtime.run.groups_file import write_groups
 
 SPEEDS = [0.1, 0.1, 0.3, 0.3]
 

@@ -13,8 +13,6 @@ from tests.ps.persistence.test_shard_store import RECEIVED, shard
 from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, LossScale, Offer, OptimizerOffer
-from thinwire.ops.persistence.checkpoint import Checkpoints
-from thinwire.ops.run.settings import FINISHED
 from thinwire.ops.sync.groups import AutoGroups
 from thinwire.ops.types import Update
 from thinwire.ps.core import events
@@ -23,6 +21,8 @@ from thinwire.ps.core.serialization import to_plain
 from thinwire.ps.persistence import journal, journal_format
 from thinwire.ps.persistence.journal import numbers, path_of
 from thinwire.ps.persistence.replay import ReplaySettings
+from thinwire.runtime.persistence.checkpoint import Checkpoints
+from thinwire.runtime.run.settings import FINISHED
 
 NOTHING = Update(np.empty(0, np.int64), np.empty(0, np.float32))
 METHODS = {

@@ -9,7 +9,6 @@ import pytest
 from tests.virtual.run import MiniRun
 from tests.virtual.shard import guarded, joined, of
 from tests.virtual.toy import KERNELS, method
-from thinwire.ops.run.settings import EXIT_CONFIGURATION, EXIT_OF_STOP, is_finished
 from thinwire.ops.types import ModelSpec, ShardLayout, Slice, TensorSpec, Update
 from thinwire.ps.core import events
 from thinwire.ps.persistence import journal
@@ -23,6 +22,7 @@ from thinwire.ps.persistence.journal import (
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, bodies
 from thinwire.ps.persistence.policy import push_fraction
 from thinwire.ps.persistence.replay import ReplaySettings
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION, EXIT_OF_STOP, is_finished
 
 MODEL = ModelSpec((TensorSpec("kernel", (300, 400)), TensorSpec("b", (400,))))
 

@@ -10,8 +10,8 @@ import time
 import pytest
 
 from tests.object_storage import BUCKET, environment_of, s3_server
-from thinwire.ops.persistence.fsspec_objects import open_objects
-from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
+from thinwire.runtime.persistence.fsspec_objects import open_objects
+from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 KILLS = 50
 #: Saves a megabyte in ten parts over and over; writes a line for each that is safely there.
@@ -21,7 +21,7 @@ import numpy as np
 from tests.command_line import given
 from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
-from thinwire.ops.persistence import places
+from thinwire.runtime.persistence import places
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.shard_store import SavedShard
 

@@ -11,9 +11,7 @@ from tests.virtual.run import MiniRun
 from tests.virtual.toy import SPEC, method
 from tests.waiting import patience
 from thinwire.flags.run import read_run
-from thinwire.ops.persistence.checkpoint import Checkpoints, Fenced
 from thinwire.ops.routing.counters import ReassemblyCounters
-from thinwire.ops.run.resuming import OtherRun
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.persistence.journal import (
@@ -28,6 +26,8 @@ from thinwire.ps.persistence.journal import (
 from thinwire.ps.persistence.policy import JournalPolicy
 from thinwire.ps.persistence.replay import Replayed
 from thinwire.ps.persistence.shard_store import SavedShard, Saver
+from thinwire.runtime.persistence.checkpoint import Checkpoints, Fenced
+from thinwire.runtime.run.resuming import OtherRun
 
 RECEIVED = DatagramCounts({2: ReassemblyCounters.zero(3)}, {"unknown session": 4})
 

@@ -5,8 +5,8 @@ import collections
 import pytest
 
 from tests.ps.streams import Shard
-from thinwire.ops.run.settings import EXIT_OF_STOP, EXIT_REFUSED, NOBODY_ADMITTED
 from thinwire.ps.service.admission import AdmissionWatch
+from thinwire.runtime.run.settings import EXIT_OF_STOP, EXIT_REFUSED, NOBODY_ADMITTED
 
 
 class Clock:

@@ -8,12 +8,12 @@ import pytest
 from tests.command_line import given
 from tests.virtual.toy import SPEC
 from thinwire.flags.run import read_run
-from thinwire.ops.run import fingerprint
 from thinwire.ops.types import Link
 from thinwire.proto import messages
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 from thinwire.ps.service.handshake import check_hello, checked_link, hello_to_leader, identity
+from thinwire.runtime.run import fingerprint
 from thinwire.worker.client.exchange import Exchange
 
 

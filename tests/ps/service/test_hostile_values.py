@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from tests.ps.streams import HONEST, ROGUE, Shard, push_frame
 from tests.ps.telemetry.test_instruments import instruments_of
 from tests.virtual.toy import SPEC
-from thinwire.ops.telemetry.run_status import RunStatus, summarise
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import MAX_MESSAGE_BYTES
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 from thinwire.ps.telemetry.status import StatusReporter
+from thinwire.runtime.telemetry.run_status import RunStatus, summarise
 
 SCRIPT = {"role": pb.ROLE_SCRIPT, "id": ROGUE, "incarnation": 3, "fingerprint": [], "model": []}
 SHARD = {"role": pb.ROLE_SHARD, "id": 1, "fingerprint": [], "model": []}

@@ -8,9 +8,9 @@ from tests.ps.streams import Shard, Stream
 from thinwire.ops.types import ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.core import events
+from thinwire.ps.scripts.barriers import Barriers
+from thinwire.ps.scripts.run_control import RunControl
 from thinwire.ps.service import leader_client
-from thinwire.ps.service.barriers import Barriers
-from thinwire.ps.service.run_control import RunControl
 from thinwire.ps.telemetry.status import StatusReporter, StatusSources
 from thinwire.supervisor.dashboard import Progress, plain_line
 

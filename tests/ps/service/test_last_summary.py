@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from thinwire.ops.run.finished import has_evaluated_summary
 from thinwire.ps.role import ShardProcess
+from thinwire.runtime.run.finished import has_evaluated_summary
 
 END = {"updates": 7, "stop_reason": "max_seconds", "test_accuracy": 0.9}
 

@@ -13,7 +13,6 @@ from tests.ps.service.test_strangers import WAIT_SECONDS, opened
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 from tests.virtual.toy import KERNELS, method
 from thinwire.ops.optimizers.schedule import Budget, Schedule
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.ops.types import CodedValues, LowRankBlock, ModelSpec, TensorSpec
 from thinwire.ops.wire.blocks import IndexChooser
 from thinwire.proto import messages
@@ -29,6 +28,7 @@ from thinwire.ps.service import backlog
 from thinwire.ps.service.client_memory import client_memory
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 
 REPORT = "r" * (250 << 10)
 INCARNATION = 7

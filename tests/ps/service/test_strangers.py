@@ -8,7 +8,6 @@ import pytest
 
 from tests.certificates import TOKEN, Papers
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame, push_frame
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import StreamLost, Unreachable
 from thinwire.proto.grpc.session import ClientSession, RequestRejected
@@ -16,6 +15,7 @@ from thinwire.proto.security.connection_guard import ConnectionGuard, Limits, Me
 from thinwire.proto.security.credentials import PeerEvidence
 from thinwire.ps.service.handshake import guard_of, unanswered
 from thinwire.ps.service.stream_reader import StreamReader
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
 

@@ -4,11 +4,11 @@ import threading
 import types
 
 from tests.ps.streams import HONEST, Shard, push_frame
-from thinwire.ops.telemetry.instruments import Instrument
-from thinwire.ops.telemetry.run_status import WorkerMetrics, summarise
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.datagrams.counters import DatagramCounts
 from thinwire.ps.telemetry.instruments import ShardInstruments
+from thinwire.runtime.telemetry.instruments import Instrument
+from thinwire.runtime.telemetry.run_status import WorkerMetrics, summarise
 
 
 class FakeClock:

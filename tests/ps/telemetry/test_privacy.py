@@ -8,10 +8,10 @@ import pytest
 from tests.supervisor.samples import write_run
 from tests.thinwire.simulator.toy import simulated
 from thinwire.ops.privacy.accountant import BLOCK, epsilon, in_words
-from thinwire.ops.telemetry.run_status import summarise
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.telemetry.status import StatusReporter
 from thinwire.ps.telemetry.tensorboard import PsScalars
+from thinwire.runtime.telemetry.run_status import summarise
 from thinwire.supervisor.report.writer import write_report
 from thinwire.tools import status
 

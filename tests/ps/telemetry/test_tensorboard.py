@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.ops.telemetry.test_tensorboard import read
+from tests.thinwire.runtime.telemetry.test_tensorboard import read
 from tests.virtual.shard import core_of, join, push
 from tests.virtual.toy import method
 from thinwire.ops.routing.counters import ReassemblyCounters

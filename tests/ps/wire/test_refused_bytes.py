@@ -12,7 +12,6 @@ from tests.certificates import HOSTS, TOKEN, Papers
 from tests.ps.service.test_strangers import shard_behind
 from tests.ps.streams import Shard
 from tests.virtual.toy import SPEC
-from thinwire.ops.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ServerStream, StreamLost
@@ -21,6 +20,7 @@ from thinwire.proto.security.certificates import CertificateHolder, issue
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.credentials import part_of_worker
 from thinwire.ps.service.handshake import identity
+from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 WAIT_SECONDS = 20.0
 RUN_ID = "the-identity-of-this-run"

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from tests.supervisor.samples import make_worker, write_run
-from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.supervisor.report import figures
 from thinwire.supervisor.report.writer import load_run, write_report
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from tests.supervisor.samples import DATAGRAMS, make_evaluation, write_run
-from thinwire.ops.run.target import Target
-from thinwire.ops.telemetry.run_status import Histogram
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.target import Target
+from thinwire.runtime.telemetry.run_status import Histogram
 from thinwire.supervisor.report import figures, page
 from thinwire.supervisor.report.__main__ import main
 from thinwire.supervisor.report.writer import (

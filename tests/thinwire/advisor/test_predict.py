@@ -12,7 +12,8 @@ from thinwire.advisor import flags as advisor_flags
 from thinwire.advisor import measure, predict
 from thinwire.advisor.predict import CANDIDATES, Candidate
 from thinwire.flags.run import read_run
-from thinwire.ops.telemetry.predictions import (
+from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.telemetry.predictions import (
     Excluded,
     Predicted,
     Prediction,
@@ -21,14 +22,13 @@ from thinwire.ops.telemetry.predictions import (
     WorkerLink,
     digest_of,
 )
-from thinwire.ops.telemetry.round_trace import (
+from thinwire.runtime.telemetry.round_trace import (
     ENCODE,
     FORWARD_AND_BACKWARD,
     GET_BATCH,
     GLOBAL_AGGREGATE,
     Round,
 )
-from thinwire.ops.types import ConfigurationError
 
 STEP, CODING = 0.1, measure.CodingCosts(dense=0.004, sparse=0.01)
 MODEL, SMALL = 1_600_000, 20_000

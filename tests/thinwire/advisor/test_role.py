@@ -13,8 +13,8 @@ from tests.virtual.toy import KERNELS, method
 from thinwire.advisor import measure, predict
 from thinwire.advisor import role as advisor_role
 from thinwire.flags.run import read_run
-from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.telemetry import predictions
 
 CHOSEN = tuple(
     next(each for each in predict.CANDIDATES if each.flags[0] == f"--method={name}")

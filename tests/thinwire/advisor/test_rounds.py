@@ -11,7 +11,7 @@ from thinwire.advisor import costs, predict, role
 from thinwire.advisor.costs import MeasuredCost
 from thinwire.advisor.predict import Candidate
 from thinwire.advisor.rounds import PLAYED_STEPS, RoundCosts
-from thinwire.ops.telemetry.predictions import (
+from thinwire.runtime.telemetry.predictions import (
     Predicted,
     Prediction,
     PredictionSetting,

@@ -17,12 +17,12 @@ from tests.virtual.toy import KERNELS, method
 from thinwire.advisor import measure as links
 from thinwire.advisor import predict, role, script
 from thinwire.flags.run import read_run
-from thinwire.keras import measure
 from thinwire.models.flat_model import SharedModel
 from thinwire.models.measured import MeasuredModel, load
-from thinwire.ops.run.settings import ModelChoice
-from thinwire.ops.telemetry import predictions
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
+from thinwire.runtime.run.settings import ModelChoice
+from thinwire.runtime.telemetry import predictions
+from thinwire.script.keras import measure
 
 SCRIPT = """
 import sys

@@ -6,7 +6,7 @@ import pytest
 from absl import flags, logging
 
 from tests.command_line import given
-from thinwire import node as playing
+from thinwire.cli import node as playing
 from thinwire.flags import observability
 from thinwire.flags.run import read_run
 from thinwire.ops.types import ConfigurationError

@@ -7,16 +7,16 @@ from absl import flags
 
 from tests.certificates import TOKEN, Papers
 from tests.command_line import given
-from thinwire import node
+from thinwire.cli import node
 from thinwire.flags import security
 from thinwire.flags.run import read_run
 from thinwire.launcher import ray, ssh
 from thinwire.launcher.role import environment, given_flags
-from thinwire.ops.run.credentials import NO_CREDENTIALS
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security import credentials
 from thinwire.ps import flags as ps_flags
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 from thinwire.worker import flags as worker_flags
 
 

@@ -8,9 +8,9 @@ from thinwire.flags.run import read_run
 from thinwire.flags.slurm import expand_hosts, step_of
 from thinwire.launcher.role import nodes_of
 from thinwire.launcher.run_locks import claim_run_directory
-from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner
 
 #: What a task of `srun -N2 -n3` has, of Slurm 22.05; the nodes are tw1 and tw2.
 RECORDED = {

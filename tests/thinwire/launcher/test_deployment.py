@@ -12,7 +12,7 @@ import pytest
 from thinwire.launcher import program, ssh
 from thinwire.launcher.program import PACKAGE
 from thinwire.launcher.role import Node
-from thinwire.ops.run.script_settings import IN_SCRIPT_FOLDER
+from thinwire.runtime.run.script_settings import IN_SCRIPT_FOLDER
 
 PACKAGES = ("data", "ops", "proto", "ps", "supervisor", "worker")
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tests.forked import MAIN, forker
 from thinwire.launcher.error_reasons import exit_code_of, original_of, place_of, reason_of
-from thinwire.ops.run.settings import Diverged
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.settings import Diverged
 from thinwire.worker.client.control import RunHalted
 from thinwire.worker.script import RECORD
 

@@ -22,7 +22,7 @@ from tests.thinwire.launcher.scripted_nodes import (
 from thinwire.flags.run import read_run
 from thinwire.launcher import role, run
 from thinwire.launcher.failures import COMPLETED, FAILURE, Cause, Failure
-from thinwire.ops.run.directory import update_of_failure
+from thinwire.runtime.run.directory import update_of_failure
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3\nValueError: oh no'
 OWN = Failure(1, TRACEBACK, reason="train.py:3: ValueError: oh no")

@@ -110,7 +110,7 @@ def test_who_does_not_end_is_killed(cluster):
 
 def test_whoever_insists_gets_the_nodes_killed(cluster, monkeypatch):
     monkeypatch.setattr(role, "RULES", role.EndRules(kill_after_seconds=1e9))
-    monkeypatch.setattr("thinwire.ops.run.signals.SAME_REQUEST_SECONDS", -1)
+    monkeypatch.setattr("thinwire.runtime.run.signals.SAME_REQUEST_SECONDS", -1)
 
     def at_turn(turn):
         if turn in (3, 6):

@@ -19,9 +19,9 @@ from tests.thinwire.launcher.test_evaluator_processes import Validating
 from tests.thinwire.launcher.test_ssh import wait_for_none
 from tests.waiting import wait_until
 from thinwire.launcher import ray
-from thinwire.ops.persistence.fsspec_objects import open_objects
-from thinwire.ops.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.fsspec_objects import open_objects
+from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.engines]
 

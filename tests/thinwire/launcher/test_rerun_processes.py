@@ -10,7 +10,7 @@ import pytest
 
 from tests.forked import forker
 from tests.thinwire.launcher.commands import Command, commands, toy_script, wait_for_nodes
-from thinwire.ops.run.directory import update_of_failure
+from thinwire.runtime.run.directory import update_of_failure
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.command_line import given
 from tests.forked import MAIN, forker
-from thinwire import node
+from thinwire.cli import node
 from thinwire.flags.run import read_run
 from thinwire.launcher import launch_document, role
-from thinwire.ops.run.program import Program, digest_of
-from thinwire.ops.run.resuming import changed_script
+from thinwire.runtime.run.program import Program, digest_of
+from thinwire.runtime.run.resuming import changed_script
 from thinwire.supervisor.script_evaluator import ScriptEvaluator
 from thinwire.tools.recorded import RecordedRun
 

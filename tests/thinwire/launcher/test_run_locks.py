@@ -6,9 +6,9 @@ from tests.command_line import given
 from thinwire.flags.run import read_run
 from thinwire.flags.slurm import SlurmStep
 from thinwire.launcher.run_locks import claim_run_directory
-from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import LockOwner
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner
 
 
 def claim(folder, *flags):

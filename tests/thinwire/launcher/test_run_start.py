@@ -8,12 +8,12 @@ import pytest
 from tests.command_line import given
 from thinwire.flags.run import read_run
 from thinwire.launcher.run_start import find_start
-from thinwire.ops.persistence.places import checkpoints_at
-from thinwire.ops.run.directory import checkpoints_of, note_failure
-from thinwire.ops.run.finished import resumed_settings
-from thinwire.ops.run.program import Program, digest_of
-from thinwire.ops.run.resuming import OtherRun
 from thinwire.ps.persistence.journal import HighWaterLog, HighWaterMark
+from thinwire.runtime.persistence.places import checkpoints_at
+from thinwire.runtime.run.directory import checkpoints_of, note_failure
+from thinwire.runtime.run.finished import resumed_settings
+from thinwire.runtime.run.program import Program, digest_of
+from thinwire.runtime.run.resuming import OtherRun
 
 FLAGS = ("--type_node=Cluster", "--method=dgs", "--model_from=worker", "--nb_workers=2")
 

@@ -14,7 +14,7 @@ import pytest
 from tests.forked import MAIN, forker
 from thinwire.launcher import program, script
 from thinwire.launcher.failures import Cause, Failure
-from thinwire.ops.run.settings import EXIT_CONFIGURATION
+from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 
 FLAGS = ("--seed=1", "--id_worker=2", "--run_dir=run", "--worker_threads=1", "--tls_ca=ca.crt")
 #: Ends as if something had been exchanged.

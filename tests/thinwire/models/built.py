@@ -7,7 +7,7 @@ import keras
 
 from thinwire.models.flat_model import SharedModel, moving_statistics
 from thinwire.models.tasks import TASKS
-from thinwire.ops.run.settings import ModelChoice
+from thinwire.runtime.run.settings import ModelChoice
 
 SEED = 3
 #: Height and channels of the images where they are not 28 and 1.

@@ -7,9 +7,9 @@ import pytest
 
 from tests.thinwire.simulator.toy import played, simulated
 from thinwire.ops.routing.base import Transport
-from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import Link
 from thinwire.proto.emulation.priority_link import HEADER_BYTES
+from thinwire.runtime.telemetry import run_status
 from thinwire.simulator.records import SimulationRecords
 
 LOSSY = Link(1.0, 10, 0.2)

@@ -5,10 +5,10 @@ import pytest
 
 from tests.thinwire.simulator.toy import simulated
 from thinwire.ops.sync.groups import AutoGroups
-from thinwire.ops.telemetry import run_status
 from thinwire.ops.types import Link
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.telemetry.status import StatusReporter
+from thinwire.runtime.telemetry import run_status
 
 GROUPS = ((1, 2), (3,))
 LEASE_SECONDS = 2.0

@@ -8,11 +8,11 @@ import pytest
 
 from tests.thinwire.simulator.toy import ToyTrainer, played, simulated
 from thinwire.ops.methods.method import METHODS
-from thinwire.ops.telemetry import round_trace
 from thinwire.ops.types import Link
 from thinwire.proto.emulation.link import LinkModel
 from thinwire.ps.core import events
 from thinwire.ps.wire.push_decoder import NonFinite, PushDecoder
+from thinwire.runtime.telemetry import round_trace
 from thinwire.simulator.flags import ShardSpeed
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from tests.virtual.toy import KERNELS, SPEC, Softmax, method
 from thinwire.ops.optimizers.schedule import Schedule
-from thinwire.ops.run.settings import DataChoice, ModelChoice, Run
 from thinwire.ops.types import Link
+from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 from thinwire.simulator import devices
 from thinwire.simulator.flags import ShardSpeed, SimulatorFlags
 from thinwire.simulator.messages import Step

@@ -17,8 +17,8 @@ from tests.nodes import free_port
 from tests.thinwire.launcher.sshd import MISSING, SSHD, Sshd
 from tests.thinwire.tools.test_status import server
 from thinwire.launcher import link_probe
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.proto.grpc import health
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 from thinwire.tools import doctor, findings, machine, network
 from thinwire.tools.findings import Finding
 

@@ -13,10 +13,10 @@ from tests.supervisor.samples import make_status, write_run
 from tests.thinwire import toy
 from tests.virtual.toy import SPEC
 from thinwire import init_server
-from thinwire.ops.run.directory import LAUNCH_FILE, METRICS_FILE, lock_of
-from thinwire.ops.run.lock import LockOwner, is_held
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.service.handshake import check_hello, identity
+from thinwire.runtime.run.directory import LAUNCH_FILE, METRICS_FILE, lock_of
+from thinwire.runtime.run.lock import LockOwner, is_held
 from thinwire.tools import recorded, status
 
 
@@ -157,7 +157,7 @@ def test_a_shard_that_does_not_answer_is_starting_or_gone(tmp_path, capsys):
 
 
 def test_the_command_needs_no_tensorflow_and_starts_soon(tmp_path):
-    from tests.thinwire.test_cli import run
+    from tests.thinwire.cli.test_commands_alone import run
 
     folder = write_run(tmp_path / "run")
     code = (

@@ -17,8 +17,8 @@ from thinwire.tools import health, stop
 #: A process that holds a launcher's lock until it is interrupted, as a Cluster does.
 LAUNCHER = """
 import pathlib, signal, sys
-from thinwire.ops.run.directory import lock_of
-from thinwire.ops.run.lock import LockOwner
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner
 lock_of(pathlib.Path(sys.argv[1]), "Cluster", 0).take(LockOwner.here("Cluster", 0))
 try:
     print("ready", flush=True)

@@ -9,10 +9,10 @@ import pytest
 from tests.threads.cluster import InProcessCluster
 from tests.virtual.toy import method
 from tests.waiting import patience, wait_until
-from thinwire.ops.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.grpc import Unreachable
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 from thinwire.worker.client import control as control_module
 from thinwire.worker.client.control import Control, RunHalted
 

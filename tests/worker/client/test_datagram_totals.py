@@ -6,11 +6,11 @@ import types
 import numpy as np
 import pytest
 
-from tests.ops.telemetry.test_tensorboard import read
+from tests.thinwire.runtime.telemetry.test_tensorboard import read
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
-from thinwire.ops.telemetry.run_status import WorkerMetrics
 from thinwire.proto.udp.types import ChannelCounts
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.client.datagrams import totals_of
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 

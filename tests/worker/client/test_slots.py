@@ -11,9 +11,9 @@ from tests.virtual.toy import SPEC, method
 from thinwire.ops.methods.builder import adopt
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers.slots import OptimizerState, Slot, decode, encode, whole_values
-from thinwire.ops.run.credentials import NO_CREDENTIALS
 from thinwire.ops.sharding.split import shard_positions
 from thinwire.proto.grpc.session import RequestRejected
+from thinwire.runtime.run.credentials import NO_CREDENTIALS
 from thinwire.worker.client.slots import fetch_slots
 
 ADAM = OptimizerOffer(Described("Adam", {"learning_rate": 0.25, "clipnorm": 1.0}))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.certificates import TOKEN, Papers
-from thinwire.ops.run.credentials import Credentials
 from thinwire.proto import messages
 from thinwire.proto import peers_pb2 as peers
 from thinwire.proto import thinwire_pb2 as pb
@@ -12,6 +11,7 @@ from thinwire.proto.framing import frame
 from thinwire.proto.grpc import ClientStream, StreamLost, Unreachable
 from thinwire.proto.grpc.common import PEER_SERVICE
 from thinwire.proto.security.connection_guard import ConnectionGuard, Limits
+from thinwire.runtime.run.credentials import Credentials
 from thinwire.worker.collective.mailbox import CollectiveMember, Mailbox, PartName, RoundId
 from thinwire.worker.collective.peers import PeerLost, Peers
 from thinwire.worker.collective.service import PeerServer, guard_of

@@ -20,8 +20,8 @@ from tests.virtual.worker import (
 )
 from thinwire.ops.codecs.base import NonFiniteUpdate
 from thinwire.ops.downlink.types import Operation
-from thinwire.ops.persistence.checkpoint import Checkpoints
 from thinwire.ops.types import Kind, Packet
+from thinwire.runtime.persistence.checkpoint import Checkpoints
 from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import ScriptFigures
 

@@ -8,9 +8,9 @@ import pytest
 from thinwire.ops.downlink.types import Operation
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.fixed import Every, Fixed
-from thinwire.ops.telemetry import round_trace
-from thinwire.ops.telemetry.round_trace import MeasuredBy, unpack
 from thinwire.ops.types import Kind
+from thinwire.runtime.telemetry import round_trace
+from thinwire.runtime.telemetry.round_trace import MeasuredBy, unpack
 from thinwire.worker.core.messages import PushRequest, ShardReply
 from thinwire.worker.telemetry.round_trace import (
     MEASURES,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.ops.telemetry.test_tensorboard import read
-from thinwire.ops.telemetry.run_status import WorkerMetrics
+from tests.thinwire.runtime.telemetry.test_tensorboard import read
+from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
 
 

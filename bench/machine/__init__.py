@@ -1,0 +1,1 @@
+"""What a machine's processor and memory, or its GPU, allow, and how near the ops come to it."""

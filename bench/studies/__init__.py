@@ -1,0 +1,1 @@
+"""What methods learn: accuracy and loss against time, bytes and seeds."""

@@ -1,0 +1,1 @@
+"""What a whole PS, worker or run costs and reaches."""

@@ -1,0 +1,80 @@
+"""A PS that keeps its journal by turns; what disturbs a machine then meets both halves alike.
+
+``bench.systems.journal`` starts it: ``python -m bench.systems.journal_turns REPORT SECONDS TURNS
+FLAGS...``. REPORT gets an entry for each turn.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from thinwire.cli import node as command_line
+from thinwire.flags import run as run_flags
+from thinwire.ps import flags as ps_flags
+from thinwire.ps.core import events
+from thinwire.ps.role import ShardProcess
+from thinwire.ps.scripts.initial_model import model_of_flags
+
+_WARM_UPDATES = 60  # both workers have traced their steps by then
+
+
+class Turns:
+    """Turns a shard's journal off and on."""
+
+    def __init__(self, shard: ShardProcess, seconds: float, count: int) -> None:
+        """Take `count` turns of so many seconds."""
+        self._shard, self._seconds, self._count = shard, seconds, count
+        self.lines: list[dict[str, Any]] = []
+        self._since = (0.0, 0, 0.0)
+        self._done = threading.Event()
+
+    def take(self) -> None:
+        """Take all turns, and end the run (a thread of its own)."""
+        put = self._shard.server.queue.put
+        while self._shard.core.version < _WARM_UPDATES:
+            time.sleep(0.1)
+        for number in range(self._count + 1):
+            self._done.clear()
+            put(lambda number=number: self._turn(bool(number % 2)))  # type: ignore[misc]
+            self._done.wait()
+            time.sleep(self._seconds if number < self._count else 0.0)
+        put(events.Stop("max_seconds"))
+
+    def _turn(self, writes: bool) -> None:
+        """Note the turn that ends, and begin one (the writer thread)."""
+        server = self._shard.server
+        now = (time.perf_counter(), server.core.version, time.thread_time())
+        if self._since[0]:
+            seconds, updates, own = (b - a for a, b in zip(self._since, now, strict=True))
+            line = {"on": server.journaled._writes, "seconds": seconds, "updates": updates}
+            self.lines.append(line | {"writer_seconds": own})
+        server.journaled._writes = server.decoder.keeps_coded = writes
+        self._since = now
+        self._done.set()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be a PS that takes turns."""
+    report, seconds, count, *given = arguments
+    command_line.define_flags()
+    flags.FLAGS(["main.py", *given])
+    run = run_flags.read_run()
+    shard = ShardProcess(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
+    turns = Turns(shard, float(seconds), int(count))
+    if not shard.start():
+        raise RuntimeError("this run is finished")
+    threading.Thread(target=turns.take, daemon=True).start()
+    shard.run_to_end()
+    pathlib.Path(report).write_text(json.dumps(turns.lines))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,158 @@
+"""Devices without a model: the client code of real workers, with gradients that are lent.
+
+``bench.systems.many`` starts it: ``python -m bench.systems.light_clients NUMBER PROCESSES SECONDS
+FLAGS...`` is process NUMBER of PROCESSES. Each device is a `thinwire.worker.trainer.WorkerSession`
+of its own, so codec, wire coding, channel, heartbeat and the core that takes replies are a
+worker's; it sleeps for SECONDS where a worker would compute. A number on standard input is how many
+devices of all processes are to be active; at its end all leave, and their exchanges are written as
+JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from absl import flags
+
+from thinwire.cli import node as command_line
+from thinwire.flags import run as run_flags
+from thinwire.ops.kernels.numpy_ops import aligned
+from thinwire.worker import flags as worker_flags
+from thinwire.worker.trainer import WorkerSession
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32, ModelSpec
+    from thinwire.runtime.run.settings import Run
+    from thinwire.worker.flags import WorkerFlags
+
+READY = "active"
+#: A device's steps take up to so much longer or shorter than the mean, so that none go in step.
+_VARIATION = 0.2
+_NUM_GRADIENTS = 8
+
+
+class LightDevice:
+    """One device: a session, a buffer for its gradient, and a thread.
+
+    Attributes:
+        exchanges: (began, ended) of each, by time.monotonic().
+        error: What ended it too early; None: nothing.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        own: WorkerFlags,
+        spec: ModelSpec,
+        gradients: Sequence[Float32],
+        step_seconds: float,
+    ) -> None:
+        self.number, self._run, self._gradients = own.id_worker, run, gradients
+        self._session = WorkerSession(run, own, spec, np.empty(0, np.float32))
+        self._random = np.random.default_rng(own.id_worker)
+        self._buffer, self._step_seconds = aligned(spec.num_parameters), step_seconds
+        self.exchanges: list[tuple[float, float]] = []
+        self.error: BaseException | None = None
+        self.has_begun = threading.Event()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._live, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Finish the exchange that is under way, and leave; `join` waits for that."""
+        self._over.set()
+
+    def join(self) -> None:
+        """Wait until it has left."""
+        self._thread.join()
+
+    def _live(self) -> None:
+        session = self._session
+        try:
+            session.join()
+            session.begin()
+            while not (self._over.is_set() or session.stopped):
+                self._step()
+            session.leave("done")
+        except Exception as error:  # noqa: BLE001 - another thread reports it
+            self.error = error
+        finally:
+            self.has_begun.set()
+
+    def _step(self) -> None:
+        session, started = self._session, time.monotonic()
+        varied = self._random.uniform(1 - _VARIATION, 1 + _VARIATION)
+        if self._step_seconds:
+            self._over.wait(self._step_seconds * varied)
+        request = session.poll_pacer()
+        if request is None:
+            lent = self._gradients[int(self._random.integers(len(self._gradients)))]
+            np.copyto(self._buffer, lent)  # as a worker does with what TensorFlow gives
+            request = session.submit(self._buffer, self._run.batch_size, 1.0, None, started)
+        if request is None:
+            return
+        began = time.monotonic()
+        session.exchange_round(request, lambda weights: None)
+        self.exchanges.append((began, time.monotonic()))
+        self.has_begun.set()
+
+
+def real_gradients(run: Run) -> tuple[ModelSpec, list[Float32]]:
+    """Return the model of a run, and gradients of its first steps."""
+    from thinwire.data.loading import load_dataset, take_shards
+    from thinwire.models.flat_model import SharedModel
+    from thinwire.simulator.trainer import Trainer
+    from thinwire.worker.role import limit_threads
+
+    limit_threads(1)
+    shared = SharedModel(run.model, run.seed)
+    dataset = load_dataset(run.data, run.model, None, run.seed, parts=("train",))
+    trainer = Trainer(shared, bn_sync=False, clip_norm=0.0)
+    shard, weights = take_shards(run, dataset)[0], aligned(len(trainer.weights))
+    np.copyto(weights, trainer.weights)
+    found = []
+    for _ in range(_NUM_GRADIENTS):
+        step = trainer.step(weights, trainer.statistics, shard, trainer.local_of(1))
+        weights -= np.float32(run.schedule.rate(0.0)) * step.gradient
+        found.append(step.gradient)
+    return shared.spec, found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Be this process' part of the devices."""
+    number, processes, step_seconds, *given = arguments
+    command_line.define_flags()
+    flags.FLAGS(["main.py", *given])
+    run = run_flags.read_run()
+    own = worker_flags.read(run.nb_workers)
+    spec, gradients = real_gradients(run)
+    devices: list[LightDevice] = []
+    sys.stdout.write(f"{READY}\n")
+    sys.stdout.flush()
+    for line in sys.stdin:
+        mine = [n for n in range(1, int(line) + 1) if n % int(processes) == int(number)]
+        for worker in mine[len(devices) :]:
+            theirs = dataclasses.replace(own, id_worker=worker)
+            devices.append(LightDevice(run, theirs, spec, gradients, float(step_seconds)))
+        for device in devices:
+            device.has_begun.wait()
+        sys.stdout.write(f"{READY}\n")
+        sys.stdout.flush()
+    for device in devices:
+        device.end()
+    for device in devices:
+        device.join()
+    errors = [f"{device.number}: {device.error!r}" for device in devices if device.error]
+    exchanges = {str(device.number): device.exchanges for device in devices}
+    sys.stdout.write(json.dumps({"exchanges": exchanges, "errors": errors}) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

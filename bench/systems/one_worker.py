@@ -1,0 +1,130 @@
+"""Steps of a script with one worker, against the same steps alone: epochs in turns in one process.
+
+A small convolutional network on loopback, compiled with Adam and otherwise all defaults; its PS and
+Supervisor have the same machine. Within an epoch: what Keras' data pipeline needs at the ends of
+epochs is left out, for it differs by seconds from one to the next.
+
+    python -m bench.systems.one_worker
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+_METHODS = ("bsp", "dgs")
+_ROWS, _STEPS = 256, 15
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+def main() -> None:
+    """Print a line for each method and model."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=7, help="of each kind")
+    epochs = parser.parse_args().epochs
+    for kind in ("282,250", "20,042"):
+        for method in _METHODS:
+            sys.stdout.write(f"{method:4} {kind} weights: {_run(method, kind, epochs)}\n")
+            sys.stdout.flush()
+
+
+def _run(method: str, kind: str, epochs: int) -> str:
+    """Start the run, and return the line that its worker prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = [sys.executable, "-m", "thinwire", "run", "--nb_workers=1", f"--method={method}"]
+        script = [f"--run_dir={folder}/run", __file__, kind, str(epochs), f"{folder}/line"]
+        done = subprocess.run(
+            [*program, *script],
+            env=os.environ | {"PYTHONPATH": str(_ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        line = pathlib.Path(folder) / "line"
+        if done.returncode or not line.exists():
+            raise RuntimeError(done.stdout + done.stderr)
+        return line.read_text()
+
+
+def _script(kind: str, epochs: int, line: str) -> None:
+    """Train as a user's script does, and the same model alone after each of its epochs."""
+    import keras
+    import numpy as np
+
+    import thinwire
+
+    class StepTimes(keras.callbacks.Callback):
+        """Milliseconds of each step but an epoch's first."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.milliseconds: list[float] = []
+            self._ended_at: float | None = None
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self._ended_at = None
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            now = time.perf_counter()
+            if self._ended_at is not None:
+                self.milliseconds.append(1e3 * (now - self._ended_at))
+            self._ended_at = now
+
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(_STEPS * _ROWS, 32, 32, 3)).astype(np.float32)
+    y = generator.integers(0, 10, len(x))
+    alone, shared = StepTimes(), StepTimes()
+    single, model = _model(kind), thinwire.distribute(_model(kind))
+
+    class AloneBetween(keras.callbacks.Callback):
+        """An epoch alone after each that is shared; the first of both is for getting warm."""
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            single.fit(x, y, batch_size=_ROWS, verbose=0, callbacks=[alone])
+            if epoch == 0:
+                alone.milliseconds.clear()
+                shared.milliseconds.clear()
+
+    watching = [shared, AloneBetween()]
+    model.fit(x, y, batch_size=_ROWS, epochs=epochs + 1, verbose=0, callbacks=watching)
+    own, ours = (statistics.median(each.milliseconds) for each in (alone, shared))
+    pathlib.Path(line).write_text(
+        f"alone {own:.1f} ms, shared {ours:.1f} ms a step (medians of {len(alone.milliseconds)}): "
+        f"{own / ours:.2f} of its steps/s"
+    )
+
+
+def _model(kind: str) -> Any:
+    import keras
+
+    layers = keras.layers
+    ends = {
+        "282,250": [layers.MaxPooling2D(), layers.Flatten(), layers.Dense(64, activation="relu")],
+        "20,042": [layers.GlobalAveragePooling2D()],
+    }
+    model = keras.Sequential(
+        [
+            keras.Input((32, 32, 3)),
+            layers.Conv2D(32, 3, activation="relu", padding="same"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu", padding="same"),
+            *ends[kind],
+            layers.Dense(10),
+        ]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+if __name__ == "__main__":
+    if "THINWIRE_SETTINGS" in os.environ:
+        _script(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    else:
+        main()

@@ -1,0 +1,1 @@
+"""What the network allows, and how near streams and datagrams come to it."""

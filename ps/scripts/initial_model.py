@@ -1,0 +1,196 @@
+"""What a shard begins with, in plain arrays: from the run's flags, or from a worker's offer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from thinwire.ops.methods.builder import adopt
+from thinwire.ops.methods.method import Method
+from thinwire.ops.offer import Offer
+from thinwire.ops.optimizers.script import ScriptUpdate, ScriptUpdates
+from thinwire.ops.optimizers.slots import divide, num_values, slot_places
+from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout
+from thinwire.runtime.run.settings import Run
+
+if TYPE_CHECKING:
+    from thinwire.models.flat_model import SharedModel
+    from thinwire.ops.types import Float32
+
+#: A payload's length is 32 bits on the wire.
+_MOST_SHARD_BYTES = (1 << 32) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialModel:
+    """A shard's model before its first update.
+
+    Attributes:
+        spec: Of the whole model.
+        layouts: Of every shard.
+        weights: [n] float32, in the order of this shard's layout.
+        statistics: [m] float32 moving statistics that shard 0 averages; may be empty.
+        method: The run's, with the optimizer that steps this model.
+        num_examples: Of the training set, where --epochs counts them; else None.
+        offer: What a worker offered; None: the model is that of the flags.
+    """
+
+    spec: ModelSpec
+    layouts: tuple[ShardLayout, ...]
+    weights: Float32
+    statistics: Float32
+    method: Method
+    num_examples: int | None = None
+    offer: Offer | None = None
+
+
+def model_of_flags(
+    run: Run, id_ps: int, shared: SharedModel | None = None, num_examples: int | None = None
+) -> InitialModel:
+    """Return what a shard begins with where every node knows the model.
+
+    Args:
+        run: The run's settings.
+        id_ps: Of the shard.
+        shared: The model; built from the run's settings if not given.
+        num_examples: Of the training set; counted, where --epochs needs it, if not given.
+
+    Raises:
+        ConfigurationError: The model cannot be built or placed, or --device names a missing GPU.
+    """
+    from thinwire.data.loading import num_train
+    from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
+
+    has_gpu(run)  # refuses one that is not there
+    shared = shared or SharedModel(run.model, run.seed)
+    layouts = run.method.place(shared.spec, run.nb_ps)
+    if run.epochs is None:
+        num_examples = None
+    elif num_examples is None:
+        num_examples = num_train(run.data, run.model, shared.user_module, run.seed)
+    return InitialModel(
+        spec=shared.spec,
+        layouts=layouts,
+        weights=shared.part(layouts[id_ps]),
+        statistics=FlatVariables(shared.statistics if run.method.bn_sync else []).read(),
+        method=run.method,
+        num_examples=num_examples,
+    )
+
+
+def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
+    """Return where the offered model lies; the same on every node.
+
+    Raises:
+        ConfigurationError: It cannot be spread over the run's shards.
+    """
+    return _method_of(run, offer).place(offer.spec, run.nb_ps)
+
+
+def _method_of(run: Run, offer: Offer) -> Method:
+    """Return the run's method with the optimizer that steps the offered model."""
+    server = run.method.server
+    if offer.optimizers and not server.awaits_offer:
+        name = offer.optimizers[0].optimizer.name
+        raise ConfigurationError(
+            f"the offer names the optimizer {name}, and this run's PS "
+            f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
+            "and --server_optimizer."
+        )
+    return adopt(run.method, offer)
+
+
+def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
+    """Return how long the payload of an offer to a shard is.
+
+    Raises:
+        ConfigurationError: The model cannot be spread over the run's shards.
+    """
+    layout = offered_layouts(run, offer)[id_ps]
+    num_statistics = offer.statistics if id_ps == 0 else 0
+    num_slots = sum(num_values(places) for places in slot_places(offer, layout))
+    num_bytes = 4 * (layout.size + num_statistics + num_slots)
+    if not layout.size or num_bytes > _MOST_SHARD_BYTES:
+        raise ConfigurationError(
+            f"PS {id_ps} would hold {num_bytes:,} bytes of the offered model; expected 4 to "
+            f"{_MOST_SHARD_BYTES:,}. Set another --nb_ps."
+        )
+    return num_bytes
+
+
+def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | None) -> InitialModel:
+    """Return what a shard begins with where a worker has offered the model.
+
+    Args:
+        run: The run's settings.
+        id_ps: Of the shard.
+        offer: Checked.
+        payload: Weights, then statistics and slots, of `offered_bytes`; None: a checkpoint has
+            them.
+
+    Raises:
+        ConfigurationError: The offer does not fit the run's settings, or it holds NaN or infinity.
+    """
+    layouts = offered_layouts(run, offer)
+    size = layouts[id_ps].size
+    num_statistics = offer.statistics if id_ps == 0 else 0
+    method, start = _method_of(run, offer), size + num_statistics
+    if payload is None:
+        values = np.zeros(start, np.float32)
+    else:
+        values = np.frombuffer(payload, np.dtype("<f4"))
+        _check_finite(values)
+    if len(values) > start:
+        initial, first = [], start
+        for places in slot_places(offer, layouts[id_ps]):
+            last = first + num_values(places)
+            initial.append(divide(values[first:last], places))
+            first = last
+        method = dataclasses.replace(method, server=method.server.starting_at(initial))
+    if bool(offer.statistics) and not run.method.bn_sync:
+        raise ConfigurationError(
+            f"the offer has {offer.statistics} moving statistics and this run averages none; give "
+            "all nodes the same --bn_sync."
+        )
+    if run.epochs is not None and not offer.num_examples:
+        raise ConfigurationError(
+            f"--epochs={run.epochs:g}: the worker does not know the size of its training set; give "
+            "its data in a form that has a length, or set --iter_max instead."
+        )
+    _check_rates(run, method, offer)
+    return InitialModel(
+        spec=offer.spec,
+        layouts=layouts,
+        weights=values[:size],
+        statistics=values[size:start],
+        method=method,
+        num_examples=offer.num_examples if run.epochs is not None else None,
+        offer=offer,
+    )
+
+
+def _check_rates(run: Run, method: Method, offer: Offer) -> None:
+    """Refuse schedules that have no finite rate somewhere in the run's possible life."""
+    if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
+        return
+    # An update merges a push of each worker, or, as with --method=asgd, of one: at most a batch of
+    # the script for each.
+    most_updates = None if run.iter_max is None else run.iter_max * run.nb_workers
+    most_batches = most_updates
+    if run.epochs is not None and offer.num_batches:
+        of_epochs = math.ceil(run.epochs) * offer.num_batches
+        most_batches = of_epochs if most_batches is None else min(most_batches, of_epochs)
+    method.server.check_rates(offer.schedule_starts(), most_updates, most_batches)
+
+
+def _check_finite(values: Float32) -> None:
+    """Refuse NaN and infinity, a piece at a time."""
+    for start in range(0, len(values), 1 << 20):
+        if not np.isfinite(values[start : start + (1 << 20)]).all():
+            raise ConfigurationError(
+                "the offered weights hold NaN or infinity; expected finite numbers. Look at the "
+                "model's initializers, or at the file that its weights are loaded from."
+            )

@@ -1,0 +1,298 @@
+"""The control streams of the workers' scripts, and of those that evaluate for them.
+
+What comes on them goes to `Barriers`, `EpochMeetings` and `Evaluations`, and back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from absl import logging
+
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.ps.core import events
+from thinwire.ps.scripts.barriers import (
+    BarrierArrival,
+    BarrierOpening,
+    Barriers,
+    ChiefNamed,
+    FitStop,
+    Outcome,
+    ScriptsEnd,
+)
+from thinwire.ps.scripts.epoch_meetings import (
+    EpochMeetings,
+    FitEndsEarly,
+    MeetingAnswer,
+    MeetingOutcome,
+)
+from thinwire.ps.scripts.evaluations import (
+    Evaluations,
+    ForEvaluator,
+    ForScript,
+    ForSupervisors,
+    Notice,
+)
+from thinwire.ps.service.connections import Connection
+
+
+class RunControl:
+    """The scripts of a run on the network (writer thread, except `is_worker` and what names it).
+
+    Args:
+        barriers: Where scripts meet.
+        lease_seconds: Silence after which a Supervisor counts as lost.
+        put: Queues an event for the core.
+        version: Returns the number of updates applied so far.
+        held: Returns the workers that wait in a round.
+        publish_status: Sends supervisors the run's status; beside an evaluation it must be new.
+        clock: Of this shard.
+    """
+
+    def __init__(
+        self,
+        barriers: Barriers,
+        lease_seconds: float,
+        put: Callable[[events.Event], None],
+        version: Callable[[], int] = int,
+        held: Callable[[], Collection[int]] = frozenset,
+        publish_status: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._barriers, self._put, self._clock = barriers, put, clock
+        self._evaluations = Evaluations(lease_seconds, barriers.present)
+        self._meetings = EpochMeetings(barriers.present, held)
+        self._version, self._publish_status = version, publish_status
+        self._streams: dict[int, Connection] = {}  # worker -> the stream of its script
+        self._supervisors: dict[int, Connection] = {}  # that start evaluators, by `id` of these
+        self._evaluator: Connection | None = None
+
+    def is_worker(self, worker: int) -> bool:
+        """Return whether there is a worker of this id (any thread)."""
+        return self._barriers.is_worker(worker)
+
+    def has_begun(self, phase: int) -> bool:
+        """Return whether the scripts have agreed on a phase, or one after it (any thread)."""
+        return self._barriers.phase >= phase
+
+    def is_running(self, worker: int) -> bool:
+        """Return whether a worker's script has come and is expected to go on (any thread)."""
+        return self._barriers.is_running(worker, self._clock())
+
+    @staticmethod
+    def range_refusal(worker: int) -> str:
+        """Return why a script is rejected whose worker does not exist (any thread)."""
+        return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
+
+    def why(self, reason: str) -> str:
+        """Return what scripts have to do with the end of a run; empty: nothing."""
+        ended = self._barriers.ended
+        return ended.message if ended is not None and ended.cause == reason else ""
+
+    def begin(self, connection: Connection) -> None:
+        """Take over the stream of a worker's script; an older one is ended."""
+        old = self._streams.get(connection.id)
+        self._streams[connection.id] = connection
+        if old is not None:
+            old.stream.close()
+        now, worker, incarnation = self._clock(), connection.id, connection.incarnation
+        self._perform(self._barriers.begin(worker, incarnation, now))
+        self._notify(self._evaluations.begin(worker, incarnation, now))
+        self._conclude(self._meetings.begin(worker, incarnation, now))
+
+    def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
+        """Note that a script has come to a barrier."""
+        if self._is_current(connection):
+            now, worker = self._clock(), connection.id
+            self._perform(self._barriers.arrive(worker, arrival, now))
+            self._notify(self._evaluations.arrive(worker, arrival.name, now))
+            for name in (*arrival.passed, arrival.name):
+                self._conclude(self._meetings.arrive(worker, name, now))
+
+    def receive(
+        self,
+        connection: Connection,
+        message: pb.FitBegun | pb.FitEnded | pb.EpochEnded | pb.Evaluated,
+    ) -> None:
+        """Note what a script reports of its fit, or an answer that it has had."""
+        if not self._is_current(connection):
+            return
+        evaluations, worker, now = self._evaluations, connection.id, self._clock()
+        match message:
+            case pb.FitBegun():
+                self._notify(evaluations.begin_fit(worker, message, now))
+            case pb.FitEnded():
+                self._notify(evaluations.end_fit(message))
+            case pb.EpochEnded():
+                place = message.fit, message.epoch
+                self._notify(evaluations.request(worker, *place, now, message.by_script))
+            case pb.Evaluated() if message.by_script and message.answers:
+                self._notify(evaluations.answer_of_script(worker, message, now))
+            case pb.Evaluated() if message.answers:
+                self._notify(evaluations.know(worker, message, now))
+            case pb.Evaluated():  # the script's own
+                own = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
+                self._notify(evaluations.answer(own, now))
+
+    def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
+        """Note that a script ends a fit before its time, for all."""
+        if self._is_current(connection):
+            logging.info("worker %d stops fit %d", connection.id, fit)
+            self._meetings.end_fit(fit, epochs)
+            self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
+
+    def meet(self, connection: Connection, meeting: pb.EpochMeeting) -> None:
+        """Note that a script has come to the end of an epoch."""
+        if self._is_current(connection):
+            self._conclude(self._meetings.meet(connection.id, meeting, self._clock()))
+
+    def finish(self, connection: Connection, failed: bool, message: str) -> None:
+        """Note that a script has ended, and confirm it."""
+        if not self._is_current(connection):
+            return
+        outcomes = self._barriers.finish(connection.id, failed, message, self._clock())
+        connection.send(pb.ToClient(finished=pb.Finished()))
+        self._perform(outcomes)
+        self._notify(self._evaluations.arrive(connection.id, "", self._clock()))
+        self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
+
+    def alive(self, connection: Connection) -> None:
+        """Note a sign of life."""
+        if self._is_current(connection):
+            self._perform(self._barriers.alive(connection.id, self._clock()))
+
+    def lost(self, connection: Connection) -> None:
+        """Note that a stream has ended."""
+        if self._is_current(connection):
+            del self._streams[connection.id]
+            self._barriers.lost(connection.id, connection.incarnation, self._clock())
+
+    # -- those that evaluate ------------------------------------------------------------------
+
+    def offer_evaluator(
+        self, connection: Connection, is_available: bool, why: str, is_starting: bool = False
+    ) -> None:
+        """Note whether a Supervisor starts an evaluator where one is wanted, or why not.
+
+        Args:
+            connection: The Supervisor's.
+            is_available: Whether it does.
+            why: Why not.
+            is_starting: Whether its process runs already.
+        """
+        number, now = id(connection), self._clock()
+        self._barriers.first_evaluator.report(is_available and is_starting)
+        self._perform(self._barriers.tick(now))
+        if not is_available:
+            self._supervisors.pop(number, None)
+            self._notify(self._evaluations.withdraw(number, why, now))
+            return
+        self._supervisors[number] = connection
+        for message in self._evaluations.offer(number, now):
+            connection.send(message)
+
+    def lose_supervisor(self, connection: Connection) -> None:
+        """Note that the stream of a Supervisor has ended."""
+        if self._supervisors.pop(id(connection), None) is not None:
+            self._barriers.first_evaluator.lose_supervisor(self._clock())
+            self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
+
+    def begin_evaluator(self, connection: Connection) -> None:
+        """Take over the stream of the evaluator; an older one is ended."""
+        old, self._evaluator = self._evaluator, connection
+        if old is not None:
+            old.stream.close()
+        self._barriers.first_evaluator.arrive()
+        self._perform(self._barriers.tick(self._clock()))
+        self._notify(self._evaluations.begin_evaluator(self._clock()))
+
+    def take_evaluation(self, connection: Connection, evaluated: pb.Evaluated) -> None:
+        """Note an evaluation of the evaluator."""
+        if self._evaluator is connection:
+            self._notify(self._evaluations.answer(evaluated, self._clock()))
+
+    def lose_evaluator(self, connection: Connection) -> None:
+        """Note that the stream of an evaluator has ended."""
+        if self._evaluator is connection:
+            self._evaluator = None
+            self._notify(self._evaluations.end_evaluator(self._clock()))
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count a time in which this process stood still."""
+        self._barriers.excuse(seconds)
+        self._evaluations.excuse(seconds)
+        self._meetings.excuse(seconds)
+
+    def tick(self) -> None:
+        """Do what has become due by time alone."""
+        now = self._clock()
+        self._perform(self._barriers.tick(now))
+        self._notify(self._evaluations.tick(now, self._version()))
+        self._conclude(self._meetings.tick(now, self._version()))
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` may have an effect."""
+        now = self._clock()
+        parts = (self._barriers, self._evaluations, self._meetings)
+        moments = [each.next_deadline(now) for each in parts]
+        return min((when for when in moments if when is not None), default=None)
+
+    def _is_current(self, connection: Connection) -> bool:
+        return self._streams.get(connection.id) is connection
+
+    def _notify(self, notices: Sequence[Notice]) -> None:
+        for notice in notices:
+            match notice:
+                case ForScript():
+                    script = self._streams.get(notice.worker)
+                    receivers = [] if script is None else [script]
+                case ForEvaluator():
+                    receivers = [] if self._evaluator is None else [self._evaluator]
+                case ForSupervisors():
+                    if notice.message.WhichOneof("body") == "evaluated":
+                        self._publish_status()
+                    receivers = list(self._supervisors.values())
+            for receiver in receivers:
+                receiver.send(notice.message)
+
+    def _conclude(self, outcomes: Sequence[MeetingOutcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case MeetingAnswer():
+                    self._send(outcome.worker, epoch_meeting=outcome.meeting)
+                case FitEndsEarly():
+                    logging.info(
+                        "worker %d ends fit %d after %d epochs",
+                        *(outcome.worker, outcome.fit, outcome.epochs),
+                    )
+                    stop = self._barriers.stop_fit
+                    worker, fit, epochs = outcome.worker, outcome.fit, outcome.epochs
+                    self._perform(stop(worker, fit, epochs, self._clock()))
+
+    def _perform(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            match outcome:
+                case BarrierOpening():
+                    opening = pb.Barrier(
+                        name=outcome.name, changes=outcome.changes, offers=outcome.offers
+                    )
+                    self._send(outcome.worker, barrier=opening)
+                case FitStop():
+                    stop = pb.StopFit(fit=outcome.fit, epochs=outcome.epochs)
+                    self._send(outcome.worker, stop_fit=stop)
+                case ChiefNamed():
+                    self._send(outcome.worker, chief=pb.Chief(worker=outcome.chief))
+                case ScriptsEnd():
+                    if outcome.message:
+                        logging.info("the run ends (%s): %s", outcome.cause, outcome.message)
+                    self._put(events.Stop(outcome.cause))
+
+    def _send(self, worker: int, **body: Any) -> None:
+        """Send to a script, if it is connected."""
+        stream = self._streams.get(worker)
+        if stream is not None:
+            stream.send(pb.ToClient(**body))

@@ -1,0 +1,67 @@
+"""`thinwire.evaluate`: one worker calls the function, the run records what it returns."""
+
+import atexit
+import types
+
+import pytest
+
+import thinwire
+from thinwire.ops.types import ConfigurationError
+from thinwire.ps.service import stream_reader
+from thinwire.script import identity, interrupts
+from thinwire.script.keras import fit_barriers
+from thinwire.worker.script import RECORD
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Let no worker that another test has made in this process be whom the script is."""
+    monkeypatch.setattr(identity, "_given", [])
+
+
+@pytest.fixture
+def reported(monkeypatch):
+    """Return the evaluations of a script that is in a run."""
+    found = []
+    monkeypatch.setattr(RECORD, "chief", 1)
+    monkeypatch.setattr(RECORD, "_report", found.append)
+    return found
+
+
+def test_what_a_function_finds_is_recorded(reported):
+    assert thinwire.evaluate(lambda: {"score": 1, "fid": 0.5}) == {"score": 1.0, "fid": 0.5}
+    assert reported == [{"score": 1.0, "fid": 0.5}]
+
+
+def test_another_worker_calls_nothing(reported, monkeypatch):
+    monkeypatch.setattr(RECORD, "chief", 2)
+    assert thinwire.evaluate(lambda: pytest.fail("called")) is None
+    assert reported == []
+
+
+@pytest.mark.parametrize("found", [None, {"score": "high"}, [1.0], {"per class": [1.0, 2.0]}])
+def test_what_is_no_dictionary_of_numbers_is_refused(reported, found):
+    with pytest.raises(ConfigurationError, match="names and numbers"):
+        thinwire.evaluate(lambda: found)
+    assert reported == []
+
+
+def test_without_a_run_it_is_only_called(monkeypatch):
+    monkeypatch.setattr(RECORD, "_report", None)
+    assert thinwire.evaluate(lambda: {"score": 2}) == {"score": 2.0}
+
+
+def test_a_loop_without_fit_reports_what_a_shard_takes(monkeypatch):
+    sent = []
+    control = types.SimpleNamespace(report=sent.append, interrupt=lambda: None)
+    monkeypatch.setattr(fit_barriers.Control, "of", lambda *args, **keywords: control)
+    monkeypatch.setattr(RECORD, "_report", None)
+    monkeypatch.setattr(RECORD, "_endings", [])
+    barriers = fit_barriers.FitBarriers(None, 1, "")
+    atexit.unregister(barriers._finish_at_exit)
+    interrupts.remove_listener(control.interrupt)
+    monkeypatch.setattr(RECORD, "chief", 1)
+    thinwire.evaluate(lambda: {"score": 0.5})
+    (evaluated,) = sent
+    stream_reader._check_evaluated(evaluated, names_versions=False)
+    assert not evaluated.answers

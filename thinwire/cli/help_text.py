@@ -1,0 +1,155 @@
+"""What ``--help`` and ``--helpfull`` write: the flags by topic, a line each.
+
+``--help`` has the flags that people set, of the topics that matter to the role; ``--helpfull`` has
+every flag of every role.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+import textwrap
+from collections.abc import Iterator
+
+from thinwire.advisor import flags as advisor_flags
+from thinwire.flags import launch, observability, security
+from thinwire.flags import run as run_flags
+from thinwire.flags import script as script_flags
+from thinwire.ps import flags as ps_flags
+from thinwire.runtime.run.flags import Option, Topic, choice
+from thinwire.simulator import flags as simulator_flags
+from thinwire.supervisor import flags as supervisor_flags
+from thinwire.worker import flags as worker_flags
+
+#: --type_node values.
+ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
+_ROLE = Topic("Role", (choice("type_node", "Worker", "What this process is.", ROLES),))
+#: Every flag of every role.
+TOPICS = (
+    _ROLE,
+    *run_flags.TOPICS,
+    *observability.TOPICS,
+    *security.TOPICS,
+    *ps_flags.TOPICS,
+    *worker_flags.TOPICS,
+    *supervisor_flags.TOPICS,
+    *launch.TOPICS,
+    *simulator_flags.TOPICS,
+    *advisor_flags.TOPICS,
+)
+_NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
+_ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
+#: What only nodes that exchange gradients need.
+_EXCHANGE = (
+    *("nb_workers", *_ADDRESSES, "method", "compression_rate", "value_dtype", "groups"),
+    *("staleness_bound", "local_steps", "collective", "overlap", "error_feedback", "partition"),
+    *("pacer", "codec", "down_codec", "router", "sync", "weighting"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RoleHelp:
+    """What matters to a role."""
+
+    topics: tuple[Topic, ...]
+    without: tuple[str, ...] = ()  # flags of these topics that do not
+    then: str = ""  # what follows the flags on the command line
+
+
+ROLE_HELP = {
+    "PS": RoleHelp((*ps_flags.TOPICS, *_NODE)),
+    "Worker": RoleHelp((*worker_flags.TOPICS, *_NODE), ("target", "target_accuracy")),
+    "Supervisor": RoleHelp((*supervisor_flags.TOPICS, *_NODE)),
+    "Cluster": RoleHelp(
+        (
+            *launch.TOPICS,
+            *_NODE,
+            *ps_flags.TOPICS,
+            *worker_flags.TOPICS,
+            *supervisor_flags.TOPICS,
+        ),
+        ("id_ps", "id_worker"),
+    ),
+    "Standalone": RoleHelp(
+        (
+            *(topic for topic in run_flags.TOPICS if topic not in run_flags.OF_EXCHANGES),
+            *supervisor_flags.TOPICS,
+            worker_flags.WORKER,
+            *observability.TOPICS,
+        ),
+        (*_EXCHANGE, "id_worker"),
+    ),
+    "Simulator": RoleHelp(
+        (
+            *simulator_flags.TOPICS,
+            *run_flags.TOPICS,
+            *worker_flags.TOPICS,
+            *supervisor_flags.TOPICS,
+            *observability.TOPICS,
+        ),
+        ("ip_PS", "port", "ps_hosts", "collective", "id_worker", "metrics_port"),
+    ),
+    "Advisor": RoleHelp(
+        (*advisor_flags.TOPICS, *launch.TOPICS, *_NODE, *worker_flags.TOPICS),
+        ("collective", "id_worker"),
+    ),
+}
+#: Of `thinwire run`, which no role plays.
+SCRIPTS = "scripts"
+_HELP = ROLE_HELP | {
+    SCRIPTS: RoleHelp(
+        (*launch.TOPICS, *_NODE, *ps_flags.TOPICS, *worker_flags.TOPICS, *supervisor_flags.TOPICS),
+        (*script_flags.NEVER, *itertools.chain(*script_flags.OPTIMIZER.values()), "model_from"),
+        " SCRIPT.py [ARGUMENT ...]",
+    ),
+}
+_FLAG_WIDTH = 31
+_LEAST_WIDTH = 60
+
+
+def text_of(program: str, role: str | None) -> str:
+    """Return the text of --help.
+
+    Args:
+        program: What was run, such as ``thinwire ps``.
+        role: What matters to whom: a role, or SCRIPTS; None: to anybody.
+    """
+    chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
+    topics = [
+        (topic.title, [each for each in topic.options if _is_shown(each, chosen.without)])
+        for topic in chosen.topics
+    ]
+    total = sum(len(topic.options) for topic in TOPICS)
+    return (
+        f"{program} [--flag=value ...] [--flagfile=FILE]{chosen.then}\n"
+        f"{''.join(_lines(topics))}\n"
+        f"{program} --helpfull shows all {total} flags.\n"
+    )
+
+
+def full_text_of(program: str) -> str:
+    """Return the text of --helpfull."""
+    topics = [(topic.title, list(topic.options)) for topic in TOPICS]
+    return f"{program} [--flag=value ...] [--flagfile=FILE]\n{''.join(_lines(topics))}"
+
+
+def _is_shown(option: Option, without: tuple[str, ...]) -> bool:
+    return not option.is_advanced and option.name not in without
+
+
+def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
+    width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
+    for title, options in topics:
+        if options:
+            yield f"\n{title}:\n"
+        for option in options:
+            text = f"{option.text} [{option.values_and_default}]"
+            filled = textwrap.fill(
+                text.replace("|", "| "),  # a list of choices breaks between two of them
+                width,
+                initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
+                subsequent_indent=" " * (_FLAG_WIDTH + 1),
+                break_on_hyphens=False,
+            )
+            yield filled.replace("| ", "|") + "\n"

@@ -1,0 +1,249 @@
+"""Frozen dataclasses that travel as JSON: written strictly, read with every field checked.
+
+Metrics documents come from other machines, so reading trusts nothing: unknown, missing or
+ill-typed fields, NaN, numbers of absurd size, control characters and deep nesting all raise
+ValueError with the place and the value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from thinwire.runtime.run.files import replace_file
+
+_DocumentType = typing.TypeVar("_DocumentType", bound="Document")
+_Dataclass = typing.TypeVar("_Dataclass")
+_Found = typing.TypeVar("_Found")
+_LARGEST_COUNT = 2**63 - 1
+_LONGEST_TEXT = 1000
+#: The largest magnitude of a number in a document: the sum of many is finite, too.
+LARGEST_NUMBER = 1e300
+_DEEPEST_NESTING = 16
+
+
+class Document:
+    """Base of a dataclass that is written and read as JSON: methods for the functions below."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; see `to_dict`."""
+        return to_dict(self)
+
+    def to_json(self) -> str:
+        """Return the document as one line of JSON."""
+        return json.dumps(self.to_dict(), separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
+        """Build the document from parsed JSON; see `from_dict`."""
+        return from_dict(cls, values, where)
+
+    @classmethod
+    def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
+        """Parse and check a document of any origin; raises ValueError."""
+        return cls.from_dict(parse_json(text))
+
+
+def to_dict(document: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as plain JSON values.
+
+    Its fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
+    dataclasses of these. A field annotated ``float | None`` is written as null when it is not
+    finite.
+
+    Raises:
+        ValueError: A field that may not be null is NaN or infinite.
+    """
+    kinds = _kinds(type(document))
+    return {name: _write(getattr(document, name), kind, name) for name, kind in kinds.items()}
+
+
+def from_dict(cls: type[_Dataclass], values: Any, where: str = "") -> _Dataclass:
+    """Build a dataclass from parsed JSON of any origin; fields with a default may be missing.
+
+    Raises:
+        ValueError: Names the field, its value and the expected value.
+    """
+    where = where or cls.__name__
+    if not isinstance(values, dict):
+        _refuse(where, values, "an object")
+    kinds = _kinds(cls)
+    for name in values:
+        if name not in kinds:
+            raise ValueError(f"{where} has the unknown field {name!r:.80}")
+    fields = {
+        name: _read(values[name], kind, f"{where}.{name}")
+        for name, kind in kinds.items()
+        if name in values
+    }
+    for name in kinds:
+        if name not in fields and name in _required(cls):
+            raise ValueError(f"{where} lacks the field {name!r}")
+    return cls(**fields)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON strictly: no NaN or Infinity, no bottomless nesting; raises ValueError."""
+    try:
+        return json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+
+
+def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write ``document`` so that readers see the old file or the whole new one, never a part.
+
+    Raises:
+        ValueError: the document holds NaN or infinity, which is not JSON.
+        OSError: it cannot be written, by name of the file; see `replace_file`.
+    """
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    replace_file(path, text, durable=True)
+
+
+def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
+    """Return a function of classes or annotations, which are few, that looks at each once."""
+    return functools.cache(find)
+
+
+_kind_origin: Callable[[Any], Any] = _once(typing.get_origin)
+_kind_arguments: Callable[[Any], Any] = _once(typing.get_args)
+
+
+@_once
+def _kinds(cls: Any) -> dict[str, Any]:
+    """Field names and resolved annotations, in order."""
+    hints = typing.get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@_once
+def _required(cls: Any) -> frozenset[str]:
+    missing = dataclasses.MISSING
+    return frozenset(
+        field.name
+        for field in dataclasses.fields(cls)
+        if field.default is missing and field.default_factory is missing
+    )
+
+
+def _write(value: Any, kind: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(value):
+        return to_dict(value)
+    if isinstance(value, dict):
+        arguments = _kind_arguments(kind)
+        item_kind = arguments[1] if arguments else Any
+        return {str(key): _write(item, item_kind, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_write(item, Any, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        if _is_optional(kind):
+            return None
+        raise ValueError(f"{where} is {value}, expected a finite number")
+    return value
+
+
+def _read(value: Any, kind: Any, where: str) -> Any:
+    """Return ``value`` as the annotated ``kind`` wants it."""
+    if kind is Any:
+        return check_plain(value, where)
+    if _is_optional(kind):
+        (kind,) = (choice for choice in _kind_arguments(kind) if choice is not type(None))
+        return None if value is None else _read(value, kind, where)
+    origin, arguments = _kind_origin(kind), _kind_arguments(kind)
+    if origin is typing.Literal:
+        if value not in arguments:
+            _refuse(where, value, f"one of {', '.join(arguments)}")
+        return value
+    if origin is list:
+        if not isinstance(value, list):
+            _refuse(where, value, "a list")
+        return [_read(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    if origin is dict:
+        return _read_dict(value, arguments[0], arguments[1], where)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return from_dict(kind, value, where)
+    return _read_scalar(value, kind, where)
+
+
+def _read_dict(value: Any, key_kind: Any, item_kind: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        _refuse(where, value, "an object")
+    result = {}
+    for text, item in value.items():
+        key: Any = _read_scalar(text, str, f"a key of {where}")
+        if key_kind is int:
+            if not (text.isascii() and text.isdigit() and len(text) <= 18):
+                _refuse(f"a key of {where}", text, "a whole number")
+            key = int(text)
+        result[key] = _read(item, item_kind, f"{where}.{text}")
+    return result
+
+
+def _read_scalar(value: Any, kind: Any, where: str) -> Any:
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str):
+        if not is_name(value):
+            _refuse(where, value, f"at most {_LONGEST_TEXT} printable characters")
+        return value
+    if kind is int and type(value) is int:
+        if not 0 <= value <= _LARGEST_COUNT:
+            _refuse(where, value, "a count from 0 to 2**63 - 1")
+        return value
+    if kind is float and type(value) in (int, float):
+        # An int beyond every float would make float() and isfinite() raise OverflowError.
+        if abs(value) > LARGEST_NUMBER or not math.isfinite(value):
+            _refuse(where, value, "a finite number")
+        return float(value)
+    _refuse(where, value, {int: "a whole number", float: "a number"}.get(kind, kind.__name__))
+
+
+def is_name(text: str) -> bool:
+    """Return whether a document may have this text, as the name of something."""
+    return len(text) <= _LONGEST_TEXT and text.isprintable()
+
+
+def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
+    """Check free-form JSON, such as what a policy reports about itself.
+
+    Raises:
+        ValueError: with the place and the value.
+    """
+    if depth == 0:
+        raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _read_scalar(key, str, f"a key of {where}")
+            check_plain(item, f"{where}.{key}", depth - 1)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            check_plain(item, f"{where}[{i}]", depth - 1)
+    elif isinstance(value, str):
+        _read_scalar(value, str, where)
+    elif value is not None and not isinstance(value, bool):
+        _read_scalar(value, float, where)
+    return value
+
+
+def _is_optional(kind: Any) -> bool:
+    return _kind_origin(kind) in (types.UnionType, typing.Union) and (
+        type(None) in _kind_arguments(kind)
+    )
+
+
+def _refuse(where: str, value: Any, expected: str) -> NoReturn:
+    # ascii() because the value may be hostile and the message goes to a log or a terminal.
+    shown = f"{value.bit_length()} bits" if type(value) is int and value > 2**64 else ascii(value)
+    raise ValueError(f"{where} is {shown:.80}, expected {expected}")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"the JSON holds {name}, expected finite numbers")

@@ -1,0 +1,95 @@
+"""Files of a run directory that are kept at another address, too, under their own names.
+
+Each is one object, there whole or not at all. One process writes at a time: it claims the address
+as `StoredCheckpoints` does, and looks for a successor before each write.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+from collections.abc import Mapping
+
+from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.persistence.checkpoint import sync
+from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
+from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
+from thinwire.runtime.run.files import naming
+
+#: Below it are the claims.
+CLAIMS = "supervisor"
+
+
+class PublishedFiles:
+    """The files at an address.
+
+    Args:
+        store: Whose names are those of one run.
+        owner: Of this process, for the messages of one before.
+    """
+
+    def __init__(self, store: ObjectStore, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
+
+    def claim(self) -> None:
+        """Let no process before this one write any more.
+
+        Raises:
+            ConfigurationError: The storage failed.
+        """
+        self._claims.take_over(self._owner)
+
+    def discard(self) -> None:
+        """Claim the address, and remove all that was published there.
+
+        Raises:
+            ConfigurationError: The storage failed.
+        """
+        self.claim()
+        try:
+            self._store.remove(self._names())
+        except StorageError as error:
+            raise ConfigurationError(f"{error}.") from error
+
+    def put(self, files: Mapping[str, bytes]) -> None:
+        """Write files, one after the other.
+
+        Raises:
+            StorageError: The storage failed.
+            Fenced: A successor writes there.
+        """
+        self._claims.check_owner()
+        for name, data in files.items():
+            self._store.put(name, data)
+
+    def restore(self, folder: pathlib.Path) -> list[str]:
+        """Write into a folder what it lacks of the files; return their names.
+
+        Raises:
+            ConfigurationError: The storage failed.
+        """
+        restored = []
+        try:
+            for name in self._names():
+                path = folder / name
+                if path.exists() or ".." in pathlib.PurePosixPath(name).parts:
+                    continue
+                path.parent.mkdir(parents=True, exist_ok=True)
+                temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+                try:
+                    with naming(path), open(temporary, "xb") as file:
+                        file.write(self._store.get(name))
+                        sync(file)
+                    os.replace(temporary, path)
+                except BaseException:
+                    temporary.unlink(missing_ok=True)
+                    raise
+                restored.append(name)
+        except StorageError as error:
+            raise ConfigurationError(f"{error}.") from error
+        return restored
+
+    def _names(self) -> list[str]:
+        return [name for name in self._store.names() if not name.startswith(f"{CLAIMS}/")]

@@ -1,0 +1,388 @@
+"""Checkpoints as objects, where nothing can be renamed and any number of hosts can write.
+
+Below the node's name there are two kinds of objects:
+
+- ``parts/TOKEN-UPLOAD-I.bin``: the bytes of a checkpoint's arrays, in pieces;
+- ``log/NUMBER.json``: an entry of the log. A *snapshot* is a manifest, with size and CRC-32 of
+  every part: it is written after them, so that a checkpoint is whole as soon as its entry is
+  there. A *claim* names who writes from now on, with a generation above all before.
+
+Entries are numbered one by one, and each is created only if there is none of its number. Whoever
+writes has seen every entry before; so of two that write, one is refused by the storage, at the
+entry itself: an owner that was away, and has been replaced by another, finds the claim of its
+successor in the place of its own next entry. There is no moment between a look and a write.
+
+A number is also never free again: an owner lists the log after each write, and is fenced by any
+higher number. Parts that no entry names are leftovers of uploads that were cut off; the owner
+removes them after each write and when it begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import logging
+import re
+import secrets
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from thinwire.ops.types import ConfigurationError, State
+from thinwire.runtime.persistence.checkpoint import CheckpointStore, DamagedCheckpointError, Fenced
+from thinwire.runtime.persistence.object_store import (
+    ObjectExistsError,
+    ObjectMissingError,
+    ObjectStore,
+    StorageError,
+)
+from thinwire.runtime.persistence.state_format import (
+    ArrayBytes,
+    StateEncoder,
+    decode_state,
+    decode_values,
+    manifest_bytes,
+    read_arrays,
+    read_manifest,
+)
+
+FORMAT_VERSION = 1
+#: Largest part, so that an upload needs little memory besides the state, and is one request.
+PART_BYTES = 16 << 20
+_ENTRY = re.compile(r"log/(\d{9,})\.json")
+_SNAPSHOT, _CLAIM = "snapshot", "claim"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """What the log has at a number; one that cannot be read is a damaged snapshot."""
+
+    number: int
+    content: dict[str, Any] | None
+    damage: str = ""
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the objects that it needs."""
+        found = self.content.get("parts", []) if self.content else []
+        return [str(part["name"]) for part in found]
+
+    @property
+    def is_snapshot(self) -> bool:
+        return self.content is None or self.content["kind"] == _SNAPSHOT
+
+
+class StoredCheckpoints(CheckpointStore):
+    """The checkpoints of one node in a storage; see the module.
+
+    Args:
+        store: Whose names are this node's alone.
+        keep: How many of the newest to leave there, at least 1.
+        part_bytes: Largest part.
+    """
+
+    def __init__(self, store: ObjectStore, keep: int = 3, part_bytes: int = PART_BYTES) -> None:
+        if keep < 1:
+            raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
+        self.keep = keep
+        self._store, self._part_bytes = store, part_bytes
+        self._token = secrets.token_hex(4)  # of what this process writes
+        self._num_uploads = 0
+        self._number = 0  # of the newest entry that was seen
+        self._generation, self._owner = -1, ""
+        self._entries: list[_Entry] = []  # snapshots that are kept, oldest first
+
+    @property
+    def address(self) -> str:
+        """Of the storage, for messages."""
+        return self._store.address
+
+    def load_latest(self) -> tuple[int, State] | None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._read_log()
+        self.num_skipped = 0
+        for entry in reversed(self._entries):
+            try:
+                return self._load(entry)
+            except DamagedCheckpointError as error:
+                self.num_skipped += 1
+                _log.warning("Skipping a checkpoint: %s. Trying the one before it.", error)
+        return None
+
+    def load_values(self) -> State | None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._read_log()
+        for entry in reversed(self._entries):
+            try:
+                return decode_values(entry.content["tree"]) if entry.content else None
+            except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+                _log.debug("entry %d cannot be read: %s", entry.number, error)
+        return None
+
+    def load_all(self) -> list[State]:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._read_log()
+        states = []
+        for entry in self._entries:
+            try:
+                states.append(self._load(entry)[1])
+            except DamagedCheckpointError as error:
+                _log.warning("Skipping a checkpoint: %s.", error)
+        return states
+
+    def claim(self, generation: int, owner: str) -> bool:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        return self._claim(generation, owner, begins_anew=False)
+
+    def take_over(self, owner: str) -> None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        self._take_over(owner, begins_anew=False)
+
+    def discard(self, owner: str) -> None:
+        """See CheckpointStore; raises ConfigurationError where the storage fails.
+
+        Numbers and generations go on, so that a process which still writes is fenced, too.
+        """
+        self._take_over(owner, begins_anew=True)
+
+    def _take_over(self, owner: str, begins_anew: bool) -> None:
+        self._read_log()
+        while not self._claim(self.generation_before + 1, owner, begins_anew):
+            self._read_log()
+
+    def _claim(self, generation: int, owner: str, begins_anew: bool) -> bool:
+        about = {"generation": generation, "owner": owner, "begins_anew": begins_anew}
+        try:
+            if not self._create(self._number + 1, {"kind": _CLAIM, **about}):
+                return False
+        except StorageError as error:
+            raise ConfigurationError(f"{error}.") from error
+        self._generation, self._owner = generation, owner
+        if begins_anew:
+            self._entries = []
+        self._collect()
+        return True
+
+    def save(self, step: int, state: State) -> None:
+        """See CheckpointStore.
+
+        What a save that was cut off has uploaded is removed with the next one.
+        """
+        if step < 0:
+            raise ValueError(f"step is {step}, expected 0 or more")
+        self.check_owner()
+        encoder = StateEncoder()
+        tree = encoder.encode(state, "state")
+        number = self._number + 1
+        written = ArrayBytes(encoder.arrays)
+        parts = list(self._upload(written))
+        content = {
+            "kind": _SNAPSHOT,
+            "generation": self._generation,
+            "step": step,
+            "parts": parts,
+            "arrays": written.records,
+            "tree": tree,
+        }
+        while not self._create(number, content):
+            if not self._is_own(number):
+                raise self._fenced()
+            number = self._number = number + 1  # of a save whose reply was lost
+        self._entries.append(_Entry(number, content))
+        self._collect()
+
+    def _upload(self, written: ArrayBytes) -> Iterator[dict[str, Any]]:
+        """Write the parts, over none of before; yield what the manifest has of each."""
+        self._num_uploads += 1
+        for index, data in enumerate(_joined(written, self._part_bytes)):
+            name = f"parts/{self._token}-{self._num_uploads}-{index}.bin"
+            self._store.put(name, data)
+            yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
+
+    def _create(self, number: int, content: dict[str, Any]) -> bool:
+        """Write an entry; return False if another one has its number."""
+        about = {"format": FORMAT_VERSION, "token": self._token}
+        data = manifest_bytes({**about, **content})
+        name = _name(number)
+        try:
+            self._store.create(name, data)
+        except ObjectExistsError:
+            try:
+                if self._store.get(name) != data:  # else it is ours, and the reply was lost
+                    return False
+            except ObjectMissingError:
+                return False
+        self._number = number
+        return True
+
+    def _is_own(self, number: int) -> bool:
+        content = self._read(number).content
+        return content is not None and content["token"] == self._token
+
+    # -- what is there ----------------------------------------------------------------------
+
+    def _read_log(self) -> None:
+        """Take in all entries that count.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+        """
+        try:
+            numbers = self._numbers(self._store.names())
+            entries = [self._read(number) for number in numbers]
+        except StorageError as error:
+            raise ConfigurationError(f"{error}.") from error
+        self._number = numbers[-1] if numbers else 0
+        known = [entry.content for entry in entries if entry.content is not None]
+        self.generation_before = max((each["generation"] for each in known), default=-1)
+        self._entries = []
+        for entry in entries:
+            if entry.content is not None and entry.content.get("begins_anew"):
+                self._entries = []
+            elif entry.is_snapshot:
+                self._entries.append(entry)
+
+    def _read(self, number: int) -> _Entry:
+        """Return an entry.
+
+        Raises:
+            ConfigurationError: Another version of Thinwire wrote it.
+            StorageError: The storage failed.
+        """
+        name = _name(number)
+        try:
+            content = read_manifest(self._store.get(name), name)
+            version = content["format"]
+            if version == FORMAT_VERSION:
+                _check_entry(content)
+        except ObjectMissingError:
+            return _Entry(number, None, "it has been removed")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return _Entry(number, None, f"{type(error).__name__}: {error}")
+        if version != FORMAT_VERSION:
+            raise ConfigurationError(
+                f"{self.address} holds checkpoints of format {version!r}, and this version of "
+                f"Thinwire reads {FORMAT_VERSION}; go on with the one that wrote them, or "
+                "--overwrite."
+            )
+        return _Entry(number, content)
+
+    def _load(self, entry: _Entry) -> tuple[int, State]:
+        """Read a checkpoint, and check every byte of it.
+
+        Raises:
+            DamagedCheckpointError: With what is wrong.
+            ConfigurationError: The storage failed.
+        """
+        where = f"{self.address}/{_name(entry.number)}"
+        if entry.content is None:
+            raise DamagedCheckpointError(f"{where}: {entry.damage}")
+        content = entry.content
+        try:
+            data = bytearray()
+            for part in content["parts"]:
+                data += self._part(part)
+            arrays = read_arrays(io.BytesIO(data), len(data), "parts", content["arrays"])
+            state, step = decode_state(content["tree"], arrays), content["step"]
+            if type(step) is not int or not isinstance(state, dict):
+                raise ValueError("step or state is of the wrong type")
+        except StorageError as error:
+            raise ConfigurationError(f"{error}.") from error
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+            raise DamagedCheckpointError(f"{where}: {type(error).__name__}: {error}") from error
+        return step, state
+
+    def _part(self, part: dict[str, Any]) -> bytes:
+        name = str(part["name"])
+        try:
+            data = self._store.get(name)
+        except ObjectMissingError as error:
+            raise ValueError(f"{name} is missing") from error
+        if len(data) != part["bytes"]:
+            raise ValueError(f"{name} has {len(data)} bytes, expected {part['bytes']}")
+        if zlib.crc32(data) != part["crc32"]:
+            raise ValueError(f"the checksum of {name} does not match its bytes")
+        return data
+
+    # -- who may write, and what is left over ------------------------------------------------
+
+    def _numbers(self, names: Iterable[str]) -> list[int]:
+        return sorted(int(match[1]) for name in names if (match := _ENTRY.fullmatch(name)))
+
+    def _check_owner(self, numbers: list[int]) -> None:
+        """Raise Fenced if another process has written an entry since the newest that was seen."""
+        if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
+            raise self._fenced()
+
+    def check_owner(self) -> None:
+        """Raise Fenced if another process has claimed this since; StorageError: not known."""
+        self._check_owner(self._numbers(self._store.names()))
+
+    def _fenced(self) -> Fenced:
+        """Return what ends this process: it names its successor, where one can be read."""
+        by, generation = "another process", "higher"
+        try:
+            for number in reversed(self._numbers(self._store.names())):
+                content = self._read(number).content
+                if content is not None and content["kind"] == _CLAIM:
+                    by, generation = content["owner"], str(content["generation"])
+                    break
+        except (StorageError, ConfigurationError) as error:
+            _log.warning("the successor is not known: %s", error)
+        return Fenced(
+            f"{self.address} has been taken over by {by}, as generation {generation}; this "
+            f"process ({self._owner}) is generation {self._generation}, and writes nothing there "
+            "any more. The run goes on with the other one. If that is a mistake, stop that one "
+            "first, or give this one another address."
+        )
+
+    def _collect(self) -> None:
+        """Remove the oldest snapshots and all that no entry names; failures are logged."""
+        try:
+            names = self._store.names()
+            self._check_owner(self._numbers(names))
+            kept = self._entries[-self.keep :]
+            first = kept[0].number if kept else self._number
+            needed = {part for entry in kept for part in entry.parts}
+            for name in names:
+                match = _ENTRY.fullmatch(name)
+                if match is not None and int(match[1]) >= first:
+                    needed.add(name)
+            # Entries first: what the log names is there.
+            doomed = sorted(set(names) - needed, key=lambda name: not name.startswith("log/"))
+            self._store.remove(doomed)
+            self._entries = kept
+        except StorageError as error:
+            _log.warning("leftovers stay for now: %s", error)
+
+
+def _name(number: int) -> str:
+    return f"log/{number:09d}.json"
+
+
+def _check_entry(content: dict[str, Any]) -> None:
+    """Check what is read of every entry; raises ValueError, KeyError or TypeError."""
+    if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
+        raise ValueError("it is no entry")
+    if content["kind"] == _SNAPSHOT:
+        for part in content["parts"]:
+            part["name"]
+    str(content["token"])
+
+
+def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
+    """Yield the bytes of all pieces, so many in each but the last."""
+    part = bytearray()
+    for piece in pieces:
+        rest = piece.cast("B")
+        while len(rest):
+            taken = rest[: most_bytes - len(part)]
+            part += taken
+            rest = rest[len(taken) :]
+            if len(part) == most_bytes:
+                yield bytes(part)
+                part.clear()
+    if part:
+        yield bytes(part)

@@ -1,0 +1,185 @@
+"""Where nodes write in a run directory, and what --overwrite removes (docs/OPERATIONS.md).
+
+A node's log on disk; a full disk must not fill the screen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import pathlib
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any, BinaryIO, cast
+
+from thinwire.runtime.run.lock import DirectoryLock
+
+METRICS_FILE = "metrics.jsonl"
+SUMMARY_FILE = "summary.json"
+#: The Supervisor's records, or Standalone's.
+_RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
+#: Folders with one folder for each node.
+_NODE_FOLDERS = ("checkpoints", "tb")
+
+#: Why a script ended that could not report it to a PS, as by os._exit.
+_FAILURE_FILE = "failure.json"
+#: What `thinwire run` was given.
+LAUNCH_FILE = "launch.json"
+_LOCKS = "locks"
+#: Roles that write records ...
+_RECORDERS = ("Supervisor", "Standalone", "Simulator")
+#: ... and those that write checkpoints, each node into a folder of its own.
+_KEEPERS = ("PS", "Worker")
+
+
+def checkpoints_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's checkpoints; `node` is for example ``worker-3``."""
+    return run_dir / "checkpoints" / node
+
+
+def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
+    """Return the folder of a node's TensorBoard files."""
+    return run_dir / "tb" / node
+
+
+def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
+    """Return the lock of what a node writes, not yet taken.
+
+    Roles that keep the records of a run (`_RECORDS`) share one. The file lies apart from what it
+    protects, which --overwrite removes.
+    """
+    if role in _RECORDERS:
+        return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
+    node = f"{role.lower()}-{number}"
+    protects = checkpoints_of(run_dir, node) if role in _KEEPERS else run_dir
+    return DirectoryLock(run_dir / _LOCKS / f"{node}.lock", protects)
+
+
+def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
+    """Return the locks of all nodes that have ever written here, launchers left out."""
+    names = ("records", "ps-*", "worker-*")
+    found = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
+    return [DirectoryLock(path, run_dir) for path in sorted(found)]
+
+
+def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
+    """Return the lock files of everything that has ever written here, launchers too."""
+    return sorted((run_dir / _LOCKS).glob("*.lock"))
+
+
+def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
+    """Return what `thinwire run` was given, as its document has it; empty if there is none."""
+    try:
+        found = json.loads((run_dir / LAUNCH_FILE).read_text())
+        return dict(found)
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def update_of_failure(run_dir: pathlib.Path) -> int | None:
+    """Return the update that the run before had begun at, if its launcher has noted a failure."""
+    try:
+        return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
+    """Note that a run's script failed.
+
+    Args:
+        run_dir: Of the run.
+        why: What happened, for people.
+        begun_at: The update that this start began at.
+    """
+    text = json.dumps({"why": why, "begun_at": begun_at})
+    (run_dir / _FAILURE_FILE).write_text(f"{text}\n")
+
+
+def forget_failure(run_dir: pathlib.Path) -> None:
+    """Remove what `note_failure` has written."""
+    (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
+
+
+def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
+    """Return the file of a worker's rounds."""
+    return run_dir / "measure" / f"worker-{worker}.jsonl"
+
+
+def clear_node(run_dir: pathlib.Path, node: str) -> None:
+    """Remove what a node of this name wrote before."""
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder / node, ignore_errors=True)
+
+
+def clear_records(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier Supervisor wrote."""
+    for name in _RECORDS:
+        path = run_dir / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def clear(run_dir: pathlib.Path) -> None:
+    """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
+    clear_records(run_dir)
+    forget_failure(run_dir)
+    for folder in _NODE_FOLDERS:
+        shutil.rmtree(run_dir / folder, ignore_errors=True)
+
+
+class LogFile(logging.FileHandler):
+    """A log that loses records where its disk takes none, and writes again when it does.
+
+    The first record that is lost is reported. Where records are missing, the log has a line with
+    their number.
+
+    Args:
+        path: The file.
+        report: Writes the sentence that reports it; the default writes to stderr.
+    """
+
+    def __init__(
+        self, path: str | pathlib.Path, report: Callable[[str], object] | None = None
+    ) -> None:
+        self._report = report or (lambda text: sys.stderr.write(f"{text}\n"))
+        self._num_missing, self._was_reported = 0, False
+        super().__init__(path)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, after a line with the number of those that are missing before it."""
+        before = self._num_missing
+        if before and self.stream is not None:
+            try:
+                self.stream.write(f"[thinwire: {before} records are missing here]\n")
+                self.flush()
+            except OSError:
+                self._num_missing += 1
+                return
+            self._num_missing = 0
+        super().emit(record)
+
+    def _open(self) -> io.TextIOWrapper:
+        """Open the file without a buffer: a buffer would keep, and repeat, what failed."""
+        binary = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 - until it is closed
+        return io.TextIOWrapper(
+            cast(BinaryIO, binary), self.encoding or "utf-8", "backslashreplace", write_through=True
+        )
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Report the first record that could not be written."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+            return
+        self._num_missing += 1
+        if not self._was_reported:
+            self._was_reported = True
+            text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
+            with contextlib.suppress(OSError):  # stderr may be gone, too
+                self._report(f"{text}. Records are missing there; this node continues.")

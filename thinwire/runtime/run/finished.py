@@ -1,0 +1,155 @@
+"""Whether a run directory holds a finished run, and whether that is the run of now."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from thinwire.runtime.run.directory import SUMMARY_FILE, launched_with
+from thinwire.runtime.run.fingerprint import fingerprint, shard_settings
+from thinwire.runtime.run.program import digest_of
+from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
+from thinwire.runtime.run.script_target import ScriptTarget
+from thinwire.runtime.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
+
+#: Where a summary or a checkpoint keeps the `deciding_settings` of its run.
+SETTINGS = "settings"
+_GROUPS = "sync.groups"
+
+
+def deciding_settings(run: Run) -> dict[str, str]:
+    """Return name -> value of everything that decides what a run computes, but for its limits.
+
+    Flags come first under their own names, then what follows from them. Neither is the number of
+    workers among them, which may change while a run lasts, nor a path: a file counts by its
+    content.
+    """
+    model, data = run.model, run.data
+    flags = {
+        "method": run.method.name,
+        "model": _content(model.path),
+        "network": model.network if not model.path else None,
+        "task": model.task,
+        "image_size": model.image_size,
+        "image_depth": model.image_depth,
+        "nb_classes": model.nb_classes,
+        "dataset": data.dataset,
+        "data_dir": data.data_dir,
+        "data_sharding_file": _content(data.sharding_file),
+        "partition_file": _content(data.partition_file),
+        "scaling": data.scaling,
+        "augment": data.augment,
+        "batch": data.batch,
+        "shard": data.shard,
+        "nb_ps": run.nb_ps,
+    }
+    if run.type_node == "Simulator":  # nobody joins it later, and it is never resumed
+        flags["nb_workers"] = run.nb_workers
+    rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
+    found = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
+    found[_GROUPS] = _groups_of_any_size(run)
+    if run.nb_workers == 1:  # alone and all together are one thing
+        del found[_GROUPS]
+    return found
+
+
+def resumed_settings(run: Run) -> dict[str, str]:
+    """Return the `deciding_settings` of nodes that train, which a PS keeps with its checkpoints.
+
+    A Supervisor has a batch size of its own.
+    """
+    own: dict[str, object] = {
+        "clip_norm": run.clip_norm,
+        "worker_weight_decay": run.worker_weight_decay,
+    }
+    if not run.model_is_offered:
+        own["batch_size"] = run.batch_size
+    return {name: str(value) for name, value in own.items()} | deciding_settings(run)
+
+
+def _groups_of_any_size(run: Run) -> str:
+    """Return the groups of workers; those that follow from the number of workers, in a word."""
+    groups, everybody = run.method.sync.groups, range(1, run.nb_workers + 1)
+    if tuple(groups) == (tuple(everybody),):
+        return "all together"
+    if tuple(groups) == tuple((worker,) for worker in everybody):
+        return "each alone"
+    return str(groups)
+
+
+def _content(path: str | None) -> str | None:
+    """Return the name of a file that a flag names, with what it holds."""
+    file = pathlib.Path(path) if path else None
+    if file is None or not file.is_file():
+        return path
+    return f"{file.name} (sha256 {digest_of(file)[:12]})"
+
+
+def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
+    """Return the stop reason in the run directory's summary.json if that run is finished.
+
+    Args:
+        run: The run's settings.
+        script: That its workers run, and the script's arguments; empty: they run none.
+
+    Raises:
+        OtherRun: A finished run is there, and another one than this; with --resume it is not.
+    """
+    try:
+        summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
+        reason = _finished(run, summary)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if reason is None:
+        return None
+    kept = summary.get(SETTINGS)
+    known = kept if isinstance(kept, dict) else {}  # of an earlier version: none
+    difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
+    if difference is not None and run.resume:
+        return None
+    if difference is not None:
+        raise OtherRun(refusal(f"--run_dir={run.run_dir}", difference, summary["updates"]))
+    return reason
+
+
+def _finished(run: Run, summary: dict[str, Any]) -> str | None:
+    reached = {
+        "iter_max": summary["updates"],
+        "max_seconds": summary["seconds"],
+        "epochs": run.epochs,
+    }
+    reason = str(summary["stop_reason"])
+    if reason in TARGET_REASONS:
+        return reason if run.target and run.target.is_reached_in(summary) else None
+    return reason if is_finished(run, reason, reached.get(reason)) else None
+
+
+def _other_script(run: Run, script: Sequence[str]) -> str | None:
+    before = launched_with(run.run_dir).get("script")
+    if not script or not isinstance(before, dict):
+        return None
+    target = ScriptTarget.of(script)
+    arguments = list(target.arguments)
+    if before.get("sha256") != digest_of(target.path):
+        return f"the script was {before.get('path')}, and {target.shown} is not the same"
+    if before.get("arguments") != arguments:
+        return f"the script's arguments were {before.get('arguments')} and are {arguments}"
+    return None
+
+
+def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
+    """Return whether summary.json is of this very end, and has an evaluation.
+
+    Args:
+        run: The run's settings.
+        updates: That it ended after.
+        reason: Why it ended.
+    """
+    try:
+        summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
+        same = summary["updates"] == updates and summary["stop_reason"] == reason
+        return bool(same and (summary.get("metrics") or summary["test_accuracy"] is not None))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

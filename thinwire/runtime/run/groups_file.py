@@ -1,0 +1,35 @@
+"""Writes proposed groups of workers, and their shares of the data, as files for a later run."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+from thinwire.ops.sync.groups import Groups, format_shares, shares
+from thinwire.runtime.run.files import replace_file
+
+GROUPS_NAME = "groups.txt"
+SHARES_NAME = "data_sharding.txt"
+
+
+def write_groups(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, float]) -> str:
+    """Write a groups file and a data-sharding file.
+
+    Args:
+        folder: The run directory.
+        groups: Of all workers.
+        speeds: Worker -> samples per second; may lack some.
+
+    Returns:
+        The flags that make another run use them.
+    """
+    measured = "".join(f"#   worker {w}: {speed:.4g}\n" for w, speed in sorted(speeds.items()))
+    head = f"# Proposed from measured samples per second:\n{measured}"
+    lines = "".join(",".join(map(str, group)) + "\n" for group in groups)
+    parts = format_shares(shares(groups, speeds))
+    replace_file(folder / GROUPS_NAME, f"{head}# One group a line.\n{lines}")
+    replace_file(folder / SHARES_NAME, f"{head}# start and end of worker 1, 2, ...\n{parts}")
+    return (
+        f"--groups_file={folder / GROUPS_NAME} --partition=file "
+        f"--data_sharding_file={folder / SHARES_NAME}"
+    )

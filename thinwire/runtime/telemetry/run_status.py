@@ -1,0 +1,269 @@
+"""The run's status document, and the summary made of it and of the evaluations.
+
+PS shard 0 makes a `RunStatus` and sends it to the Supervisor; the node that ends the run calls
+`summarise`. "Up" is from worker to server. Bytes are those on the wire for training, headers
+included, counted by the sender; evaluation pulls do not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from thinwire.ops.routing.counters import SentCounts
+from thinwire.runtime.persistence.documents import Document, parse_json, write_json_atomically
+from thinwire.runtime.run.target import ACCURACY, ACCURACY_REACHED, Target
+from thinwire.runtime.telemetry.evaluation import Evaluation, ranges, standing
+
+__all__ = [
+    "ACCURACY_MARKS",
+    "SUMMARY_SCHEMA",
+    "Histogram",
+    "MembershipCounts",
+    "RunStatus",
+    "WorkerMetrics",
+    "parse_json",
+    "summarise",
+    "write_json_atomically",
+]
+
+SUMMARY_SCHEMA = 1
+ACCURACY_MARKS = (0.50, 0.60, 0.70, 0.75, 0.80, 0.85, 0.88, 0.90)
+_SUMMARY_WORKER_FIELDS = (
+    "id",
+    "state",
+    "pushes",
+    "samples",
+    "bytes_up",
+    "bytes_down",
+    "compute_seconds",
+    "encode_seconds",
+    "send_seconds",
+    "wait_seconds",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Histogram(Document):
+    """How often each whole number was counted; exact, whatever the number of samples.
+
+    >>> Histogram({0: 18, 3: 1, 7: 1}).p95
+    3
+    """
+
+    counts: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    def add(self, value: int, times: int = 1) -> None:
+        """Count ``value`` that many times more, in place."""
+        self.counts[value] = self.counts.get(value, 0) + times
+
+    def merge(self, other: Histogram) -> Histogram:
+        """Return a new histogram of both."""
+        merged = Histogram(dict(self.counts))
+        for value, times in other.counts.items():
+            merged.add(value, times)
+        return merged
+
+    @property
+    def total(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts.values())
+
+    @property
+    def mean(self) -> float:
+        """Mean value; 0 when nothing was counted."""
+        weighted = sum(value * times for value, times in self.counts.items())
+        return weighted / self.total if self.total else 0.0
+
+    @property
+    def p95(self) -> int:
+        """Smallest value that at least 95 % of all values do not exceed; 0 when empty."""
+        seen, total = 0, self.total
+        for value in sorted(self.counts):
+            seen += self.counts[value]
+            if 100 * seen >= 95 * total:
+                return value
+        return 0
+
+    @property
+    def max(self) -> int:
+        """Largest value counted at least once; 0 when empty."""
+        return max((value for value, times in self.counts.items() if times), default=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerMetrics(Document):
+    """The figures of one worker. Seconds and bytes are totals since it first joined."""
+
+    id: int  # from 1
+    state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
+    clock: int = 0  # finished exchanges
+    lag: int = 0  # clocks behind the fastest worker
+    pushes: int = 0
+    samples: int = 0
+    local_steps: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    compute_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    send_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    loss: float | None = None  # mean training loss of its last push
+    refused: int = 0  # its pushes that never reached the model
+    non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
+    restarts: int = 0  # how often a Cluster has started it again
+    steps_per_second: float = 0.0  # local steps, recent
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> its examples
+    datagrams: SentCounts | None = None  # in its own report; None where it sends none
+
+
+@dataclasses.dataclass(frozen=True)
+class MembershipCounts(Document):
+    """How often the membership changed, and what was lost with it."""
+
+    epochs: int = 0
+    left: int = 0
+    returned: int = 0
+    lost_updates: int = 0  # undone by a restart of the server
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus(Document):
+    """The run at one moment, as shard 0 knows it."""
+
+    run_id: str
+    method: str
+    seams: dict[str, str]  # policy interface -> value, for example codec -> topk
+    nb_workers: int
+    nb_ps: int
+    num_parameters: int
+    seed: int
+    iter_max: int  # 0: no limit
+    version: int = 0  # updates applied
+    generation: int = 0  # restarts of shard 0
+    samples: int = 0  # examples consumed by the updates applied
+    seconds: float = 0.0  # from the first pull to the last applied update
+    learning_rate: float = 0.0  # now in use
+    staleness: Histogram = dataclasses.field(default_factory=Histogram)
+    rejected_pushes: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
+    bytes_up: int = 0
+    bytes_down: int = 0
+    pushes: int = 0
+    pulls: int = 0  # replies that carried weights
+    membership: MembershipCounts = dataclasses.field(default_factory=MembershipCounts)
+    workers: list[WorkerMetrics] = dataclasses.field(default_factory=list)
+    policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # own reports
+    stop_reason: str | None = None  # None while training
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the whole model in float32."""
+        return 4 * self.num_parameters
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the workers' last training losses, where known."""
+        losses = [worker.loss for worker in self.workers if worker.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
+
+def summarise(
+    status: RunStatus,
+    evaluations: Sequence[Evaluation],
+    target: Target | None = None,
+) -> dict[str, Any]:
+    """Return the document of summary.json.
+
+    Args:
+        status: the last one of the run.
+        evaluations: in the order they were made; may be empty, then there are no metrics.
+        target: of the run; one of accuracy is one more mark for ``time_to_accuracy``.
+
+    Raises:
+        ValueError: a policy reports under the name of one of the summary's own keys.
+    """
+    kept = standing(evaluations)
+    metrics = ranges(kept)
+    accuracy, loss, top5 = (metrics.get(name, {}) for name in (ACCURACY, "loss", "top5_accuracy"))
+    marks = [Target.of_accuracy(mark) for mark in ACCURACY_MARKS]
+    if target is not None and target not in marks and target.stop_reason == ACCURACY_REACHED:
+        marks = sorted([*marks, target], key=lambda mark: mark.bound)
+    staleness = status.staleness
+    summary: dict[str, Any] = {
+        "schema": SUMMARY_SCHEMA,
+        "method": status.method,
+        "seams": dict(status.seams),
+        "nb_workers": status.nb_workers,
+        "nb_ps": status.nb_ps,
+        "num_parameters": status.num_parameters,
+        "seed": status.seed,
+        "updates": status.version,
+        "samples": status.samples,
+        "seconds": status.seconds,
+        "test_accuracy": accuracy.get("last"),
+        "test_loss": loss.get("last"),
+        "best_test_accuracy": accuracy.get("max"),
+        "time_to_accuracy": {_mark_name(mark.bound): _first_at(mark, kept) for mark in marks},
+        "metrics": metrics,
+        **_traffic(status),
+        "updates_per_second": _ratio(status.version, status.seconds),
+        "samples_per_second": _ratio(status.samples, status.seconds),
+        "staleness": {"mean": staleness.mean, "p95": staleness.p95, "max": staleness.max},
+        "rejected_pushes": dict(status.rejected_pushes),
+        "workers": [_worker_row(worker) for worker in status.workers],
+        "membership": status.membership.to_dict(),
+        "stop_reason": status.stop_reason,
+    }
+    if top5:
+        summary["test_top5_accuracy"] = top5["last"]
+        summary["best_test_top5_accuracy"] = top5["max"]
+    if target is not None:
+        summary["target"] = {"text": str(target), "reached": _first_at(target, kept)}
+    for name, block in status.policies.items():
+        if name in summary:
+            raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")
+        summary[name] = block
+    return summary
+
+
+def _traffic(status: RunStatus) -> dict[str, Any]:
+    """Bytes per exchange, and how many times less than dense float32 that is."""
+    return {
+        "bytes_up": status.bytes_up,
+        "bytes_down": status.bytes_down,
+        "bytes_up_per_push": _ratio(status.bytes_up, status.pushes),
+        "bytes_down_per_pull": _ratio(status.bytes_down, status.pulls),
+        "compression_up": _ratio(status.dense_bytes * status.pushes, status.bytes_up),
+        "compression_down": _ratio(status.dense_bytes * status.pulls, status.bytes_down),
+    }
+
+
+def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
+    """Return the cost of the first evaluation that reached ``mark``."""
+    for evaluation in evaluations:
+        if mark.is_reached(evaluation.metrics):
+            return {
+                "seconds": evaluation.seconds,
+                "updates": evaluation.version,
+                "samples": evaluation.samples,
+                "bytes_up": evaluation.bytes_up,
+                "bytes_down": evaluation.bytes_down,
+            }
+    return None
+
+
+def _mark_name(mark: float) -> str:
+    """0.8 -> "0.80", 0.875 -> "0.875"."""
+    text = f"{mark:.2f}"
+    return text if float(text) == mark else repr(mark)
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _worker_row(worker: WorkerMetrics) -> dict[str, Any]:
+    values = worker.to_dict()
+    row = {name: values[name] for name in _SUMMARY_WORKER_FIELDS}
+    return row | {"labels": values["labels"]} if worker.labels else row

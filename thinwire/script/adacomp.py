@@ -1,0 +1,171 @@
+"""AdaComp's two functions: `PS()` serves, `Worker(dataset)` trains; both block until the end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from thinwire.data.loading import TrainingShard
+from thinwire.data.partition import label_counts
+from thinwire.data.pipeline.cursor import Cursor, check_batch_size
+from thinwire.data.pipeline.lazy import feed_of
+from thinwire.models.flat_model import SharedModel
+from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.directory import lock_of
+from thinwire.runtime.run.lock import LockOwner
+from thinwire.runtime.run.settings import Run
+from thinwire.runtime.run.signals import handle_signals
+from thinwire.script.session import needed_size
+from thinwire.script.settings import LOCAL, ScriptSettings, read_settings
+from thinwire.worker.role import Worker as WorkerRole
+
+
+def PS(  # noqa: N802 - AdaComp's name
+    args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
+) -> str:
+    """Serve a model until the run has ended.
+
+    Args:
+        args: See thinwire.script.settings.
+        model: A Keras model; if not given, what the flags network or model name, which by default
+            is AdaComp's CNN. Has the final weights afterwards.
+        num_train: Size of the training set, for the flag epochs; if not given, counted as
+            the flag dataset has it.
+        **settings: Flags by name. Without run_dir nothing is kept.
+
+    Returns:
+        Why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
+
+    Raises:
+        ConfigurationError: Settings that cannot work, or another process writes to run_dir.
+
+    Source: AdaComp's published code.
+    """
+    from thinwire.script.server import ServerHandle
+
+    chosen = _read(args, settings, "PS")
+    shared = _shared(chosen.run, model)
+    if chosen.run.nb_ps > 1:
+        raise ConfigurationError(
+            f"nb_ps={chosen.run.nb_ps}: PS() is one shard; expected 1. Start several with "
+            "main.py --type_node=PS."
+        )
+    server = ServerHandle(chosen, shared, num_train).start()
+    with _ended_by_signals(lambda number, frame: server.stop()):
+        return str(server.join())
+
+
+def Worker(  # noqa: N802 - AdaComp's name
+    dataset: tuple[Any, Any],
+    args: Any = None,
+    model: Any = None,
+    *,
+    num_train: int | None = None,
+    **settings: Any,
+) -> str:
+    """Train on a data set of one's own until the run has ended.
+
+    Args:
+        dataset: (images [n, ...], labels [n] whole numbers): this worker's examples, scaled. They
+            are dealt out for ever, in a new order each epoch.
+        args: See thinwire.script.settings.
+        model: A Keras model with a loss or logits; if not given, as `PS` takes it. Has the newest
+            weights afterwards.
+        num_train: Size of all workers' training sets together, which dgc's warm-up needs.
+        **settings: Flags by name. Without run_dir nothing is kept, and nothing resumed.
+
+    Returns:
+        Why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
+
+    Raises:
+        ConfigurationError: Settings or examples that cannot work, or another process writes to
+            run_dir as this worker.
+        Unreachable, Refused, Diverged: See docs/OPERATIONS.md, exit codes 3, 4 and 5.
+
+    Source: AdaComp's published code.
+    """
+    chosen = _read(args, settings, "Worker")
+    own = chosen.worker()
+    shared = _shared(chosen.run, model)
+    size = needed_size(chosen.run.method.codec, num_train)
+    shard = _shard_of(dataset, chosen.run, own.id_worker, size)
+    with _run_with_folder(chosen) as run:
+        worker = WorkerRole(run, own, shared, shard)
+        with _ended_by_signals(worker.interrupt):
+            worker.train()
+        return worker.session.stop_reason or "interrupted"
+
+
+def _read(args: Any, settings: dict[str, Any], type_node: str) -> ScriptSettings:
+    chosen = read_settings(args, settings, type_node=type_node, builds_model=True)
+    if chosen.local:
+        raise ConfigurationError(f"mode {LOCAL} trains without a server; expected another mode.")
+    return chosen
+
+
+def _shared(run: Run, model: Any) -> SharedModel:
+    return SharedModel(run.model, run.seed) if model is None else SharedModel.of(model)
+
+
+def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> TrainingShard:
+    """Return a worker's examples with a place in them."""
+    try:
+        images, labels = (np.asarray(part) for part in dataset)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"dataset is a {type(dataset).__name__}; expected (images, labels), two arrays."
+        ) from error
+    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+    if not whole or len(images) != len(labels):
+        raise ConfigurationError(
+            f"dataset has images of shape {images.shape} and {labels.dtype} labels of shape "
+            f"{labels.shape}; expected a whole number for each image."
+        )
+    check_batch_size(run.batch_size, len(labels), run.data.partition)
+    labels = labels.astype(np.int32)
+    cursor = Cursor(np.arange(len(labels)), run.batch_size, run.seed * 100_003 + id_worker)
+    images = images.astype(np.float32)
+    feed = feed_of(images, cursor)
+    return TrainingShard(images, labels, cursor, label_counts(labels), feed, num_train)
+
+
+@contextlib.contextmanager
+def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
+    """Give a run without a run_dir a folder for as long as it lasts; lock one that was given.
+
+    Raises:
+        ConfigurationError: Another process writes there as the same worker.
+    """
+    run, number = chosen.run, chosen.worker().id_worker
+    if "run_dir" in chosen.given:
+        with lock_of(run.run_dir, "Worker", number).take(LockOwner.here("Worker", number)):
+            yield run
+        return
+    with tempfile.TemporaryDirectory(prefix="thinwire-") as folder:
+        yield dataclasses.replace(chosen.run, run_dir=pathlib.Path(folder))
+
+
+@contextlib.contextmanager
+def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """End in good order at Ctrl-C, and then raise KeyboardInterrupt; only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def receive(number: int, frame: Any) -> None:
+        received.append(number)
+        handler(number, frame)
+
+    with handle_signals(receive):
+        yield
+    if signal.SIGINT in received:
+        raise KeyboardInterrupt

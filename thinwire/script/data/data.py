@@ -1,0 +1,115 @@
+"""What a worker trains on of all that a script gives to `fit`."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+from thinwire.data.partition import split
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data.arrays import are_arrays, labels_of, num_rows, share_arrays, take_rows
+from thinwire.script.data.batches import is_py_dataset, part_of_batches, share_batches
+from thinwire.script.data.datasets import is_dataset, part_of_dataset, share_dataset
+from thinwire.script.data.place import Shared, WorkerPlace
+from thinwire.script.data.ray_data import is_ray_dataset, part_of_ray_dataset, share_ray_dataset
+
+_SCALARS = (str, bytes, int, float, np.generic)
+
+__all__ = ["Shared", "WorkerPlace", "part_of_data", "share"]
+
+
+def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
+    """Return the arguments of Keras' fit for this worker.
+
+    Args:
+        arguments: Of Keras' fit, by name; unchanged.
+        place: This worker's.
+
+    Returns:
+        The arguments with this worker's part of the training data, its batch size and its steps.
+        What Keras itself would refuse is left to it.
+
+    Raises:
+        ConfigurationError: The data cannot be shared so that the parts are disjoint and complete,
+            or a part would be empty.
+    """
+    x = arguments.get("x")
+    if is_dataset(x):
+        return share_dataset(arguments, place)
+    if is_py_dataset(x):
+        return share_batches(arguments, place)
+    if is_ray_dataset(x):
+        return share_ray_dataset(arguments, place)
+    if x is not None and are_arrays((x, arguments.get("y"), arguments.get("sample_weight"))):
+        return share_arrays(arguments, place)
+    if place.is_shared and (what := _unshareable(x)):
+        raise ConfigurationError(
+            f"fit was given {what}, which only the script can share among its workers. Give "
+            'distribute() shard="off" (or --shard=off) and let the script yield each worker its '
+            "part, by thinwire.worker_id() and thinwire.num_workers(); or give fit arrays, a "
+            "tf.data.Dataset, a keras.utils.PyDataset or a ray.data.Dataset."
+        )
+    return Shared(dict(arguments))
+
+
+def _unshareable(x: Any) -> str:
+    """Return what Keras would take this as; "" if it would not take it."""
+    if isinstance(x, types.GeneratorType):
+        return "a Python generator"
+    if data_adapters.is_torch_dataloader(x):
+        return "a torch DataLoader"
+    if data_adapters.is_grain_dataset(x):
+        return "a grain data set"
+    if isinstance(x, DataAdapter) or data_adapters.is_tf_dataset(x):
+        return f"a {type(x).__name__}"
+    return ""
+
+
+def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
+    """Return this worker's part of data that a script names itself, with batches as they are.
+
+    Args:
+        data: Arrays [N, ...], in any nesting, of which the last are the labels, which some
+            partitions look at; or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset.
+        place: This worker's.
+
+    Returns:
+        The part of each, as a tuple; of one, that part. Lists of numbers come back as arrays.
+
+    Raises:
+        ConfigurationError: As `share`, and for what has no rows.
+    """
+    first = data[0] if len(data) == 1 else None
+    if is_dataset(first):
+        return part_of_dataset(first, place)
+    if is_py_dataset(first):
+        return part_of_batches(first, place)
+    if is_ray_dataset(first):
+        return part_of_ray_dataset(first, place)
+    arrays = tuple(_with_arrays(each) for each in data)
+    if not are_arrays(arrays):
+        kinds = ", ".join(type(leaf).__name__ for leaf in keras.tree.flatten(arrays))
+        raise ConfigurationError(
+            f"shard() was given {kinds}; expected arrays with a first axis of rows, in lists, "
+            "tuples or dicts, or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset."
+        )
+    total = num_rows(arrays)
+    labels = labels_of(arrays[-1], total, place.rule.partition)
+    mine = take_rows(arrays, split(labels, place.rule)[place.worker - 1])
+    return mine[0] if len(mine) == 1 else mine
+
+
+def _with_arrays(data: Any) -> Any:
+    """Return data with an array for each list of numbers or texts, or of such lists."""
+    if isinstance(data, dict):
+        return {key: _with_arrays(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        if all(isinstance(leaf, _SCALARS) for leaf in keras.tree.flatten(data)):
+            return np.asarray(data)
+        return type(data)(_with_arrays(each) for each in data)
+    return data

@@ -1,0 +1,622 @@
+"""Sharing tf.data: a worker's part of a pipeline's source, with the same transformations after it.
+
+A part is taken before the first shuffle, at a point up to which every worker gets the same elements
+in the same order. So it does not matter what comes after: seeds, parallel calls, random
+augmentation. Where the number of elements matters after a shuffle (`take`, `skip`, windows), the
+part is taken after that, and the shuffle must have a seed. What cannot be shown to be alike on all
+workers is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import tensorflow as tf
+
+from thinwire.models.seeds import own_seed
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data import pipeline
+from thinwire.script.data.arrays import DEFAULT_BATCH_SIZE, steps_of_worker
+from thinwire.script.data.by_rows import mixes_rows
+from thinwire.script.data.fit_counts import mixed_seed
+from thinwire.script.data.pipeline import Pipeline
+from thinwire.script.data.place import BatchParts, Rounds, Shared, UnfilledRounds, WorkerPlace
+from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
+from thinwire.script.data.windows import cut_batches, deal_elements
+
+_INSTEAD = (
+    'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
+    "thinwire.worker_id() and thinwire.num_workers()"
+)
+#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and
+#: a script may call `fit` once for each epoch.
+_MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether Keras would take this as tf.data."""
+    return isinstance(data, tf.data.Dataset)
+
+
+def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
+    """Return this worker's part of a tf.data.Dataset that `fit` was given as x.
+
+    Args:
+        arguments: Of Keras' fit, by name.
+        place: This worker's.
+
+    Raises:
+        ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
+            would be empty, a batch in the middle of an epoch would have fewer rows than workers, or
+            the elements are no batches.
+    """
+    given, whole = dict(arguments), arguments["x"]
+    plan, steps = _Plan.of(whole), given.get("steps_per_epoch")
+    batch_size, short_by, unfilled, part = plan.batch_size, 0, None, None
+    of_batches = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
+    if place.is_shared:
+        _check_shareable(whole, place)
+        given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
+        has_steps = bool(given["steps_per_epoch"])
+        if not (has_steps or plan.knows_steps) and place.one_group:
+            unfilled = UnfilledRounds()
+        part = _WorkerPart(plan, place, has_steps or plan.num_passes != 1, unfilled)
+        given["x"] = part.dataset()
+        if not has_steps:
+            short_by, of_batches = part.short_by(), part.parts()
+    elif place.divides_batch:
+        size = place.part_of_batch(_known(batch_size))
+        given["x"] = whole.rebatch(size)
+    num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
+    rounds = _rounds(plan, place, part, bool(steps)) if place.divides_batch else None
+    return Shared(given, batch_size, num_examples, short_by, of_batches, rounds, unfilled)
+
+
+def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
+    """Return the rows of all workers' steps.
+
+    Args:
+        plan: Plan of the script's dataset.
+        place: This worker's; it divides batches.
+        part: Its part of the dataset; None: the script gives each worker a dataset of its own.
+        has_steps: Whether the script gives a number of steps.
+    """
+    size, batching = plan.batch_size, plan.batching
+    if size is None:
+        return UnknownRounds("the batch size of the tf.data.Dataset cannot be found")
+    if batching is None:
+        specs = tf.nest.flatten(plan.nodes[0].element_spec)
+        is_full = {size} == {spec.shape[0] for spec in specs}
+        return full_rounds(place, size) if is_full else dealt_rounds(place, size, None)
+    total = int(plan.nodes[batching + 1].cardinality())
+    if plan.drops_rest or total == tf.data.INFINITE_CARDINALITY:
+        return full_rounds(place, size)
+    rows = None if part is None else part.rows_of_workers()
+    return dealt_rounds(place, size, rows, has_steps or plan.num_passes != 1)
+
+
+def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
+    """Return this worker's steps_per_epoch; refuse a batch with fewer rows than workers.
+
+    Where the number of rows is known only while they are read, such a batch is refused then.
+    """
+    steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
+    if size is None or total is None or plan.drops_rest or not plan.knows_steps:
+        return place.steps(steps) if steps else None
+    return steps_of_worker(given, total, size, place, is_repeated=plan.num_passes != 1)
+
+
+def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
+    """Return this worker's part of a dataset, batched or not, with its batches as they are.
+
+    Raises:
+        ConfigurationError: As `share_dataset`.
+    """
+    place = dataclasses.replace(place, batch="worker")
+    return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
+
+
+def _known(batch_size: int | None) -> int:
+    if batch_size is None:
+        raise ConfigurationError(
+            "--batch=global: the batch size of this tf.data.Dataset cannot be found, so that it "
+            "cannot be divided; use .batch(n) as one of its last transformations, or "
+            "--batch=worker."
+        )
+    return batch_size
+
+
+def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
+    if place.rule.partition != "iid":
+        raise ConfigurationError(
+            f"--partition={place.rule.partition} deals out arrays, and fit was given a "
+            "tf.data.Dataset. Use --partition=iid, or give fit arrays."
+        )
+    if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
+        raise ConfigurationError(
+            f"the elements of the tf.data.Dataset given to fit are no batches: "
+            f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
+            ".batch(n)."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A pipeline as far as one transformation follows the other.
+
+    Attributes:
+        nodes: From the dataset itself towards its source; parts of the input of each give parts of
+            its output, but for the last, of which that is not known.
+        batching: Which of them makes the batches; None if none of these does.
+    """
+
+    nodes: tuple[Pipeline, ...]
+    batching: int | None
+
+    @classmethod
+    def of(cls, dataset: Pipeline) -> _Plan:
+        nodes, batching = [dataset], None
+        may_batch = True  # the rows of a batching before that are no examples of the script's
+        while pipeline.commutes(nodes[-1]):
+            if pipeline.name_of(nodes[-1]) in pipeline.BATCHES:
+                if not may_batch:
+                    break
+                batching, may_batch = len(nodes) - 1, False
+            may_batch = may_batch and not pipeline.changes_elements(nodes[-1])
+            nodes.extend(pipeline.inputs_of(nodes[-1]))
+        return cls(tuple(nodes), batching)
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a full batch; None if they cannot be known."""
+        node = self.nodes[0]
+        while pipeline.name_of(node) not in pipeline.BATCHES:
+            sources = pipeline.inputs_of(node)
+            if len(sources) != 1 or pipeline.changes_elements(node):
+                sizes = {shape[0] for shape in pipeline.shapes_of(self.nodes[0]) if shape.rank}
+                return sizes.pop() if len(sizes) == 1 else None
+            node = sources[0]
+        return pipeline.size_of_batch(node)
+
+    @property
+    def num_examples(self) -> int | None:
+        """Rows of the training set, once through; None if they cannot be known."""
+        if self.batching is None:
+            return None
+        for node in self.nodes[self.batching + 1 :]:
+            total = int(node.cardinality())
+            if pipeline.name_of(node) != pipeline.REPEAT and total != tf.data.INFINITE_CARDINALITY:
+                return total if total >= 0 else None
+        return None
+
+    @property
+    def rows_of_pass(self) -> int | None:
+        """Rows that the batching takes until it makes its last batch; None if not known."""
+        if self.batching is None or self.batching + 1 == len(self.nodes):
+            return None
+        total = int(self.nodes[self.batching + 1].cardinality())
+        return total if total >= 0 else None
+
+    @property
+    def num_passes(self) -> int:
+        """How often the batches are repeated; -1: without an end."""
+        number = 1
+        for node in self.nodes[: self.batching or 0]:
+            if pipeline.name_of(node) == pipeline.REPEAT:
+                number = -1 if -1 in (number, count := pipeline.repeats(node)) else number * count
+        return number
+
+    @property
+    def drops_rest(self) -> bool:
+        """Whether the batching leaves out a last, short batch."""
+        return self.batching is not None and pipeline.drops_remainder(self.nodes[self.batching])
+
+    @property
+    def keeps_batches(self) -> bool:
+        """Whether all of the batching's batches are in the dataset, as many as there are."""
+        return self.batching is not None and not any(
+            pipeline.may_drop(node) for node in self.nodes[: self.batching]
+        )
+
+    @property
+    def knows_steps(self) -> bool:
+        """Whether the number of batches of a pass is known before it is read."""
+        return self.rows_of_pass is not None and self.keeps_batches
+
+    def examples_of_epoch(self, place: WorkerPlace) -> int | None:
+        """Return the rows that all workers train on, once through; None if not known."""
+        total, size = self.num_examples, self.batch_size
+        if total is None or size is None or not self.drops_rest:
+            return total
+        if not place.is_shared or place.divides_batch or not self.keeps_batches:
+            return total - total % size
+        return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
+
+    def repeats_between(self, point: int) -> int:
+        """Return how often what is dealt out at a point is repeated before the batching."""
+        number = 1
+        for node in self.nodes[(self.batching or 0) + 1 : point]:
+            if pipeline.name_of(node) == pipeline.REPEAT:
+                number = -1 if -1 in (number, count := pipeline.repeats(node)) else number * count
+        return number
+
+    @property
+    def fixes_rows(self) -> bool:
+        """Whether finished batches cannot be made of fewer rows.
+
+        No batching of the pipeline has made them, or functions were traced for their size.
+        """
+        if self.batching is None:
+            return True
+        return self.drops_rest and any(
+            pipeline.has_functions(node) for node in self.nodes[: self.batching]
+        )
+
+    def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
+        """Return the first of some transformations nearest to the source; -1 if there is none.
+
+        Args:
+            is_wanted: Of which.
+            within: Only transformations after this one count.
+        """
+        found = [number for number in range(within) if is_wanted(self.nodes[number])]
+        return max(found, default=-1)
+
+
+class _WorkerPart:
+    """A worker's part of a pipeline."""
+
+    def __init__(
+        self,
+        plan: _Plan,
+        place: WorkerPlace,
+        is_repeated: bool,
+        unfilled: UnfilledRounds | None = None,
+    ) -> None:
+        """Begin at the source.
+
+        Args:
+            plan: The pipeline.
+            place: This worker's.
+            is_repeated: Whether an epoch of `fit` may go on with the next pass.
+            unfilled: Counts the rounds that this worker turns out to have no rows for.
+        """
+        self._plan, self._place = plan, place
+        self._is_repeated, self._unfilled = is_repeated, unfilled
+        self._nodes = plan.nodes
+        # From the source on, as far as `_node` has been.
+        self._in_order = [self._source(plan.nodes[-1])]
+
+    def _node(self, number: int) -> Pipeline:
+        """Return a transformation, with a fixed order where the script left that open."""
+        fixed = self._in_order
+        while len(fixed) < len(self._nodes) - number:
+            node, source = self._nodes[-1 - len(fixed)], fixed[-1]
+            is_open = pipeline.has_open_order(node, self._nodes[0])
+            if is_open or source is not pipeline.inputs_of(node)[0]:
+                seed = self._seed(len(self._nodes) - 1 - len(fixed))
+                node = pipeline.rebuild_in_order(node, source, self._place.worker, seed)
+            fixed.append(node)
+        return fixed[len(self._nodes) - 1 - number]
+
+    def dataset(self) -> Pipeline:
+        """Return it. Raises ConfigurationError."""
+        place, plan, point = self._place, self._plan, self._dealt_at
+        if self._cuts_batches:
+            part = self._cut_batches(point)
+        else:
+            deals_rows = self._behind is None and plan.batching is not None
+            # The rest of a pass that is repeated before the batching is no batch.
+            ends_batch = not deals_rows or plan.repeats_between(point) == 1
+            deal_out = functools.partial(
+                deal_elements,
+                window=self._window(in_batches=self._behind is not None),
+                drops_rest=self._drops_rest(point),
+                is_repeated=self._is_repeated and ends_batch,
+                unfilled=self._unfilled if ends_batch else None,
+            )
+            part = self._push_up(self._node(point), deal_out, self._dealing(point))
+        for number in range(point - 1, -1, -1):
+            is_batching = number == plan.batching
+            size = place.part_of_batch(_known(plan.batch_size)) if is_batching else None
+            seed = self._own_seed(number)
+            part = pipeline.rebuild(self._nodes[number], part, place.worker, size, seed)
+        return part
+
+    def parts(self) -> BatchParts:
+        """Return how much of the script's batches each mini-batch of a pass is."""
+        rows, size = self.rows_of_workers(), self._plan.batch_size
+        if rows is None or size is None:
+            return BatchParts.alike(self._place)
+        return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
+
+    def short_by(self) -> int:
+        """Return `Shared.short_by` of this worker."""
+        rows, plan, place = self.rows_of_workers(), self._plan, self._place
+        if rows is None or plan.batch_size is None or plan.num_passes < 0:
+            return 0
+        steps = place.steps_of_rows(plan.batch_size, rows, plan.drops_rest)
+        return place.short_by(steps) * plan.num_passes
+
+    def rows_of_workers(self) -> tuple[int, ...] | None:
+        """Return the rows that each worker batches in one pass; None if they are not known."""
+        plan, place = self._plan, self._place
+        total, size = plan.rows_of_pass, plan.batch_size
+        if not total or size is None or not plan.keeps_batches:
+            return None
+        window = place.run_batch(size)
+        if self._cuts_batches:
+            return place.dealt_rows(total - (total % size if plan.drops_rest else 0), window)
+        # Rows may be repeated, or made of other elements, between there and the batching.
+        dealt = int(self._nodes[self._dealt_at].cardinality())
+        if dealt <= 0 or total % dealt:
+            return None
+        full = dealt - (dealt % window if self._drops_rest(self._dealt_at) else 0)
+        return tuple(total // dealt * rows for rows in place.dealt_rows(full, window))
+
+    @functools.cached_property
+    def _behind(self) -> int | None:
+        return self._last_behind_batches()
+
+    @property
+    def _cuts_batches(self) -> bool:
+        """Whether every worker makes the whole batches and keeps its part of their rows."""
+        return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
+
+    @functools.cached_property
+    def _dealt_at(self) -> int:
+        """The transformation whose output is dealt out or cut."""
+        if self._cuts_batches:
+            return self._behind or 0
+        return self._point() if self._behind is None else self._point_behind(self._behind)
+
+    def _last_behind_batches(self) -> int | None:
+        """Return the last transformation behind the batching that needs whole batches, if any.
+
+        Before it every worker has the script's whole batches. A `filter` chooses among these. A
+        `map` may compute a row's values from all rows of a batch; that matters where a worker
+        takes a part of each batch.
+        """
+        plan, divides = self._plan, self._place.divides_batch
+        if plan.batching is None or (divides and plan.fixes_rows):
+            return None
+        for number in range(plan.batching):
+            node = self._nodes[number]
+            if pipeline.may_drop(node):
+                return number
+            if divides and pipeline.is_map(node) and self._mixes_rows(number):
+                return number
+        return None
+
+    def _mixes_rows(self, number: int) -> bool:
+        """Return whether a map gives other rows for parts of a batch than for the whole."""
+        function = self._nodes[number]._map_func
+        known = _MIXES_ROWS.setdefault(function, {})
+        if self._place.num_workers not in known:
+            try:
+                batch = pipeline.first_element(self._nodes[number + 1])
+                known[self._place.num_workers] = mixes_rows(function, batch, self._place)
+            except tf.errors.OpError:
+                return False  # as it fails for the script alone
+        return known[self._place.num_workers]
+
+    def _source(self, node: Pipeline) -> Pipeline:
+        """Return what the last known transformation gives, with this fit's seeds before it.
+
+        The script's own object goes on with its generators as often as it was iterated over. A
+        worker that has passed over fits has not iterated, so what can be made again is.
+        """
+        fit, sources = self._place.fit, pipeline.inputs_of(node)
+        has_cache = any(pipeline.name_of(each) in pipeline.KEEPING for each in (*self._nodes, node))
+        if fit is None or not fit.uses or len(sources) != 1 or has_cache:
+            return node
+        source = self._source(sources[0]) if pipeline.is_rebuilt_whole(node) else sources[0]
+        known = pipeline.seed_of(node) if pipeline.name_of(node) == pipeline.SHUFFLE else None
+        is_new = known is not None and pipeline.reshuffles(node)
+        if source is sources[0] and not is_new:
+            return node
+        seed = mixed_seed(known, fit.uses) if known is not None and is_new else known
+        return pipeline.rebuild_in_order(node, source, self._place.worker, seed)
+
+    def _seed(self, number: int) -> int | None:
+        """Return the seed of a shuffle on all workers; None: the transformation is another one.
+
+        A dataset that is iterated over again goes on with its shuffle's generator, and so has
+        another order in another `fit`. What is made here for each `fit` begins with another seed,
+        unless the order stays: by reshuffle_each_iteration=False, or in a cache behind it. A new
+        dataset with the same seed begins with the same order, and one without with another.
+        """
+        node, fit = self._nodes[number], self._place.fit
+        if pipeline.name_of(node) != pipeline.SHUFFLE:
+            return None
+        seed = pipeline.seed_of(node)
+        if seed is None:
+            before_data = 0 if fit is None else fit.before_data
+            seed = mixed_seed(self._place.rule.seed, before_data)
+        is_kept = any(pipeline.name_of(each) in pipeline.KEEPING for each in self._nodes[:number])
+        if fit is None or is_kept or not pipeline.reshuffles(node):
+            return seed
+        return mixed_seed(seed, fit.uses)
+
+    def _own_seed(self, number: int) -> int | None:
+        """Return the seed of a shuffle of this worker's part; None: no matter which."""
+        seed, place = self._seed(number), self._place
+        if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
+            return None
+        return own_seed(seed, place.worker)
+
+    def _point(self) -> int:
+        """Return the transformation whose output is shared.
+
+        The last one before the first shuffle, and before the batching, up to which all workers get
+        the same: there the parts are most even. What comes of one file or window stays together
+        only where it must. A `filter` behind the shuffle leaves each worker another number of rows,
+        and so of steps; so rows are dealt out behind it if the shuffle can be the same everywhere.
+        """
+        last, reason = len(self._nodes) - 1, ""
+        first = 0 if self._plan.batching is None else self._plan.batching + 1
+        changing = [
+            n
+            for n in range(first, last)
+            if pipeline.changes_elements(self._nodes[n]) or pipeline.may_drop(self._nodes[n])
+        ]
+        for end in (*changing[:1], last):
+            point, reason_here = self._point_within(end, self._plan.batching)
+            reason = reason or reason_here
+            if point is not None and self._suffices(self._nodes[point]):
+                return point
+        if reason:
+            raise _unsure(reason)
+        raise self._too_few(self._nodes[last])
+
+    def _too_few(self, source: Pipeline) -> ConfigurationError:
+        total = int(source.cardinality())
+        return ConfigurationError(
+            f"{total} elements of the tf.data.Dataset given to fit cannot be shared by "
+            f"{self._place.num_workers} workers; expected at least one each. Use "
+            f"--nb_workers={max(total, 1)} at most, or more data."
+        )
+
+    def _point_behind(self, behind: int) -> int:
+        """Return the transformation whose output, whole batches, is dealt out."""
+        point, reason = self._point_within(behind, None)
+        if point is None:
+            raise _unsure(reason, *self._named(behind))
+        if not self._suffices(self._nodes[point]):
+            raise self._too_few(self._nodes[point])
+        return point
+
+    def _named(self, number: int) -> tuple[str, str]:
+        """Return how an error calls a transformation behind the batching, and what helps."""
+        name = pipeline.plain_name(self._nodes[number])
+        why = (
+            f"{name} stands behind batch() and needs the script's whole batches, so that every "
+            "worker has to prepare the same ones: "
+        )
+        return why, f"Put {name} before batch(), or give "
+
+    def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
+        """Return the point among the transformations up to `end`, or why there is none.
+
+        Args:
+            end: The first that may be it.
+            batching: It has to be before this one; None: it may be any.
+        """
+        last = -1 if batching is None else batching
+        shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
+        point, reason = None, ""
+        for number in range(end, max(shuffle, last), -1):
+            reason = pipeline.why_unsure(self._node(number), self._nodes[0])
+            if reason:
+                break
+            point = number
+        while point is not None and point < end and pipeline.is_one_to_one(self._nodes[point]):
+            point += 1
+        return point, reason
+
+    def _suffices(self, source: Pipeline) -> bool:
+        total = int(source.cardinality())
+        return total < 0 or total >= self._place.num_workers
+
+    def _window(self, in_batches: bool) -> int:
+        """Return the elements of a window that is dealt out."""
+        place, plan = self._place, self._plan
+        if not in_batches and plan.batching is not None:
+            return place.run_batch(_known(plan.batch_size))
+        if in_batches or pipeline.has_batches(self._nodes[0]):
+            return place.num_workers
+        return place.num_workers * DEFAULT_BATCH_SIZE
+
+    def _push_up(
+        self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
+    ) -> Pipeline:
+        """Return a worker's part of what a transformation gives, taken as early as possible."""
+        name = pipeline.name_of(node)
+        if name == pipeline.ZIP and pipeline.are_equally_long(node):
+            parts = (
+                self._push_up(each, deal_out, place) for each in tf.nest.flatten(node._datasets)
+            )
+            return tf.data.Dataset.zip(tf.nest.pack_sequence_as(node._datasets, list(parts)))
+        if pipeline.is_one_to_one(node):
+            (source,) = pipeline.inputs_of(node)
+            is_cache = name == pipeline.CACHE
+            before = dataclasses.replace(place, deals_alike=True) if is_cache else place
+            part = self._push_up(source, deal_out, before)
+            return pipeline.rebuild(node, part, place.worker)
+        return deal_out(node, place=place)
+
+    def _dealing(self, point: int) -> WorkerPlace:
+        """Return the place that decides how the output of a transformation is dealt out.
+
+        Where the script's own order stays the same, or begins alike with each new dataset, so do
+        the workers' parts: a cache, even one in a file, keeps the first part, and a shuffle that
+        repeats its order would otherwise order other rows each time.
+        """
+        place, behind = self._place, self._nodes[:point]
+        shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
+        is_cached = any(pipeline.name_of(node) == pipeline.CACHE for node in behind)
+        if is_cached or not all(pipeline.reshuffles(node) for node in shuffles):
+            return dataclasses.replace(place, deals_alike=True)
+        is_seeded = any(pipeline.seed_of(node) is not None for node in shuffles)
+        if place.fit is None or not is_seeded:
+            return place
+        fit = dataclasses.replace(place.fit, before=place.fit.uses)
+        return dataclasses.replace(place, fit=fit)
+
+    def _drops_rest(self, point: int) -> bool:
+        """Return whether a last, short window is the script's last batch, which it drops."""
+        plan, batching = self._plan, self._plan.batching
+        if not (plan.drops_rest and self._place.divides_batch) or batching is None:
+            return False
+        return all(
+            pipeline.is_one_to_one(node) or pipeline.name_of(node) == pipeline.SHUFFLE
+            for node in self._nodes[batching + 1 : point]
+        )
+
+    def _cut_batches(self, point: int) -> Pipeline:
+        """Return each batch of a transformation's with the rows that are this worker's."""
+        whole, place, plan = self._node(point), self._place, self._plan
+        reason = pipeline.why_unsure(whole, self._nodes[0])
+        if reason and plan.fixes_rows:
+            raise _unsure(reason, "", "--batch=worker needs no cut batches; or give ")
+        if reason:
+            raise _unsure(reason, *self._named(point))
+        size = plan.batch_size
+        if size is not None:
+            place.part_of_batch(size)
+        return cut_batches(
+            whole,
+            self._dealing(point),
+            rest=self._rest(),
+            is_repeated=self._is_repeated,
+            unfilled=self._unfilled,
+        )
+
+    def _rest(self) -> int | None:
+        """Return the rows of a last, short batch, 0 if there is none; None: not known."""
+        plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
+        if plan.drops_rest or (plan.batching is None and size is not None):
+            return 0
+        if total is None or size is None or not plan.keeps_batches:
+            return None
+        return total % size
+
+
+def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:
+    """Return the refusal of a dataset that workers may see differently.
+
+    Args:
+        reason: What they may see differently.
+        why: Why they have to see the same there.
+        help_first: Other help than seeds and orders, up to "give".
+    """
+    return ConfigurationError(
+        "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "
+        f"and complete: {why}{reason}. {help_first}each shuffle a seed and each interleave a "
+        "cycle_length, and leave deterministic=False and Python generators out. Or: "
+        f"{_INSTEAD}."
+    )

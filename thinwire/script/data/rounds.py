@@ -1,0 +1,126 @@
+"""How many rows all workers train on together in each step of an epoch.
+
+A sum over a worker's rows is a part of the sum over the rows of a round. A server takes the mean of
+the workers' gradients, weighted by rows. So a worker has to know the rows of the whole round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data.place import Rounds, WorkerPlace
+
+
+@dataclasses.dataclass(frozen=True)
+class EvenRounds:
+    """Workers that do not wait for each other: all are taken to have as many rows as this one.
+
+    Args:
+        num_workers: Number of workers in the run.
+    """
+
+    num_workers: int
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step."""
+        del step
+        return own * self.num_workers
+
+
+@dataclasses.dataclass(frozen=True)
+class DealtRounds:
+    """Rounds of workers that cut their own rows into batches.
+
+    Args:
+        worker: This one, 1..num_workers.
+        sizes: Rows in a full batch of each worker.
+        totals: Rows of each worker in an epoch; None: all batches are full.
+
+    >>> rounds = DealtRounds(1, (2, 1), (5, 2))
+    >>> [rounds.num_rows(step, own) for step, own in enumerate((2, 2, 1))]
+    [3, 3, 1]
+    """
+
+    worker: int
+    sizes: tuple[int, ...]
+    totals: tuple[int, ...] | None
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Return the rows of all workers in a step."""
+        rows = self.sizes
+        if self.totals is not None:
+            pairs = zip(self.sizes, self.totals, strict=True)
+            rows = tuple(max(0, min(size, total - step * size)) for size, total in pairs)
+        check_rows(step, own, rows[self.worker - 1])
+        return sum(rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnknownRounds:
+    """Rounds whose rows cannot be known.
+
+    Args:
+        reason: Why, as the end of a sentence.
+    """
+
+    reason: str
+
+    def num_rows(self, step: int, own: int) -> int:
+        """Refuse to count the rows of a step."""
+        del step, own
+        raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
+
+
+def dealt_rounds(
+    place: WorkerPlace, batch_size: int, totals: Sequence[int] | None, repeats: bool = False
+) -> Rounds:
+    """Return the rounds of workers that each take a part of the script's batch size.
+
+    Args:
+        place: This worker's; it divides batches.
+        batch_size: The script's.
+        totals: Rows of each worker in one pass over the data; None: not known.
+        repeats: Whether an epoch may be another number of passes than one.
+    """
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    workers = range(1, place.num_workers + 1)
+    sizes = tuple(place.part_of_batch(batch_size, worker) for worker in workers)
+    if totals is None:
+        return UnknownRounds(
+            "the number of rows in the training data is not known, and the last batch may be short"
+        )
+    if not any(total % size for total, size in zip(totals, sizes, strict=True)):
+        counts = {total // size for total, size in zip(totals, sizes, strict=True)}
+        if repeats or len(counts) == 1:
+            return full_rounds(place, batch_size)
+    if repeats:
+        return UnknownRounds(
+            f"the training data of {sum(totals)} rows are repeated, and batches of {batch_size} "
+            "leave a short one at the end of each pass"
+        )
+    return DealtRounds(place.worker, sizes, tuple(totals))
+
+
+def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
+    """Return the rounds where every batch is full, however many there are."""
+    if not place.one_group:
+        return EvenRounds(place.num_workers)
+    workers = range(1, place.num_workers + 1)
+    sizes = tuple(place.part_of_batch(batch_size, worker) for worker in workers)
+    return DealtRounds(place.worker, sizes, None)
+
+
+def check_rows(step: int, own: int, expected: int) -> None:
+    """Refuse a batch of another size than planned: then the others' sizes are not known either.
+
+    Raises:
+        ConfigurationError: It has another size.
+    """
+    if own != expected:
+        raise ConfigurationError(
+            f"step {step} of the epoch has {own} rows on this worker; expected {expected}, by the "
+            "batch size and the number of rows"
+        )

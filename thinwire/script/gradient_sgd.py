@@ -1,0 +1,239 @@
+"""DGS's optimizer for training loops of one's own: `GradientSGD`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from absl import logging
+
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.ops.methods.validation import refuse_local_epochs, refuse_script_steps
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.session import LeavesOnExit, Session, StepInfo
+from thinwire.script.settings import read_settings
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Two learning rates are alike that differ by less than this part of themselves.
+RATE_TOLERANCE = 1e-6
+
+
+class GradientSGD(LeavesOnExit):
+    """Replaces the optimizer of a training loop: `step` sends gradients and brings new weights.
+
+    The constructor joins the run and gives the model the server's weights, so the first gradient
+    already counts. Leave with `close`, by a `with` block, or at the end of the process.
+
+    Args:
+        model: A Keras model; W_global, or else all its trainable variables, is shared.
+        lr: Learning rate. The server's counts, and another one here is warned of. Only with
+            mode msgd this one counts.
+        momentum: Of the worker: SAMomentum's with dgs, momentum correction's with dgc, plain with
+            msgd. The other modes have none.
+        weight_decay: Coupled, on the worker: h <- h + weight_decay * theta, in every mode.
+        mode: dgs (gradient_sgd), asgd, gd (aji), dgc, msgd (sgd; no server), or any other
+            ``--method``; upper or lower case.
+        args: See thinwire.script.settings.
+        num_train: Size of the whole training set, which dgc's warm-up needs.
+        **settings: Further flags by name, such as ``id_worker=2``.
+
+    Raises:
+        ConfigurationError: Settings that cannot work, or a model compiled with an optimizer that
+            does more, without lr or momentum here.
+        Unreachable, Refused: No server, or one of another model or method.
+
+    Source: the published program of DGS. Differences: the original throws its first gradient away.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+        mode: str | None = None,
+        args: Any = None,
+        num_train: int | None = None,
+        **settings: Any,
+    ) -> None:
+        keywords = settings | {"mode": mode, "worker_weight_decay": weight_decay}
+        if lr is None and momentum is None:
+            _check_compiled(getattr(model, "optimizer", None))
+        chosen = read_settings(args, keywords, type_node="Worker", momentum=momentum)
+        refuse_script_steps(chosen.run.method, "a script with GradientSGD")
+        refuse_local_epochs(chosen.run.method, "a script with GradientSGD")
+        self._shared = SharedModel.of(model)
+        self._variables = FlatVariables(self._shared.variables)
+        self._numbers = {id(v): n for n, v in enumerate(self._shared.variables)}
+        self._numbers |= {id(v.value): n for n, v in enumerate(self._shared.variables)}
+        self._batch_size = chosen.run.batch_size
+        if chosen.local:
+            self._stepper: _Momentum | Session = _Momentum(
+                self._variables.read(), lr, momentum, chosen.values.worker_weight_decay
+            )
+            return
+        self._stepper = session = Session(chosen, self._shared, num_train)
+        session.open()
+        session.assign()
+        warn_of_other_rate("lr", lr, session)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended: leave the loop."""
+        return self._stepper.stopped
+
+    @property
+    def stop_reason(self) -> str:
+        """Why it ended; empty while it goes on."""
+        return self._stepper.stop_reason
+
+    def step(
+        self,
+        grads_and_vars: Iterable[tuple[Any, Any]],
+        loss: float | None = None,
+        samples: int | None = None,
+    ) -> StepInfo:
+        """Send the gradients of one mini-batch and take over the new weights.
+
+        Args:
+            grads_and_vars: (gradient, variable) of the shared variables, in any order: tensors,
+                arrays, IndexedSlices, or None for a variable that the loss does not depend on.
+            loss: Mean loss, for reports and curves; None: they have none.
+            samples: Examples in the mini-batch; flag batch_size if not given.
+
+        Raises:
+            RunOver: The run had ended before.
+            ConfigurationError: A variable that is not shared, a gradient of another shape.
+            Diverged, Unreachable, Refused: See docs/OPERATIONS.md, exit codes 5, 3 and 4.
+        """
+        gradient = self._flatten(grads_and_vars)
+        if isinstance(self._stepper, _Momentum):
+            info = self._stepper.step(gradient)
+            self._variables.assign(self._stepper.weights)
+            return info
+        session = self._stepper
+        count = self._batch_size if samples is None else int(samples)
+        mean_loss = None if loss is None else float(loss)
+        info = session.step(gradient, count, mean_loss, session.statistics.read())
+        session.assign()
+        return info
+
+    def shard(self, *arrays: Any) -> Any:
+        """Return this worker's part of a training set; see `Session.shard`. All, in mode msgd."""
+        if isinstance(self._stepper, Session):
+            return self._stepper.shard(*arrays)
+        return arrays[0] if len(arrays) == 1 else arrays
+
+    def close(self, cause: str = "done") -> None:
+        """Leave the run; the model keeps the weights that it has."""
+        if isinstance(self._stepper, Session):
+            self._stepper.close(cause)
+
+    def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
+        """Return the gradients as one vector [num_parameters]; of what is missing, zeros."""
+        spec = self._shared.spec
+        flat = np.zeros(spec.num_parameters, np.float32)
+        for gradient, variable in grads_and_vars:
+            number = self._numbers.get(id(variable))
+            if number is None:
+                raise ConfigurationError(
+                    f"{getattr(variable, 'path', variable)!s:.80} is not shared; expected "
+                    "variables in W_global (all trainable ones if that is empty). Train it with "
+                    "an optimizer of its own."
+                )
+            if gradient is None:
+                continue
+            tensor, values = spec.tensors[number], _dense(gradient)
+            if values.shape != tensor.shape:
+                raise ConfigurationError(
+                    f"the gradient of {tensor.path} has the shape {values.shape}; expected "
+                    f"{tensor.shape}."
+                )
+            flat[spec.offsets[number] : spec.offsets[number + 1]] = values.ravel()
+        return flat
+
+
+class _Momentum:
+    """Mode msgd: u <- m u + h + wd theta; theta <- theta - lr u, without a server.
+
+    The rate is outside the velocity, so a new rate acts immediately; Keras keeps it inside.
+    """
+
+    def __init__(
+        self, weights: Float32, lr: float | None, momentum: float | None, weight_decay: float
+    ) -> None:
+        self.rate = 0.02 if lr is None else lr
+        self.momentum = 0.0 if momentum is None else momentum
+        if not (0 < self.rate < float("inf") and 0 <= self.momentum < 1):
+            raise ConfigurationError(
+                f"lr={self.rate}, momentum={self.momentum}: expected lr above 0 and 0 <= momentum "
+                "< 1."
+            )
+        self.weights, self.stopped, self.stop_reason = weights, False, ""
+        self._weight_decay = np.float32(weight_decay)
+        self._velocity = np.zeros_like(weights)
+        self._version = 0
+
+    def step(self, gradient: Float32) -> StepInfo:
+        """Step the weights."""
+        gradient += self._weight_decay * self.weights
+        if np.isfinite(gradient).all():
+            self._velocity *= np.float32(self.momentum)
+            self._velocity += gradient
+            self.weights -= np.float32(self.rate) * self._velocity
+            self._version += 1
+        else:
+            logging.warning("skipping a mini-batch with a gradient that is not finite")
+        return StepInfo(self._version, self.rate)
+
+
+def _check_compiled(optimizer: Any) -> None:
+    """Refuse a compiled optimizer that would be dropped: `GradientSGD` stands in its place.
+
+    Raises:
+        ConfigurationError: It does more than SGD without momentum.
+    """
+    if optimizer is None:
+        return
+    from keras.optimizers import SGD
+
+    plain, found = SGD().get_config(), optimizer.get_config()
+    differing = [
+        name
+        for name in found
+        if name not in ("name", "learning_rate") and found[name] != plain.get(name)
+    ]
+    if type(optimizer) is not SGD or differing:
+        what = type(optimizer).__name__ + (
+            f" with {differing[0]}" if type(optimizer) is SGD else ""
+        )
+        raise ConfigurationError(
+            f"the model is compiled with {what}, which GradientSGD would drop; expected plain "
+            "SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
+            "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
+        )
+
+
+def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
+    """Warn that the server's learning rate counts and not the script's."""
+    server = session.part.core.learning_rate
+    if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
+        logging.warning(
+            "%s=%g does not count: the server's learning rate does, now %g (--learning_rate and "
+            "--lr_schedule of the server)",
+            name,
+            rate,
+            server,
+        )
+
+
+def _dense(gradient: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor, array or IndexedSlices as an array."""
+    if hasattr(gradient, "dense_shape"):  # IndexedSlices: sum the rows that occur twice
+        import tensorflow as tf
+
+        gradient = tf.convert_to_tensor(gradient)
+    return np.asarray(gradient)

@@ -1,0 +1,114 @@
+"""What a script compiles, in words: for the comparison of a run with the run that it continues."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from thinwire.ops.offer import Offer
+from thinwire.runtime.run.program import digest_of_bytes
+from thinwire.script.keras.plan import StepPlan
+
+#: Arguments of Keras' objects that change no result.
+_NAMES = ("name", "dtype", "module", "registered_name", "build_config")
+_RATE = "learning_rate"
+#: Parts of an offer that are compared in addition to what is described here.
+_OF_OFFER = ("constraints", "loss_scale", "num_examples", "statistics", "unused")
+
+
+def describe_compiled(
+    model: Any, plan: StepPlan, offer: Offer, batch_size: int | None = None
+) -> dict[str, str]:
+    """Return what is compiled -> its description.
+
+    A learning rate counts until the optimizer has taken its first step: training may change it
+    afterwards, and a script that loads its optimizer from a file has the changed one.
+
+    Args:
+        model: The Keras model, or one of those that a loop trains.
+        plan: What the script steps.
+        offer: What this worker offers to the PS.
+        batch_size: Batch size of the script alone; None: not known.
+    """
+    found = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
+    for name, value in _losses(model):
+        found[name] = value
+    signature = [[each.path, list(each.shape)] for each in offer.spec.tensors]
+    digest = digest_of_bytes(json.dumps(signature).encode())[:8]
+    found["model"] = (
+        f"{len(signature)} variables with {offer.spec.num_parameters:,} values (digest {digest})"
+    )
+    if batch_size:
+        found["batch size"] = str(batch_size)
+    document = json.loads(offer.to_json())
+    for name in _OF_OFFER:
+        if document[name]:
+            found[name] = json.dumps(document[name])
+    return found
+
+
+def _optimizer(optimizer: Any) -> str:
+    """Return for example ``SGD(learning_rate=0.02, momentum=0.9)``: what is set, defaults left out.
+
+    >>> import keras
+    >>> _optimizer(keras.optimizers.SGD(0.25, momentum=0.5))
+    'SGD(learning_rate=0.25, momentum=0.5)'
+    """
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        return f"{type(optimizer).__name__}({_optimizer(inner)})"
+    known = inspect.signature(type(optimizer).__init__).parameters
+    config = {
+        name: value
+        for name, value in optimizer.get_config().items()
+        if name == _RATE or name not in known or known[name].default != value
+    }
+    if int(optimizer.iterations) and isinstance(config.get(_RATE), int | float):
+        del config[_RATE]
+    return f"{type(optimizer).__name__}({_arguments(config)})"
+
+
+def _losses(model: Any) -> Iterable[tuple[str, str]]:
+    """Yield the loss and its weights, as far as they are known."""
+    loss = getattr(model, "loss", None)
+    if loss:
+        yield "loss", _described(loss)
+    try:
+        config = model.get_compile_config() or {}
+    except Exception:  # noqa: BLE001 - objects of the script's own may be no plain data
+        return
+    if config.get("loss_weights"):
+        yield "loss weights", _described(config["loss_weights"])
+
+
+def _described(value: Any) -> str:
+    """Return a value in one line: a class with its arguments, a function by its name."""
+    if isinstance(value, bool | int | str) or value is None:
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"  # rates are float32
+    if isinstance(value, Mapping):
+        if "class_name" in value and isinstance(value.get("config"), Mapping):
+            return f"{value['class_name']}({_arguments(value['config'])})"
+        pairs = (f"{name}: {_described(item)}" for name, item in value.items())
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_described(item) for item in value)}]"
+    if hasattr(value, "get_config"):
+        try:
+            return f"{type(value).__name__}({_arguments(value.get_config())})"
+        except Exception:  # noqa: BLE001 - of the script's own class
+            return type(value).__name__
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
+def _arguments(config: Mapping[str, Any]) -> str:
+    """Return arguments that are set, without names."""
+    shown = (
+        f"{name}={_described(value)}"
+        for name, value in config.items()
+        if name not in _NAMES and value not in (None, False)
+    )
+    return ", ".join(shown)

@@ -1,0 +1,158 @@
+"""What `fit` reports to the Supervisor, and takes over of what the Supervisor's evaluator finds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from absl import logging
+
+from thinwire.models.flat_model import moving_statistics
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.proto.evaluations import decode_metrics
+from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.files import listed
+from thinwire.script.keras.own_states import OwnStates, reads_optimizer
+from thinwire.script.keras.reports import describe_fit, describe_history
+from thinwire.script.keras.run_member import RunMember
+
+#: Packages whose callbacks change nothing that an evaluation reads but weights of the run.
+_KNOWN_CALLBACKS = ("keras.", "thinwire.")
+
+
+def _is_of_script(callback: Any) -> bool:
+    """Return whether a callback may change what an evaluation reads: one that Keras does not ship.
+
+    It may set a variable or an attribute of the loss, or put other weights into the model.
+    """
+    is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
+    has_own = any(name.startswith("on_") for name in vars(callback))  # as LambdaCallback has
+    return not is_known or has_own
+
+
+class FitEvaluations:
+    """The evaluations of a model's calls of `fit`.
+
+    Args:
+        member: The model's place in the run.
+        central: To what is on the shards.
+
+    Attributes:
+        validates: Whether the present `fit` has validation data.
+        is_evaluating: Whether Keras' evaluate is running.
+    """
+
+    def __init__(self, member: RunMember, central: CentralAccess) -> None:
+        self.validates = self.is_evaluating = False
+        self._member = member
+        self._central = central
+        self._states = OwnStates()
+        self._by_script = False  # evaluations depend on what only a worker's process has
+
+    def begin_fit(self, arguments: dict[str, Any]) -> None:
+        """Look at the arguments of Keras' fit for validation data."""
+        is_given = arguments.get("validation_data") is not None
+        self.validates = is_given or bool(arguments.get("validation_split"))
+        self._by_script = (  # what callbacks of an earlier `fit` have changed, stays so
+            self._by_script
+            or any(map(_is_of_script, listed(arguments.get("callbacks"))))
+            or reads_optimizer(self._member.model)
+        )
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Keep what Keras' evaluate reads apart from the metrics of the training."""
+        before, self.is_evaluating = self.is_evaluating, True
+        try:
+            yield
+        finally:
+            self.is_evaluating = before
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
+        member = self._member
+        is_launched = member.settings is not None and member.settings.is_launched
+        return is_launched and member.in_fit and member.takes_part
+
+    @property
+    def takes_averages(self) -> bool:
+        """Whether this process evaluates now, so that averages of weights have to be here."""
+        return self.is_evaluating or not self.is_elsewhere
+
+    def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics of the validation data at the end of an epoch.
+
+        The run's weights are evaluated once, and all workers wait for that. The Supervisor's
+        evaluator does it. It runs no callbacks and trains nothing, so it cannot know what these
+        change beside the run's weights. Where they may, a worker evaluates, with its callbacks.
+        Where nobody evaluates there are no metrics. Where the run has ended, this worker evaluates
+        its own weights.
+
+        Args:
+            epoch: As Keras counts them.
+            alone: Keras' evaluate.
+            keywords: Its arguments, as `fit` gives them.
+        """
+        member = self._member
+        barriers = member.met_barriers
+        answer = barriers.evaluate(epoch, self._is_by_script())
+        if answer is None:
+            with self._central.lent(), self.evaluating():
+                metrics = alone(**keywords)
+            answer = barriers.answer(epoch, member.joined.part.core.versions, metrics)
+            if isinstance(answer, pb.Evaluated):
+                return decode_metrics(answer.metrics)
+            member.take_end(answer)
+            return metrics
+        if not isinstance(answer, pb.Evaluated):
+            member.take_end(answer)
+            with self.evaluating():
+                return alone(**keywords)
+        logs = decode_metrics(answer.metrics)
+        callbacks = keywords["callbacks"]
+        callbacks.on_test_begin()
+        callbacks.on_test_end(logs)
+        return logs
+
+    def _is_by_script(self) -> bool:
+        """Return whether an evaluation depends on what only the process of a worker has."""
+        if not self._by_script and (changed := self._states.changed(self._shared())):
+            self._by_script = True
+            if self._member.is_chief:
+                logging.info(
+                    "training changes %s and %d more variables that the run does not share, so "
+                    "the chief evaluates in place of the evaluator",
+                    changed[0],
+                    len(changed) - 1,
+                )
+        return self._by_script
+
+    def _shared(self) -> list[Any]:
+        """Return the variables that an evaluator gets from the shards."""
+        session, model = self._member.joined, self._member.model
+        averaged = moving_statistics(model) if session.settings.run.method.bn_sync else []
+        return [*session.shared.variables, *averaged]
+
+    def report_fit(self) -> None:
+        """Report a `fit` of a run that has a Supervisor of ours."""
+        member, session = self._member, self._member.session
+        is_first = not self._states.has_begun
+        has_to = (self.validates or is_first) and self.is_elsewhere and not self._by_script
+        if session is not None and has_to:
+            self._states.begin(self._member.model, self._shared())
+        if session is not None and member.barriers is not None and member.takes_part:
+            layouts = session.part.core.layouts
+            fit = describe_fit(member.model, session.shared.variables, layouts)
+            fit.validates, fit.phase = self.validates, session.phase
+            fit.by_script = self._by_script
+            member.barriers.begin_fit(fit)
+
+    def report_history(self, history: Any) -> None:
+        """Report what `fit` has returned."""
+        member = self._member
+        is_known = isinstance(history, keras.callbacks.History)  # else of a fit of the script's own
+        if member.barriers is not None and not member.stopped and is_known:
+            member.barriers.end_fit(describe_history(history))

@@ -1,0 +1,308 @@
+"""The life of one call of `fit`: it joins, counts epochs and batches, and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from absl import logging
+
+from thinwire.ops.types import ConfigurationError
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.script.data.data import Shared, share
+from thinwire.script.data.fit_counts import FitNumber
+from thinwire.script.data.place import WorkerPlace
+from thinwire.script.data.randomness import own_randomness
+from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.checks import check_states
+from thinwire.script.keras.data_errors import explain_batch
+from thinwire.script.keras.early_stop import EarlyStop
+from thinwire.script.keras.evaluations import FitEvaluations
+from thinwire.script.keras.exchange import StepExchange
+from thinwire.script.keras.held_weights import set_by_script
+from thinwire.script.keras.joining import Joining
+from thinwire.script.keras.phases import Phases
+from thinwire.script.keras.row_sums import RowSums
+from thinwire.script.keras.run_member import RunMember
+from thinwire.script.keras.succession import Succession
+from thinwire.script.keras.train_metrics import TrainMetrics
+from thinwire.script.session import Session
+from thinwire.worker.script import RECORD
+
+
+class _EpochPart(enum.Enum):
+    """Where the present epoch is; each part follows the one before it."""
+
+    BEFORE_STEPS = enum.auto()
+    IN_STEPS = enum.auto()
+    AFTER_STEPS = enum.auto()  # their metrics have been read
+
+
+class FitLifecycle:
+    """Where the present `fit` is, over all calls of a model.
+
+    Attributes:
+        shares_itself: Whether the script has shared its data by `shard`.
+
+    Args:
+        member: The model's place in the run.
+        succession: Of the script's models.
+        phases: Of the script.
+        joining: Makes the sessions.
+        exchange: Of the steps.
+        central: To what is on the shards.
+        evaluations: By the Supervisor.
+        stop: Before its time.
+        metrics: Of the training itself.
+        row_sums: Scales the losses that are sums over rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        member: RunMember,
+        succession: Succession,
+        phases: Phases,
+        joining: Joining,
+        exchange: StepExchange,
+        central: CentralAccess,
+        evaluations: FitEvaluations,
+        stop: EarlyStop,
+        metrics: TrainMetrics,
+        row_sums: RowSums,
+    ) -> None:
+        self.shares_itself = False
+        self._member, self._succession, self._phases = member, succession, phases
+        self._joining, self._exchange, self._central = joining, exchange, central
+        self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
+        self._row_sums = row_sums
+        self._part = _EpochPart.AFTER_STEPS
+        self._to_sit_out = 0  # rounds of this epoch
+        self._epochs_of_round = 0  # in this `fit`, the present one included
+        self._num_batches = 0  # begun in this `fit`
+        self._came_late = False  # to this `fit`: the run had ended before
+        self._has_slots = False  # the optimizers have the state that the PS has made
+        self._is_final = False  # what the run has ended with was taken over
+
+    @contextlib.contextmanager
+    def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Be ready for one call of `fit`; leave the run if it fails.
+
+        Args:
+            arguments: Of Keras' fit.
+
+        Yields:
+            The arguments with this worker's part of the training data.
+
+        Raises:
+            ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
+        """
+        member = self._member
+        self._phases.prepare_fit()
+        place = self._place(self._succession.count_fit(arguments.get("x")))
+        if place is not None:
+            check_states(member.model, place)
+        self._joining.data = Shared(arguments) if place is None else share(arguments, place)
+        self._exchange.begin_fit()
+        self._row_sums.begin_fit(self._joining.data.rounds)
+        self._stop.begin_fit()
+        self._evaluations.begin_fit(self._joining.data.arguments)
+        self._num_batches, self._came_late = 0, False
+        self._epochs_of_round = 0
+        self._has_slots = self._is_final = False
+        member.in_fit, member.has_left = True, False
+        try:
+            self._succession.begin_fit()
+            if member.barriers is not None:
+                member.barriers.count_fit()
+            with contextlib.nullcontext() if place is None else own_randomness(place):
+                yield dict(self._joining.data.arguments)
+            self._phases.end()
+        except BaseException as error:
+            if not self._exchange.num_calls:
+                explain_batch(error, place, self._joining.data.batch_size)
+            RECORD.leave_fit(error)
+            self._phases.note_failure()
+            member.close("error")
+            raise
+        finally:
+            member.in_fit = False
+            self._row_sums.end_fit()
+
+    def begin(self) -> None:
+        """Join before the first step, unless only that shows what the model is."""
+        member = self._member
+        if member.settings is not None and member.settings.run.nb_workers > 1:
+            self._metrics.begin_fit()
+        self._phases.begin()
+        if member.stopped:
+            member.model.stop_training = self._came_late = True
+            logging.warning(
+                "the run has ended (%s) before this fit, which does not train %r",
+                member.stop_reason or "interrupted",
+                member.model.name,
+            )
+
+    def begin_batch(self) -> None:
+        """Count a mini-batch, or several in one execution; raise what went wrong before."""
+        self._exchange.raise_failure()
+        if self._part is _EpochPart.BEFORE_STEPS:
+            self._begin_steps()
+        self._num_batches += 1
+        if self._member.session is not None:
+            self._joining.keep_state()
+            self._member.session.begin_compute()
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Find how many of the coming epoch's rounds this worker has no rows for.
+
+        Args:
+            epoch: As Keras counts them.
+        """
+        data = self._joining.data
+        self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
+        if data.unfilled is not None:
+            data.unfilled.take()  # of a pass that Keras began only to build the model
+        self._epochs_of_round += 1
+        self._exchange.begin_epoch()
+        self._row_sums.begin_epoch()
+        self._stop.begin_epoch(epoch)
+
+    def _begin_steps(self) -> None:
+        self._part = _EpochPart.IN_STEPS
+        self._metrics.begin_epoch()
+
+    def end_steps(self) -> None:
+        """Sit out the last rounds of an epoch, in which only others have rows; once.
+
+        With --local_epochs a round may end here.
+        Where the epoch ends before its time, nobody waits for this worker's rounds any more.
+        """
+        session = self._member.session
+        self._exchange.raise_failure()
+        number, self._to_sit_out = self._to_sit_out, 0
+        data = self._joining.data
+        unfilled = 0 if data.unfilled is None else data.unfilled.take()
+        if session is None:
+            return
+        if self._member.model.stop_training:
+            self._stop.stop_now()
+            self._member.finish_rounds(session)
+            self._take_final(session)
+            self._member.close("done")
+            return
+        for _ in range(number):
+            self._exchange.sit_out(session, 0)
+        for _ in range(unfilled):  # the others did not know that they are the only ones with rows
+            self._exchange.sit_out(session, data.parts.each)
+        self._exchange.raise_failure()
+        if 0 < session.settings.run.method.pacer.local_epochs <= self._epochs_of_round:
+            self._epochs_of_round = 0
+            self._exchange.end_round(session)
+
+    def keep_metrics(self) -> None:
+        """Count further steps from the metrics' present states, which an evaluation has left."""
+        if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
+            self._metrics.begin_epoch()
+
+    def merge_metrics(self, logs: Any) -> bool:
+        """End an epoch's steps, and give its metrics the states of all workers; once.
+
+        Args:
+            logs: What the last step has returned.
+
+        Returns:
+            Whether the metrics are those of an epoch of training, and no others.
+        """
+        if self._part is _EpochPart.AFTER_STEPS or self._evaluations.is_evaluating:
+            return False
+        if self._part is _EpochPart.BEFORE_STEPS:  # an epoch in which only others have rows
+            self._begin_steps()
+        self._part, member = _EpochPart.AFTER_STEPS, self._member
+        self.end_steps()
+        if not member.meets_others:
+            return False
+        answer = member.met_barriers.end_steps(self._stop.epoch, self._metrics.describe())
+        if not isinstance(answer, pb.EpochMeeting):
+            member.take_end(answer)
+            return False
+        self._metrics.note_returned(logs)
+        self._metrics.take(answer.states)
+        return True
+
+    def complete_logs(self, logs: Any, are_results: bool) -> Any:
+        """Return an epoch's logs with the metrics of all workers; see `TrainMetrics`."""
+        return self._metrics.complete(logs, are_results)
+
+    def end_epoch(self) -> None:
+        """End an epoch after its callbacks, and this `fit` with it where all scripts end it."""
+        self._stop.end_epoch()
+
+    def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
+        """Return the metrics at the end of the present epoch; see `FitEvaluations.evaluate`."""
+        return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
+
+    def leave(self) -> bool:
+        """Leave after the last step, and take over what all workers have made; once.
+
+        Returns:
+            Whether the optimizer's own averages are of this run.
+
+        Raises:
+            ConfigurationError: There were steps, and none of them reached the run.
+        """
+        member = self._member
+        if not member.has_left:
+            member.has_left = True
+            self._leave()
+        return member.session is not None and (member.takes_weights or self._has_slots)
+
+    def _leave(self) -> None:
+        member = self._member
+        self._exchange.raise_failure()
+        is_passed_over = member.catch_up.is_behind or self._came_late
+        if self._num_batches and not self._exchange.num_calls and not is_passed_over:
+            raise ConfigurationError(
+                f"{self._num_batches} steps of {member.model.name!r} exchanged nothing: its "
+                "train_step never reached an optimizer, so this worker trained alone. Expected "
+                "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
+            )
+        session = member.session if member.is_offered else None
+        set_here = None
+        if session is not None and not (session.stopped or member.catch_up.is_behind):
+            set_here = set_by_script(session)
+        if session is not None:
+            member.finish_rounds(session)
+            self._joining.keep_state(at_end=True)
+            self._take_final(session)
+        member.close("done")
+        if session is not None and member.wait_for_others("end"):
+            self._joining.join()
+            if not member.catch_up.is_behind:
+                self._has_slots = self._central.fill_slots(session)
+            # Else the rounds of a worker that is started again would wait for this one.
+            member.close("done")
+        if session is not None and not member.catch_up.is_behind:
+            self._phases.note_end()
+        if session is not None and set_here is not None and not member.stopped:
+            session.variables.assign(set_here)
+        if member.stopped:
+            logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
+
+    def _take_final(self, session: Session) -> None:
+        """Take over what the run has ended with, if it has, before its shards wait no longer."""
+        if session.stopped and not self._is_final:
+            self._is_final = True
+            self._has_slots = self._central.take_final(session)
+
+    def _place(self, fit: FitNumber) -> WorkerPlace | None:
+        """Return this worker's place among those that share data; None: the script shares it."""
+        settings = self._member.settings
+        if settings is None or not self._member.is_offered:
+            return None
+        place = WorkerPlace.of(settings.run, settings.worker().id_worker)
+        place = dataclasses.replace(place, fit=fit)
+        return dataclasses.replace(place, shard="off") if self.shares_itself else place

@@ -1,0 +1,163 @@
+"""What `thinwire advise` measures of a script: its model, its first gradients, its steps' time.
+
+`fit` trains for a few steps with the script's own data and compiled optimizer, without its
+callbacks and its validation, then writes the file and ends the process: nothing of the script that
+follows is done, so it leaves no files.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import pathlib
+import statistics
+import sys
+import time
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from thinwire.models.flat_model import FlatVariables, SharedModel
+from thinwire.models.measured import MeasuredModel
+from thinwire.ops.sharding.w_global import shared_variables
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data.rows import count_rows
+from thinwire.script.keras.step import flat_gradient
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+#: Gradients that are kept; of a large model fewer, for they take memory.
+_MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
+#: The first steps compile.
+_WARM_STEPS = 2
+_STEPS, _MOST_SECONDS = 30, 10.0
+_LEAST_STEPS = _WARM_STEPS + 2
+#: Arguments of `fit` that have no place in a few steps.
+_LEFT_OUT = ("self", "validation_data", "validation_steps", "validation_batch_size")
+
+
+def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
+    """Let a model's `fit` measure, write what it finds, and end the process.
+
+    Args:
+        model: Compiled before or after this call.
+        path: The file.
+    """
+    alone = model.fit
+
+    def fit(*args: Any, **keywords: Any) -> NoReturn:
+        bound = inspect.signature(keras.Model.fit).bind(model, *args, **keywords).arguments
+        arguments = {name: value for name, value in bound.items() if name not in _LEFT_OUT}
+        measurement = _Measurement(model)
+        arguments |= {"callbacks": [_Stopper(measurement)], "verbose": 0}
+        arguments |= dict.fromkeys(("epochs", "validation_freq"), sys.maxsize)
+        arguments["initial_epoch"] = 0
+        alone(**arguments)
+        _measured(measurement).store(path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    model.fit = fit
+
+
+class _Measurement:
+    """Stands before one compiled optimizer's `apply`, and records what it gets."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.optimizer = model, model.optimizer
+        self.gradients: list[Float32] = []
+        self.times: list[float] = []
+        self.rows: list[int] = []
+        self.embedding_share = 0.0
+        self._rows: Any = None  # of the mini-batch being traced
+        self._was_applied = False  # in the step being traced
+        self._apply_alone, train_step = model.optimizer.apply, model.train_step
+
+        def step(data: Any) -> Any:
+            self._rows, self._was_applied = count_rows(data), False
+            logs = train_step(data)
+            if not self._was_applied:
+                raise ConfigurationError(
+                    f"the train_step of {model.name!r} does not step with the optimizer that the "
+                    "model is compiled with, whose steps thinwire advise measures; expected "
+                    "self.optimizer.apply_gradients(...) there. Leave out advise: thinwire run "
+                    "trains with several optimizers, too."
+                )
+            return logs
+
+        model.optimizer.apply, model.train_step = self._apply, step
+        model.jit_compile = False  # XLA cannot compile what records
+        model.train_function = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether enough is known."""
+        if len(self.times) < _LEAST_STEPS:
+            return False
+        return len(self.times) > _STEPS or self.times[-1] - self.times[0] > _MOST_SECONDS
+
+    def step_seconds(self) -> list[float]:
+        """Return the time of each step but the first ones."""
+        times = self.times[_WARM_STEPS:]
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    def _apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        grads, self._was_applied = list(grads), True
+        variables = trainable_variables
+        if variables is None:
+            variables = self.optimizer._trainable_variables
+        found = {id(v): gradient for gradient, v in zip(grads, variables, strict=True)}
+        shared = shared_variables(self.model)
+        sizes = [int(np.prod(each.shape)) for each in shared]
+        rows = [isinstance(found.get(id(each)), tf.IndexedSlices) for each in shared]
+        self.embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
+        flat = tf.concat([flat_gradient(found.get(id(each)), each) for each in shared], 0)
+        scale = getattr(self.optimizer, "dynamic_scale", None)
+        if scale is not None:
+            flat = flat / tf.cast(scale.value, tf.float32)
+        tf.numpy_function(self._record, [flat, tf.cast(self._rows, tf.int64)], [])
+        return self._apply_alone(grads, trainable_variables)
+
+    def _record(self, gradient: Float32, rows: np.int64) -> None:
+        self.times.append(time.perf_counter())
+        self.rows.append(int(rows))
+        most = max(1, min(_MOST_GRADIENTS, _MOST_GRADIENT_BYTES // max(1, gradient.nbytes)))
+        if len(self.gradients) < most and np.isfinite(gradient).all():
+            self.gradients.append(gradient.copy())
+
+
+class _Stopper(keras.callbacks.Callback):
+    """Ends `fit` when enough is known."""
+
+    def __init__(self, measurement: _Measurement) -> None:
+        super().__init__()
+        self._measurement = measurement
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Look whether enough is known."""
+        del batch, logs
+        if self._measurement.is_done:
+            self.model.stop_training = True
+
+
+def _measured(measurement: _Measurement) -> MeasuredModel:
+    """Return what was recorded."""
+    shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
+    seconds = measurement.step_seconds()
+    return MeasuredModel(
+        name=measurement.model.name,
+        spec=shared.spec,
+        rows=int(statistics.median(measurement.rows)),
+        step_seconds=statistics.median(seconds),
+        num_steps=len(seconds),
+        optimizer=type(getattr(optimizer, "inner_optimizer", optimizer)).__name__,
+        embedding_share=measurement.embedding_share,
+        weights=shared.flat(),
+        statistics=FlatVariables(shared.statistics).read(),
+        gradients=measurement.gradients,
+    )

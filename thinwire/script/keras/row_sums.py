@@ -1,0 +1,420 @@
+"""Losses that are sums over the rows of a batch, where a worker trains on a part of the batch.
+
+A server takes the mean of the workers' gradients, weighted by rows. The mean of means over rows is
+the mean over all rows, so most losses need nothing. The mean of sums over rows is too small: with N
+workers, 1/N of the sum. Such a part of a loss is therefore multiplied by R / r, R being the rows of
+all workers in this step and r those of this worker. A regularizer of weights is the same on all
+workers and needs nothing either.
+
+A loss has three sources, and each is looked at where Keras adds it up:
+
+- The losses that `compile` was given. The `reduction` of Keras' own shows it.
+- The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
+- What a `train_step` or a `compute_loss` of the script's own adds up. It has no parts to scale.
+
+Where nothing shows whether a value is a sum, it is computed twice: for the batch, and for the batch
+with each row repeated. A mean stays what it is, and a sum doubles. This happens once in each `fit`,
+in the first step, before its gradient is sent. TensorFlow calls this module within the graph, in
+the order of the graph's steps, so what a step knows is kept in plain Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras.src.losses.losses import LossFunctionWrapper
+from keras.src.trainers.data_adapters import data_adapter_utils
+
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data.place import Rounds
+from thinwire.script.data.rows import count_rows
+from thinwire.script.keras.exchange import StepExchange
+from thinwire.script.keras.plan import running_eagerly
+from thinwire.script.keras.row_kinds import (
+    RowKind,
+    kind_of_gradients,
+    kinds_of,
+    moved,
+    repeated,
+    rows_of,
+)
+from thinwire.script.keras.run_member import RunMember
+from thinwire.script.keras.step import recording
+from thinwire.script.keras.traces import call_with_values
+from thinwire.script.keras.trial import StepTrial
+
+#: Within a `tf.function` of the script's own nothing here is converted to a graph's control flow.
+_as_it_is = tf.autograph.experimental.do_not_convert
+
+_REMEDY = (
+    "Or give --batch=worker, with which each worker takes batches of the script's size and the "
+    "server takes the mean over the workers."
+)
+
+
+class _Part:
+    """One part of the loss.
+
+    Attributes:
+        name: For messages.
+        kind: As far as it is known.
+        usual: What it is taken for while nothing shows it.
+    """
+
+    def __init__(self, name: str, usual: RowKind) -> None:
+        self.name, self.kind, self.usual = name, RowKind.UNDECIDED, usual
+
+    @property
+    def is_sum(self) -> bool:
+        kind = self.usual if self.kind in (RowKind.UNDECIDED, RowKind.OTHER) else self.kind
+        return kind is RowKind.SUM
+
+
+class RowSums:
+    """Scales the sums over rows in the loss of one model, while `fit` divides its batches.
+
+    Args:
+        member: The model's place in the run.
+        exchange: Exchanges the steps; keeps an error that is raised within a graph.
+        trial: Tries the model's train_step.
+    """
+
+    def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
+        self._member, self._exchange, self._trial = member, exchange, trial
+        self._rounds: Rounds | None = None
+        self._compiled: list[_CompiledLoss] = []
+        self._added: dict[int, _Part] = {}  # by position
+        self._step = 0  # of the epoch
+        self._rows: int | None = None  # of this worker in the present step; None: in no step
+        self._repeats: int | None = None  # of each row, while a train_step is tried
+        self._data: Any = None  # of the present call of a train_step
+        self._whole = _Part("train_step", RowKind.FIXED)  # of the script's own
+
+    # -- where the fit is -------------------------------------------------------------------------
+
+    def begin_fit(self, rounds: Rounds | None) -> None:
+        """Look at the losses of a `fit`.
+
+        Args:
+            rounds: Rows of all workers in each step; None: batches are not divided.
+        """
+        self._rounds = rounds
+        compiled = [each.part for each in self._compiled]
+        for part in (self._whole, *self._added.values(), *compiled):
+            part.kind = RowKind.UNDECIDED
+
+    def begin_epoch(self) -> None:
+        """Count the steps from 0 on."""
+        self._step = 0
+
+    def end_fit(self) -> None:
+        """Scale nothing between two fits."""
+        self._rounds, self._rows, self._data = None, None, None
+
+    @contextlib.contextmanager
+    def step(self, data: Any) -> Iterator[None]:
+        """Scale the losses of one call of the model's train_step.
+
+        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So it
+        looks in each step whether there is anything to scale.
+
+        Args:
+            data: Its mini-batch.
+        """
+        settings = self._member.settings
+        if settings is None or settings.run.nb_workers == 1:
+            yield
+            return
+        self._data = data
+        self._watch_losses()
+        if not self._is_standard:
+            self._once(self._whole, self._try_step, data)
+        tf.numpy_function(self._begin_step, [count_rows(data)], [])
+        try:
+            yield
+        finally:
+            self._data = None
+        tf.numpy_function(self._end_step, [], [])
+
+    def _begin_step(self, rows: Any) -> None:
+        self._rows = None if self._rounds is None else int(rows)
+
+    def _end_step(self) -> None:
+        self._rows = None
+        self._step += 1
+
+    @property
+    def _is_standard(self) -> bool:
+        """Whether Keras' own code adds up the loss."""
+        model = self._member.model
+        is_own = getattr(model.compute_loss, "__func__", None) is keras.Model.compute_loss
+        return is_own and self._trial.is_standard
+
+    # -- parts of the loss ------------------------------------------------------------------------
+
+    def _watch_losses(self) -> None:
+        model = self._member.model
+        if "_aggregate_additional_loss" not in vars(model):
+            alone = model._aggregate_additional_loss
+            model._aggregate_additional_loss = _as_it_is(functools.partial(self._aggregate, alone))
+        self._watch(getattr(model, "_compile_loss", None))
+
+    def _watch(self, compile_loss: Any) -> None:
+        """Let each loss that `compile` was given be scaled, from when Keras knows them."""
+        if compile_loss is None:
+            return
+        if compile_loss.built:
+            self._watch_each(compile_loss)
+        elif "build" not in vars(compile_loss):
+            build = compile_loss.build
+
+            def build_watched(y_true: Any, y_pred: Any) -> None:
+                build(y_true, y_pred)
+                self._watch_each(compile_loss)
+
+            compile_loss.build = build_watched
+
+    def _watch_each(self, compile_loss: Any) -> None:
+        for number, entry in enumerate(compile_loss._flat_losses):
+            if not isinstance(entry.loss, _CompiledLoss):
+                watched = _CompiledLoss(entry.loss, entry.name, self)
+                self._compiled.append(watched)
+                compile_loss._flat_losses[number] = entry._replace(loss=watched)
+
+    def scale_compiled(
+        self, loss: Any, part: _Part | None, value: Any, y: Any, y_pred: Any, sample_weight: Any
+    ) -> Any:
+        """Return the value of a compiled loss, scaled if it is a sum over the rows.
+
+        Args:
+            loss: Keras' own, or the script's.
+            part: Which it is; None: it is a mean.
+            value: Of the loss.
+            y: Its arguments.
+            y_pred: Its arguments.
+            sample_weight: Its arguments.
+        """
+        if self._data is None or part is None:
+            return value
+        if len(value.shape):
+            self._once(part, lambda arguments: self._refuse_rows(part), (y, y_pred, sample_weight))
+            return value
+
+        def evaluate(arguments: Any, is_moved: bool) -> list[float]:
+            y, y_pred, sample_weight = arguments
+            if is_moved:
+                y_pred = tf.nest.map_structure(moved, y_pred)
+            with running_eagerly():  # a function would want a thread of TensorFlow's own
+                return [float(loss(y, y_pred, sample_weight))]
+
+        def decide(arguments: Any) -> None:
+            self._decide([part], kinds_of(evaluate, arguments) or [RowKind.OTHER])
+
+        self._once(part, decide, (y, y_pred, sample_weight))
+        return self._scaled(part, value)
+
+    def _refuse_rows(self, part: _Part) -> None:
+        part.kind = RowKind.OTHER
+        self._refuse(
+            f"the {part.name} of {self._member.model.name!r} gives a value for each row "
+            "(reduction=None): its gradient is that of their sum, and the loss in History is their "
+            'mean; expected one of both where workers share a batch. Give it reduction="sum" or '
+            'reduction="sum_over_batch_size".'
+        )
+
+    def _aggregate(self, alone: Callable[[Any], Any], loss: Any) -> Any:
+        """Return the sum of one of the model's additional losses, scaled if it is one over rows."""
+        total = alone(loss)
+        if self._data is None:
+            return total
+        added = _added_losses(self._member.model)
+        position = next((n for n, each in enumerate(added) if each is loss), None)
+        if position is None:  # a regularizer of weights
+            return total
+        part = self._added.get(position)
+        if part is None:
+            layer = next(
+                layer
+                for layer in self._member.model._flatten_layers()
+                if any(loss is each for each in layer._get_own_losses())
+            )
+            is_by_row = len(loss.shape) > 0 and loss.shape[0] == rows_of(self._data)
+            usual = RowKind.SUM if is_by_row else RowKind.FIXED
+            name = f"value that layer {layer.name!r} adds to the loss"
+            part = self._added[position] = _Part(name, usual)
+        if _is_at_hand(self._data):
+            self._once(part, self._decide_added, self._data)
+        return self._scaled(part, total)
+
+    def _decide_added(self, data: Any) -> None:
+        """Find the kinds of the model's additional losses."""
+        model = self._member.model
+        x, _, _ = data_adapter_utils.unpack_x_y_sample_weight(data)
+        training = {"training": True} if model._call_has_training_arg else {}
+
+        def evaluate(inputs: Any, is_moved: bool) -> list[float]:
+            variables = model.trainable_variables if is_moved else []
+            values = [(each, moved(each.value)) for each in variables]
+            with running_eagerly(), keras.StatelessScope(values, collect_losses=True):
+                model(inputs, **training)
+                return [float(tf.reduce_sum(each)) for each in _added_losses(model)]
+
+        kinds = kinds_of(evaluate, x) or [RowKind.OTHER] * len(self._added)
+        self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
+
+    def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[RowKind]) -> None:
+        """Take the kinds of some parts; refuse one that cannot be scaled."""
+        for part, kind in zip(parts, kinds, strict=False):
+            if part is None:
+                continue
+            part.kind = kind
+            if kind is RowKind.MIXED:
+                self._refuse(
+                    f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
+                    "batch to a mean over them, and workers that share a batch scale sums alone; "
+                    "expected one of both. Make it two losses, or divide the sum by the "
+                    f"number of rows. {_REMEDY}"
+                )
+            elif kind is RowKind.OTHER:
+                logging.info("the %s is neither a sum nor a mean over rows", part.name)
+
+    def _scaled(self, part: _Part, value: Any) -> Any:
+        if tf.executing_eagerly():
+            return value * tf.cast(self._factor(part), value.dtype)
+        factor = tf.numpy_function(functools.partial(self._factor, part), [], tf.float32)
+        return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
+
+    def _factor(self, part: _Part) -> np.float32:
+        """Return what a part of the loss is multiplied by in the present step."""
+        if not part.is_sum:
+            return np.float32(1)
+        if self._repeats is not None:
+            return np.float32(1 / self._repeats)
+        if self._rounds is None or not self._rows:
+            return np.float32(1)
+        try:
+            return np.float32(self._rounds.num_rows(self._step, self._rows) / self._rows)
+        except ConfigurationError as error:
+            self._refuse(
+                f"the {part.name} of {self._member.model.name!r} is a sum over the rows of a "
+                f"batch, which workers that share a batch have to scale by its size, and {error}. "
+                "Expected batches of one size: choose a batch size that divides the rows, give a "
+                "tf.data.Dataset .batch(n, drop_remainder=True), or let the loss be a mean over "
+                f"the rows. {_REMEDY}"
+            )
+            return np.float32(1)
+
+    # -- a train_step of the script's own ---------------------------------------------------------
+
+    def _try_step(self, data: Any) -> None:
+        """Refuse a train_step whose own loss is a sum over rows.
+
+        The parts that can be scaled are: so the gradients stay what they are, if nothing else is a
+        sum. Optimizers do not step meanwhile, and no variable of Keras changes.
+        """
+        trial, before = self._trial, self._data
+
+        def gradients(repeats: int) -> list[Any]:
+            self._repeats, self._data = repeats, repeated(data, repeats)
+            with (
+                running_eagerly(),
+                recording(keeps_gradients=True) as recorder,
+                keras.StatelessScope(collect_losses=True),
+            ):
+                trial.train_step(self._data)
+            return recorder.gradients
+
+        try:
+            self._whole.kind = kind_of_gradients(gradients, rows_of(data))
+        finally:
+            self._repeats, self._data = None, before
+        if self._whole.kind in (RowKind.SUM, RowKind.MIXED):
+            own = "compute_loss" if self._trial.is_standard else "train_step"
+            what = "sums its loss" if self._whole.kind is RowKind.SUM else "adds a sum to its loss"
+            self._refuse(
+                f"the {own} of {self._member.model.name!r} {what} over the rows of a batch, and "
+                "workers that share a batch would step with a part of that sum; expected a mean "
+                "over the rows, or a sum that Keras adds up: give compile a loss with "
+                'reduction="sum" or call add_loss, and let the train_step call self.compute_loss. '
+                f"{_REMEDY}"
+            )
+
+    # -- within a graph ---------------------------------------------------------------------------
+
+    def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
+        """Let the kind of a part be found, with values at hand, unless it is known.
+
+        Args:
+            part: Undecided before the first step of a `fit` that divides batches.
+            decide: Finds it.
+            value: Any structure of tensors; `decide` gets it with values.
+        """
+        if tf.executing_eagerly():
+            if not self._is_known(part):
+                decide(value)
+            return
+
+        def call(values: Any) -> int:
+            decide(values)
+            return 0
+
+        is_known = tf.numpy_function(lambda: np.bool_(self._is_known(part)), [], tf.bool)
+        tf.cond(
+            tf.ensure_shape(is_known, []),
+            lambda: tf.constant(0),
+            lambda: call_with_values(call, value),
+        )
+
+    def _is_known(self, part: _Part) -> bool:
+        return self._rounds is None or part.kind is not RowKind.UNDECIDED
+
+    def _refuse(self, text: str) -> None:
+        """End the fit with an error, before the gradient of this step is sent."""
+        self._exchange.keep(ConfigurationError(text))
+
+
+class _CompiledLoss:
+    """One of the losses that `compile` was given, scaled while batches are divided."""
+
+    def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
+        self._loss, self._owner, self.name = loss, owner, loss.name
+        usual = RowKind.SUM if loss.reduction == "sum" else RowKind.FIXED
+        self.part = _Part(f"loss {loss.name!r} of output {name!r}", usual)
+        is_mean = _is_of_keras(loss) and loss.reduction not in ("sum", "none", None)
+        self._is_mean = is_mean
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        value = self._loss(y_true, y_pred, sample_weight)
+        part = None if self._is_mean else self.part
+        scale = _as_it_is(self._owner.scale_compiled)
+        return scale(self._loss, part, value, y_true, y_pred, sample_weight)
+
+
+def _is_of_keras(loss: Any) -> bool:
+    """Return whether Keras computes a loss: for each row, and then reduced."""
+    functions = [type(loss).call, type(loss).__call__]
+    if isinstance(loss, LossFunctionWrapper):
+        functions.append(loss.fn)
+    return all(str(getattr(each, "__module__", "")).startswith("keras.") for each in functions)
+
+
+def _added_losses(model: Any) -> list[Any]:
+    """Return what layers have given to add_loss in the newest call, without regularizers."""
+    layers = model._flatten_layers(include_self=True)
+    return [loss for layer in layers for loss in layer._get_own_losses()]
+
+
+def _is_at_hand(data: Any) -> bool:
+    """Return whether a mini-batch belongs to what is executed or traced here."""
+    if tf.executing_eagerly():
+        return True
+    here = tf.compat.v1.get_default_graph()
+    leaves = tf.nest.flatten(data, expand_composites=True)
+    return all(each is None or getattr(each, "graph", None) is here for each in leaves)

@@ -1,0 +1,341 @@
+"""The worker behind a distributed model: ``model.thinwire``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from thinwire.models.flat_model import FlatVariables
+from thinwire.ops.types import ConfigurationError
+from thinwire.script.data.rows import count_rows
+from thinwire.script.keras.assignments import Assignments
+from thinwire.script.keras.central import CentralAccess
+from thinwire.script.keras.clock import RunClock
+from thinwire.script.keras.early_stop import EarlyStop
+from thinwire.script.keras.evaluations import FitEvaluations
+from thinwire.script.keras.exchange import StepExchange
+from thinwire.script.keras.fit_lifecycle import FitLifecycle
+from thinwire.script.keras.held_weights import takes_changes
+from thinwire.script.keras.joining import Joining
+from thinwire.script.keras.loops import LoopSteps, Together
+from thinwire.script.keras.optimizers import ScriptOptimizers, settings_with_momentum
+from thinwire.script.keras.own_loop import OwnLoop
+from thinwire.script.keras.phases import Phases
+from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
+from thinwire.script.keras.row_sums import RowSums
+from thinwire.script.keras.run_member import RunMember
+from thinwire.script.keras.step import ExchangeStep, StepCall, WeightsChanged, watch_steps
+from thinwire.script.keras.succession import Succession
+from thinwire.script.keras.traces import refuse_compiling
+from thinwire.script.keras.traffic import EpochTraffic
+from thinwire.script.keras.train_metrics import TrainMetrics
+from thinwire.script.keras.trial import StepTrial
+from thinwire.script.session import LeavesOnExit, StepInfo, part_of
+from thinwire.script.settings import ScriptSettings
+from thinwire.worker.script import RECORD
+
+if TYPE_CHECKING:
+    from thinwire.ops.types import Float32
+
+
+class ModelSession(LeavesOnExit):
+    """A model's part in a run, over all calls of its `fit`, or in a loop of the script's own.
+
+    It puts the mechanisms of the package together, and is what the steps within the graph know.
+
+    Attributes:
+        calls: Arguments of `thinwire.distribute`, by the identity of the distributed object.
+        call: What is known of the step that is under way.
+        central: To what is on the shards, for callbacks and files.
+        evaluations: By the Supervisor.
+        fits: The calls of `fit`.
+        loop: Of the script's own.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        settings: ScriptSettings | None = None,
+        args: Any = None,
+        keywords: Mapping[str, Any] | None = None,
+        num_train: int | None = None,
+    ) -> None:
+        """Use `thinwire.distribute`; without settings the model trains alone."""
+        self.calls: dict[int, Any] = {}
+        given = functools.partial(settings_with_momentum, args, dict(keywords or {}))
+        member = self._member = RunMember(model, settings)
+        self._optimizers = ScriptOptimizers(member, self, given)
+        self._loop_steps = LoopSteps()
+        self._endless = self.call = StepCall(1, ends_later=False)
+        self._trial = StepTrial(model)
+        stop = EarlyStop(member)
+        joining = Joining(member, self._optimizers, stop, num_train)
+        self._exchange = StepExchange(member, self._optimizers, joining, self._loop_steps)
+        self.central = CentralAccess(member, self._optimizers)
+        self.evaluations = FitEvaluations(member, self.central)
+        succession = Succession(member, stop, self._others)
+        self._phases = Phases(
+            member, self._optimizers, self._trial, joining, self.evaluations, stop
+        )
+        self._row_sums = RowSums(member, self._exchange, self._trial)
+        self.fits = FitLifecycle(
+            member=member,
+            succession=succession,
+            phases=self._phases,
+            joining=joining,
+            exchange=self._exchange,
+            central=self.central,
+            evaluations=self.evaluations,
+            stop=stop,
+            metrics=TrainMetrics(member),
+            row_sums=self._row_sums,
+        )
+        self.loop = OwnLoop(
+            member=member,
+            optimizers=self._optimizers,
+            succession=succession,
+            joining=joining,
+            phases=self._phases,
+            exchange=self._exchange,
+            central=self.central,
+        )
+        if settings is not None:
+            watch_steps(self)
+            self._optimizers.prepare()
+
+    # -- for scripts ----------------------------------------------------------------------------
+
+    @property
+    def active(self) -> bool:
+        """Whether the model trains with others."""
+        return self._member.settings is not None
+
+    @property
+    def place(self) -> tuple[Sequence[str], int] | None:
+        """The addresses of the run and this worker's number; None: the model trains alone."""
+        return self._member.place
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run has ended."""
+        return self._member.stopped
+
+    @property
+    def stop_reason(self) -> str:
+        """Why it ended; empty while it goes on."""
+        return self._member.stop_reason
+
+    @property
+    def num_exchanges(self) -> int:
+        """Exchanges begun, over all calls of `fit`."""
+        return self._member.num_exchanges
+
+    @property
+    def last(self) -> StepInfo | None:
+        """What became of the newest step; None before the first."""
+        return self._exchange.last
+
+    @property
+    def traffic(self) -> EpochTraffic:
+        """What the steps of the present epoch have sent and received."""
+        return self._exchange.traffic
+
+    def shard(self, *data: Any) -> Any:
+        """Return this worker's part of a training set; all, where the model is alone.
+
+        See `thinwire.script.session.part_of`. `fit` then takes what it is given as this worker's
+        part.
+        """
+        settings = self._member.settings
+        if settings is None:
+            return data[0] if len(data) == 1 else data
+        self.fits.shares_itself = True
+        return part_of(settings, data, self._member.fit_counts.use(data[0]) if data else None)
+
+    def close(self, cause: str = "done") -> None:
+        """Leave the run; the model stays usable, and `fit` joins again."""
+        self._member.close(cause)
+
+    def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
+        """Let an optimizer of a loop exchange, beside those that do already.
+
+        Args:
+            optimizer: Built or not.
+            models: Whose variables it steps.
+
+        Raises:
+            ConfigurationError: The loop has begun.
+        """
+        member = self._member
+        if member.session is not None and not self._optimizers.has(optimizer):
+            raise ConfigurationError(
+                f"distribute() was given {named(optimizer)} after the first step of "
+                f"{member.model.name!r}; expected it before: the first step shows the PS all "
+                "optimizers and models of a script's loops. Distribute all of them before the "
+                "first loop begins: one = thinwire.distribute(one, model=first); other = "
+                "thinwire.distribute(other, model=second). Or train the second model in a run of "
+                "its own."
+            )
+        member.model = Together.of(member.model, models)
+        self._loop_steps.add(self._optimizers.stand_in(optimizer), models)
+
+    # -- for TensorFlow's checkpoints -------------------------------------------------------------
+
+    def holds(self, tracked: Collection[int]) -> bool:
+        """Return whether the model, or an optimizer, is among these; see `CheckpointingWorker`."""
+        models = getattr(self._member.model, "models", [self._member.model])
+        return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
+
+    def checkpointing(self) -> CentralAccess:
+        """Bring the model of a loop up to date; return what saves it."""
+        if tf.executing_eagerly():
+            self.loop.refresh(with_slots=True)
+        return self.central
+
+    # -------------------------------------------------------------------------------------------
+
+    def _others(self) -> list[RunMember]:
+        """Return the places of this worker's other models."""
+        return [
+            other._member
+            for other in RECORD.sessions
+            if isinstance(other, ModelSession) and other is not self and other.place == self.place
+        ]
+
+    # -- a train_step ---------------------------------------------------------------------------
+
+    def train_step(self, data: Any) -> Any:
+        """Call the model's own `train_step`, whose optimizers' `apply` then comes here."""
+        refuse_compiling()
+        self.loop.begin()
+        member, step = self._member, self._optimizers.compiled
+        compiled = None if step is None else step.optimizer
+        if compiled is not getattr(member.model, "optimizer", None):
+            raise ConfigurationError(
+                "the model was compiled while its fit was running; compile it before or after."
+            )
+        is_first = self._phases.begins_with_step and member.is_offered
+        if is_first and tf.executing_eagerly() and self._trial.is_needed:
+            self._phases.begin_with(self._trial.eagerly(data))
+        try:
+            return self._call(data)
+        except WeightsChanged:  # only where steps run eagerly: the first one of the first fit
+            member.model.reset_metrics()
+            return self._call(data)
+
+    def _call(self, data: Any) -> Any:
+        """Call the model's own `train_step`, and exchange the weights that its steps have made.
+
+        Raises:
+            ConfigurationError: No optimizer steps in it.
+        """
+        call = self.call = StepCall(count_rows(data), ends_later=True)
+        try:
+            with self._row_sums.step(data):
+                logs = self._trial.train_step(data)
+                if not call.applied:
+                    self._trial.refuse_without_step()
+                self._optimizers.sequence = [step.number for step in call.applied]
+                if self.takes_weights:
+                    call.applied[-1].exchange_weights()
+            return logs
+        finally:
+            self.call = self._endless
+
+    def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Refuse an optimizer that trains shared variables here alone; see `StepWatcher`."""
+        self._optimizers.refuse_step(optimizer, variables)
+        if not self._member.in_fit:
+            self._loop_steps.name_other(optimizer, variables)
+
+    def assignments_to(self, variable: Any) -> Assignments | None:
+        """Return what adds up the script's own assignments to a variable; see `StepWatcher`."""
+        member = self._member
+        is_training = member.is_training and not self._phases.begins_with_step
+        self._optimizers.check_assignment(variable, is_training)
+        if not member.is_offered:
+            return None
+        run = member.own_settings.run
+        steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
+        if not (steps_each_time and takes_changes(run)):  # else within the change of weights
+            return None
+        is_own = any(variable is each for each in member.model.trainable_variables)
+        return member.assignments if is_own else None
+
+    # -- for the steps; see `thinwire.script.keras.step.StepOwner`
+    # ---------------------------------------
+
+    @property
+    def variables(self) -> list[Any]:
+        """The shared variables, in order."""
+        return self._member.joined.shared.variables
+
+    @property
+    def flat_variables(self) -> FlatVariables:
+        """The same as one vector."""
+        return self._member.joined.variables
+
+    @property
+    def flat_statistics(self) -> FlatVariables:
+        """The moving statistics that are averaged over the workers; may be empty."""
+        return self._member.joined.statistics
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
+        return self._member.takes_weights
+
+    @property
+    def takes_momentum(self) -> bool:
+        """Whether the method has taken the compiled SGD's momentum over."""
+        return self._optimizers.takes_momentum
+
+    @property
+    def prox_mu(self) -> float:
+        """The mu of FedProx, for steps that are made here; 0: none."""
+        return self._member.own_settings.run.method.local.prox_mu
+
+    def round_base(self) -> Float32:
+        """Return the shared weights that the round of local steps began at; a copy."""
+        return self._member.joined.part.core.base.copy()
+
+    @property
+    def clocks(self) -> Sequence[RunClock | None]:
+        """The clock of each optimizer's schedule; see `ScriptOptimizers.clock_of`."""
+        return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
+
+    @property
+    def assignments(self) -> Assignments:
+        """Of the script, to shared variables."""
+        return self._member.assignments
+
+    def ends_fit(self) -> bool:
+        """Leave after the last step; return whether the optimizer's averages are of this run."""
+        return self.fits.leave()
+
+    def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
+        """Join at the first step, and check what each is given; see `StepOwner`."""
+        has_changed = self.loop.begin()
+        if self._phases.begins_with_step:
+            has_changed = self._phases.begin_with(self._first_plan(step, pairs))
+        self._optimizers.check_step(step, [variable for _, variable in pairs])
+        return not has_changed
+
+    def _first_plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
+        if self.call.ends_later:
+            return StepPlan((PlannedStep.of(step.optimizer, pairs),))
+        return self._loop_steps.plan(step, pairs)
+
+    def exchange(
+        self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
+    ) -> tuple[Any, ...]:
+        """Exchange one step's values; see `StepExchange.exchange`."""
+        return self._exchange.exchange(step, repeats, in_turn, *values)
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong in an exchange."""
+        self._exchange.raise_failure()

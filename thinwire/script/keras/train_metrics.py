@@ -1,0 +1,278 @@
+"""The metrics of the training itself, merged over the workers at the end of each epoch.
+
+Each worker trains on its own rows, so its metrics are those of its rows. Results of metrics cannot
+be averaged: an AUC, a precision or an F1 score is no mean. Their states can be added up. A state is
+additive where each update adds something that does not depend on what is there already; the sum of
+the workers' states is then the state that one worker would have after all rows.
+
+Metrics of Keras are additive. Whether another class is shows when it is updated: the first update
+that changes anything is made twice more, on copies of the state, from the state after a reset. This
+happens eagerly, once: a second and a third update in the graph would make its trace three times as
+long, and no later step executes them.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import logging
+from keras.src import backend
+from keras.src.trainers.compile_utils import CompileMetrics
+
+from thinwire.proto import thinwire_pb2 as pb
+from thinwire.script.keras.own_states import OWN_PREFIX
+from thinwire.script.keras.run_member import RunMember
+from thinwire.script.keras.step_results import StepResults
+from thinwire.script.keras.traces import call_with_values
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+#: What one message to a shard may carry of states; it has a mebibyte in all.
+_MOST_BYTES = 900_000
+#: Attributes that every metric of Keras has.
+_OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
+#: Updates with the same batch may differ by so much, relative to the state, in float32.
+_ROUNDING = 1e-4
+
+
+class _Verdict(enum.IntEnum):
+    """Whether the states of a metric can be added up."""
+
+    UNKNOWN = 0  # no update has changed the state so far
+    ADDITIVE = 1
+    DEPENDENT = 2  # an update depends on the state before it
+
+
+class TrainMetrics:
+    """Merges the training metrics of one model.
+
+    Args:
+        member: The model's place in the run.
+    """
+
+    def __init__(self, member: RunMember) -> None:
+        self._member = member
+        self._verdicts: dict[int, tuple[Any, Any]] = {}  # by identity: a metric, its verdict
+        self._initial: dict[int, NDArray[np.float64]] = {}  # by identity, see begin_epoch
+        self._separate: set[str] = set()  # names of metrics that could not be merged
+        self._returned: StepResults | None = None
+        self._has_named = False
+
+    def begin_fit(self) -> None:
+        """Watch the updates of metrics that are not Keras' own, before a step is traced."""
+        for metric in self._given():
+            if id(metric) not in self._verdicts and not _is_of_keras(metric):
+                verdict = tf.Variable(
+                    *(_Verdict.UNKNOWN, False), dtype=tf.int32, name=f"{OWN_PREFIX}verdict"
+                )
+                self._verdicts[id(metric)] = metric, verdict
+                _watch(metric, verdict)
+
+    def begin_epoch(self) -> None:
+        """Keep the states before an epoch's first batch: zeros, or of a callback's evaluate."""
+        metrics = [*self._given(), *(metric for _, metric in self._metrics())]
+        self._initial = {id(metric): _state_of(metric) for metric in metrics}
+
+    def describe(self) -> list[pb.MetricState]:
+        """Return what the epoch's updates have added to the states that can be added up."""
+        states, num_bytes = [], 0
+        for name, metric in self._metrics():
+            added = self._added(metric)
+            if added is None or num_bytes + added.nbytes > _MOST_BYTES:
+                continue
+            num_bytes += added.nbytes
+            states.append(pb.MetricState(name=name, values=added.astype("<f8").tobytes()))
+        return states
+
+    def take(self, states: Iterable[pb.MetricState]) -> None:
+        """Give the metrics the sums over all workers.
+
+        Args:
+            states: Of the metrics that could be merged; the others keep the state of this worker.
+        """
+        sums = {state.name: np.frombuffer(state.values, "<f8") for state in states}
+        self._separate = set()
+        for name, metric in self._metrics():
+            if name in sums:
+                _assign(metric, self._initial[id(metric)] + sums[name])
+            else:
+                self._separate.add(metric.name)
+
+    def note_returned(self, logs: Any) -> None:
+        """Find the metrics whose results the last step has returned, before states are merged.
+
+        Args:
+            logs: What the step has returned.
+        """
+        self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
+
+    def complete(self, logs: Any, are_results: bool) -> Any:
+        """Return an epoch's logs with what the metrics of all workers have.
+
+        One warning names the numbers that are of this worker's rows alone.
+
+        Args:
+            logs: The epoch's logs, after the states were merged.
+            are_results: Whether they are the results of metrics; else a train_step has made them.
+        """
+        if not are_results and self._returned is not None:
+            logs, names = self._returned.renew(logs, self._separate)
+        else:
+            parts = getattr(self._member.model, "output_names", ())
+            outputs = ["", *(f"{name}_" for name in parts)]
+            separate = {f"{output}{name}" for output in outputs for name in self._separate}
+            names = [key for key in logs if key in separate]
+        self._name_separate(names)
+        return logs
+
+    def _name_separate(self, names: list[str]) -> None:
+        if names and not self._has_named and self._member.is_chief:
+            self._has_named = True
+            logging.warning(
+                "training metrics that each worker has of its own rows alone: %s. They are no "
+                "results of metrics with a state that adds up over the workers, so callbacks that "
+                "read them may act in different epochs. Metrics of Keras, and others that only add "
+                "to their state, are merged",
+                ", ".join(names),
+            )
+
+    def _added(self, metric: Any) -> NDArray[np.float64] | None:
+        """Return what an epoch has added to a state; None: it cannot be merged."""
+        state, initial = _state_of(metric), self._initial.get(id(metric))
+        if initial is None or not initial.size:  # it, or its variables, came with the first step
+            initial = self._initial[id(metric)] = np.zeros_like(state)
+        if not state.size or state.size != initial.size:
+            return None
+        if id(metric) in self._verdicts:
+            verdict = int(self._verdicts[id(metric)][1].numpy())
+            has_changed = not np.array_equal(state, initial, equal_nan=True)
+            if verdict == _Verdict.DEPENDENT or (verdict == _Verdict.UNKNOWN and has_changed):
+                return None
+        elif not _is_of_keras(metric):
+            return None
+        return state - initial
+
+    def _given(self) -> Iterator[Any]:
+        """Yield the model's metrics; CompileMetrics itself knows its own only after a step."""
+        for metric in self._member.model.metrics:
+            if isinstance(metric, CompileMetrics):
+                given = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
+                yield from (each for each in given if isinstance(each, keras.Metric))
+            else:
+                yield metric
+
+    def _metrics(self) -> Iterator[tuple[str, Any]]:
+        """Yield the model's metrics with their names; those of `compile` one by one."""
+        number = 0
+        for metric in self._member.model.metrics:
+            for each in metric.metrics if isinstance(metric, CompileMetrics) else (metric,):
+                yield f"{number}/{each.name}", each
+                number += 1
+
+
+def _is_of_keras(metric: Any) -> bool:
+    """Return whether Keras itself updates a metric's state; subclasses may have other results."""
+    is_own = str(type(metric).update_state.__module__).startswith("keras.")
+    return is_own and not metric._metrics
+
+
+def _state_of(metric: Any) -> NDArray[np.float64]:
+    """Return a copy of all variables of a metric, one after the other."""
+    parts = [np.ravel(np.asarray(each.value, np.float64)) for each in metric.variables]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def _without_effect(metric: Any) -> Any:
+    """Return a metric with the same variables, whose other attributes may be changed."""
+    copied = object.__new__(type(metric))  # Keras' own copies are made of the configuration
+    vars(copied).update(vars(metric))
+    for name, value in vars(metric).items():
+        if isinstance(value, list | dict | set) and name not in _OF_KERAS:
+            vars(copied)[name] = copy.copy(value)
+    vars(copied).pop("update_state", None)  # that of `_watch`, which is the metric's own
+    return copied
+
+
+def _attributes(metric: Any) -> dict[str, Any]:
+    """Return a metric's attributes so that a change of one, or of its elements, shows."""
+    return {
+        name: list(map(id, value)) if isinstance(value, list | dict | set) else id(value)
+        for name, value in vars(metric).items()
+        if name not in _OF_KERAS
+    }
+
+
+def _assign(metric: Any, state: NDArray[np.float64]) -> None:
+    start = 0
+    for variable in metric.variables:
+        size = int(np.prod(variable.shape))
+        variable.assign(state[start : start + size].reshape(variable.shape).astype(variable.dtype))
+        start += size
+
+
+def _watch(metric: Any, verdict: tf.Variable) -> None:
+    """Find out, by the first update that changes a metric, whether its states can be added up.
+
+    Args:
+        metric: Of the script.
+        verdict: Where the answer is written, within the graph of a step or eagerly.
+    """
+    alone = metric.update_state
+
+    @functools.wraps(alone)
+    def update_state(*args: Any, **keywords: Any) -> Any:
+        result = alone(*args, **keywords)
+        if not backend.in_stateless_scope():  # else Keras builds, or this is the probe itself
+            tf.cond(
+                tf.equal(verdict, _Verdict.UNKNOWN),
+                lambda: verdict.assign(
+                    call_with_values(lambda batch: int(_probe(metric, *batch)), (args, keywords))
+                ).read_value(),
+                verdict.read_value,
+            )
+        return result
+
+    metric.update_state = tf.autograph.experimental.do_not_convert(update_state)
+
+
+def _probe(metric: Any, args: Any, keywords: Any) -> Any:
+    """Update copies of a metric's state twice with a batch, and return the verdict, a tensor."""
+    if not metric.variables:
+        return tf.constant(_Verdict.DEPENDENT)
+    try:
+        copied = _without_effect(metric)
+        reset = [_float64(each) for each in copied.stateless_reset_state()]
+        before = _attributes(copied)
+        once = copied.stateless_update_state(_like(metric, reset), *args, **keywords)
+        twice = copied.stateless_update_state(list(once), *args, **keywords)
+        if _attributes(copied) != before:  # it has a state that Keras does not know
+            return tf.constant(_Verdict.DEPENDENT)
+    except Exception as error:  # noqa: BLE001 - whatever a metric of the script does
+        logging.info("%s cannot be updated on a copy of its state: %r", metric.name, error)
+        return tf.constant(_Verdict.DEPENDENT)
+    once, twice = [_float64(each) for each in once], [_float64(each) for each in twice]
+    changes, repeats = [], []
+    for zero, one, two in zip(reset, once, twice, strict=True):
+        scale = tf.abs(zero) + tf.abs(one) + tf.abs(two)
+        changes.append(tf.reduce_any(tf.not_equal(one, zero)))
+        repeats.append(tf.reduce_all(tf.abs(two - 2 * one + zero) <= _ROUNDING * scale))
+    verdict = tf.where(tf.reduce_all(repeats), _Verdict.ADDITIVE, _Verdict.DEPENDENT)
+    return tf.where(tf.reduce_any(changes), verdict, _Verdict.UNKNOWN)
+
+
+def _like(metric: Any, values: Iterable[Any]) -> list[Any]:
+    """Return values as tensors of the types of a metric's variables."""
+    pairs = zip(metric.variables, values, strict=True)
+    return [keras.ops.cast(value, variable.dtype) for variable, value in pairs]
+
+
+def _float64(value: Any) -> Any:
+    return tf.cast(keras.ops.convert_to_tensor(value), tf.float64)
