@@ -1,4 +1,4 @@
-"""What docs/ADDING_A_POLICY.md adds is a policy: its code is taken out of the page and run."""
+"""The policy that docs/guide/adding_a_policy.md adds runs: its code is taken out of the page."""
 
 import __future__
 
@@ -22,7 +22,7 @@ from thinwire.ops.types import ConfigurationError, Update
 from thinwire.ops.weighting import WEIGHTINGS, Arrival, ReleaseContext, by_staleness
 
 NAME = ("weighting", "power")
-PAGE = documents.ROOT / "docs" / "ADDING_A_POLICY.md"
+PAGE = documents.ROOT / "docs" / "guide/adding_a_policy.md"
 CODE = [
     block.text for block in documents.blocks() if block.page == PAGE and block.language == "python"
 ]

@@ -52,7 +52,7 @@ def as_text(row):
 
 
 def test_the_table_of_methods_is_the_code_s():
-    text = (ROOT / "docs" / "METHOD.md").read_text()
+    text = (ROOT / "docs" / "guide/methods.md").read_text()
     sentence = re.search(r"`asgd` is `(.*?)`", text, re.DOTALL)
     plain = dict(word.split("=") for word in sentence[1].split())
     assert plain == METHODS["asgd"]
@@ -66,7 +66,7 @@ def test_the_table_of_methods_is_the_code_s():
 
 
 def test_the_table_of_interfaces_is_the_code_s():
-    text = (ROOT / "docs" / "METHOD.md").read_text()
+    text = (ROOT / "docs" / "guide/methods.md").read_text()
     table = documents.rows(text, "interface", "question", "values", "pages")
     documented = {
         flag.strip("`-"): set(re.findall(r"`(\w+)`", values)) for flag, _, values, _ in table
@@ -86,7 +86,7 @@ def test_a_page_s_composition_is_the_method_s():
 
 
 def test_every_key_of_the_summary_is_explained():
-    text = (ROOT / "docs" / "FIGURES.md").read_text()
+    text = (ROOT / "docs" / "reference/figures.md").read_text()
     tables = [
         *documents.rows(text, "key", "meaning"),
         *documents.rows(text, "block of `summary.json`", "what"),
@@ -96,9 +96,9 @@ def test_every_key_of_the_summary_is_explained():
 
 
 def test_originals_are_named_once():
-    """METHOD.md alone has the tables of other programs' names."""
+    """guide/methods.md alone has the tables of other programs' names."""
     for page in documents.pages():
-        if page.name != "METHOD.md":
+        if page != documents.ROOT / "docs" / "guide" / "methods.md":
             assert not re.search(r"(?m)^\| original", page.read_text()), page.name
 
 
@@ -119,7 +119,7 @@ def test_names_of_code_in_the_architecture_exist():
         for package in ("ops", "ps", "worker", "proto", "thinwire")
         for path in (ROOT / package).rglob("*.py")
     ]
-    text = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    text = (ROOT / "docs" / "guide/architecture.md").read_text()
     named = sorted(set(re.findall(r"\b([A-Z][a-z]\w+)\.([a-z_]\w+)", text)))
     assert len(named) > 10
     for owner, name in named:

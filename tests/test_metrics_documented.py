@@ -1,4 +1,4 @@
-"""The table of metrics in docs/OPERATIONS.md: every name that a node tells, and no other."""
+"""The table of metrics in docs/reference/operations.md has the name of every metric, and no other."""
 
 import re
 import types
@@ -33,7 +33,7 @@ def told():
 
 
 def test_the_table_names_what_nodes_tell():
-    page = (documents.ROOT / "docs" / "OPERATIONS.md").read_text()
+    page = (documents.ROOT / "docs" / "reference/operations.md").read_text()
     rows = documents.rows(page, "metric (`thinwire_` before each)", "of", "labels")
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert {name for name in named if not name.startswith(("process_", "thinwire_"))} == (

@@ -1,4 +1,4 @@
-"""The tables of docs/OPTIMIZERS.md are what the code does with every optimizer and method.
+"""The tables of docs/reference/optimizers.md show how the code treats each optimizer and method.
 
 A failure prints what the page should have.
 """
@@ -17,7 +17,7 @@ from thinwire.ops.optimizers import allow_list
 from thinwire.ops.optimizers.described import describe
 from thinwire.ops.types import ConfigurationError, ModelSpec, TensorSpec
 
-PAGE = documents.ROOT / "docs" / "OPTIMIZERS.md"
+PAGE = documents.ROOT / "docs" / "reference/optimizers.md"
 o = keras.optimizers
 
 
@@ -104,7 +104,7 @@ def tables():
 def test_the_tables_are_what_the_code_does():
     text = PAGE.read_text()
     for table in "\n".join(tables()).split("\n\n"):
-        assert table in text, f"docs/OPTIMIZERS.md should have\n{table}"
+        assert table in text, f"docs/reference/optimizers.md should have\n{table}"
 
 
 def test_a_refusal_names_methods_that_take_the_optimizer():

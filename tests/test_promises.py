@@ -1,12 +1,12 @@
-"""Every promise of docs/OPERATIONS.md names tests that there are."""
+"""Every promise of docs/reference/operations.md names tests that there are."""
 
 import ast
 import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "OPERATIONS.md"
-_LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
+PAGE = ROOT / "docs" / "reference/operations.md"
+_LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)")
 
 
 def rows():

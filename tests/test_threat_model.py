@@ -4,7 +4,7 @@ import re
 
 from tests.documents import ROOT, rows
 
-PAGE = (ROOT / "docs" / "SECURITY.md").read_text()
+PAGE = (ROOT / "docs" / "reference/security.md").read_text()
 OPPONENTS = ("stranger", "worker that was let in", "upstream site", "Another user", "neighbour")
 ITS_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 

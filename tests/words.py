@@ -50,14 +50,14 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("supervisor/report/page.py", r'"seams"'),  # a key of summary.json
     ("supervisor/report/writer.py", r'"seams"'),
     ("thinwire/tools/esync/convert.py", r"seams=\{\}"),
-    ("docs/FIGURES.md", r"`seams`"),
+    ("docs/reference/figures.md", r"`seams`"),
     ("tests/thinwire/runtime/telemetry/test_run_status.py", r"\bseams\b"),
     ("tests/ps/wire/test_refused_bytes.py", r'"seams"'),
     ("tests/supervisor/samples.py", r'"seams"'),
     ("tests/supervisor/report/test_report.py", r"'seams'"),
-    ("docs/OPERATIONS.md", r"\(\.\./tests/"),  # names of tests
-    ("docs/SECURITY.md", r"`no_room`"),  # a reason in summary.json and in metrics
-    ("docs/SECURITY.md", r"::test_"),  # names of tests
+    ("docs/reference/operations.md", r"\(\.\./\.\./tests/"),  # names of tests
+    ("docs/reference/security.md", r"`no_room`"),  # a reason in summary.json and in metrics
+    ("docs/reference/security.md", r"::test_"),  # names of tests
     ("tests/proto/samples.py", r'message="no room"'),  # golden bytes
     ("thinwire/launcher/standalone.py", r"seams="),  # the same key
     ("thinwire/runtime/telemetry/run_status.py", r'"seams"|seams: dict'),  # a key of summary.json

@@ -1,4 +1,4 @@
-"""The README's picture, drawn from the measured table of docs/EXPERIMENTS.md.
+"""The README's picture, drawn from the measured table of docs/lab/measurements.md.
 
 ``python -m bench.systems.picture`` writes docs/images/bytes_accuracy.svg.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from thinwire.supervisor.report.figures import THEMES
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TABLE = ROOT / "docs" / "EXPERIMENTS.md"
+TABLE = ROOT / "docs" / "lab/measurements.md"
 PICTURE = ROOT / "docs" / "images" / "bytes_accuracy.svg"
 HEADING = "## Sparse both ways"
 #: Of the runs in that table.

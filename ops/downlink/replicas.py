@@ -13,7 +13,7 @@ between the shard and the replica, so nothing is ever lost. The functions here w
 `BackupWeights` are copies by version of the shard, for weightings that compare a gradient with the
 weights it was computed from (w_bak of DC-ASGD). Workers that received the same version share one.
 
-Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/down.md.
+Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
 
 from __future__ import annotations

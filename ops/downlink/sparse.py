@@ -41,8 +41,9 @@ class DownSparse:
             limit.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
-    docs/methods/down.md. The resynchronisation is its program's, which the paper does not mention.
-    Differences: float32 values overwrite instead of being added, so that no rounding adds up.
+    docs/methods/compression.md. The resynchronisation is its program's, which the paper does not
+    mention. Differences: float32 values overwrite instead of being added, so that no rounding adds
+    up.
     """
 
     compression_rate: float = 0.01
@@ -167,7 +168,7 @@ class DownAuto(DownSparse):
         push_factor: Of the bytes of the push that a reply answers; 0: the push does not matter.
         patience: Large replies in a row after which a worker gets sparse ones.
 
-    Source: DGS's secondary compression "on demand"; docs/methods/down.md.
+    Source: DGS's secondary compression "on demand"; docs/methods/compression.md.
     """
 
     switch_fraction: float = 0.1

@@ -231,7 +231,7 @@ def union(sets: Sequence[Int64]) -> Int64:
 
 
 # -- delay compensation ----------------------------------------------------------------------------
-# Source: Zheng et al., ICML 2017; docs/methods/dcasgd.md.
+# Source: Zheng et al., ICML 2017; docs/methods/grouping_sgd.md.
 
 
 def compensate(

@@ -38,7 +38,7 @@ class DcAsgd:
             computed at. ``global_prev``: the weights before the shard's latest step, whoever
             pushes; m is then one for all workers too.
 
-    Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/dcasgd.md.
+    Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
     """
 
     dcasgd_lambda: float | None = None

@@ -206,7 +206,7 @@ def _library() -> tuple[Any, Any]:
         raise ConfigurationError(
             "making certificates needs the package cryptography, which is not installed here; "
             "install it (it is this project's extra `tls`), or make them with openssl, with the "
-            "content that docs/SECURITY.md lists. Nodes do not need it."
+            "content that docs/reference/security.md lists. Nodes do not need it."
         ) from error
 
 

@@ -2,7 +2,7 @@
 
 `DatagramCounts` is one shard's document: it is saved with the shard and reported to the leader.
 `summary_block` joins those of all shards with what the workers report as sent. Names of fields and
-keys are part of the files and of the summary; docs/FIGURES.md explains them.
+keys are part of the files and of the summary; docs/reference/figures.md explains them.
 """
 
 from __future__ import annotations

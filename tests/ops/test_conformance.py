@@ -190,6 +190,8 @@ def test_help_texts_exist(interface, name):
     assert text and not text.startswith(f"{type(policy).__name__}("), "the class says nothing"
     module = importlib.import_module(type(policy).__module__)
     assert module.__doc__
-    pages = [(ROOT / "docs" / page).read_text() for page in ("METHOD.md", "ARCHITECTURE.md")]
+    pages = [
+        (ROOT / "docs" / page).read_text() for page in ("guide/methods.md", "guide/architecture.md")
+    ]
     plain = name.partition("+")[0]
     assert any(f"`{plain}`" in page for page in pages), "the documentation does not know it"

@@ -2,8 +2,8 @@
 
 ``python -m tests.scripts.quality [--only NAME ...] [--methods asgd,bsp,dgs] [--seeds 3]`` runs each
 script of this folder as ``python SCRIPT`` and as ``thinwire run --nb_workers=2 --method=METHOD
-SCRIPT``, with everything at its default, and writes the table of docs/SCRIPTS.md. Results are kept
-in ``--results``; what has succeeded is not run again.
+SCRIPT``, with everything at its default, and writes the table of docs/guide/examples.md. Results
+are kept in ``--results``; what has succeeded is not run again.
 
 The margin was fixed before anything was measured: the mean over the seeds may be at most one point
 (0.01) or two standard errors of the difference below that of the script alone, whichever is more.
@@ -29,7 +29,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
-PAGE = ROOT / "docs" / "SCRIPTS.md"
+PAGE = ROOT / "docs" / "guide/examples.md"
 ALONE = "alone"
 METHODS = ("asgd", "bsp", "dgs")
 MARGIN = 0.01
@@ -304,7 +304,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--results", type=Path, default=ROOT / "runs" / "scripts" / "results.json")
-    parser.add_argument("--page", action="store_true", help="write the table into docs/SCRIPTS.md")
+    parser.add_argument(
+        "--page", action="store_true", help="write the table into docs/guide/examples.md"
+    )
     options = parser.parse_args(arguments)
     names = options.only or list(scripts())
     methods, seeds = options.methods.split(","), range(1, options.seeds + 1)

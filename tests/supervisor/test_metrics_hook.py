@@ -106,8 +106,8 @@ def test_the_module_may_lie_beside_the_script(tmp_path):
 
 
 def example(package):
-    """Return the example of docs/OPERATIONS.md for a package."""
-    text = (documents.ROOT / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
+    """Return the example of docs/reference/operations.md for a package."""
+    text = (documents.ROOT / "docs" / "reference/operations.md").read_text(encoding="utf-8")
     (found,) = (
         block
         for block in re.findall(r"```python\n(.*?)```", text, re.S)

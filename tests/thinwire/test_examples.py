@@ -39,7 +39,7 @@ def test_two_lines_make_a_script_a_worker(name):
 
 
 def test_the_page_names_every_example():
-    page = (ROOT / "docs" / "EXAMPLES.md").read_text()
+    page = (ROOT / "docs" / "guide/examples.md").read_text()
     missing = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
     assert [name for name in missing if f"(../examples/{name})" not in page] == []
 
@@ -150,7 +150,7 @@ def test_the_notebook_holds_no_results():
 
 
 def test_what_the_page_shows_is_run_somewhere():
-    page = (ROOT / "docs" / "API.md").read_text()
+    page = (ROOT / "docs" / "guide/api.md").read_text()
     scripts = [*EXAMPLES.glob("*.py"), *quality.scripts().values()]
     run = "".join(path.read_text() for path in scripts)
     run += (ROOT / "tests" / "thinwire" / "test_adacomp.py").read_text()

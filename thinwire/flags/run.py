@@ -83,7 +83,7 @@ _ITER_MAX = 100_000
 #: Why scripts are not drawn for rounds.
 ALL_FIT = "scripts begin and end fit together, which one that is not drawn would have to wait for"
 #: Default of --compression_rate where the model is a script's: its few epochs are too short for a
-#: hundredth of the entries (docs/SCRIPTS.md).
+#: hundredth of the entries (docs/guide/examples.md).
 SCRIPT_COMPRESSION_RATE = 0.1
 _IS_TARGET = FlagRule(
     is_target,

@@ -88,7 +88,7 @@ def Worker(  # noqa: N802 - AdaComp's name
     Raises:
         ConfigurationError: Settings or examples that cannot work, or another process writes to
             run_dir as this worker.
-        Unreachable, Refused, Diverged: See docs/OPERATIONS.md, exit codes 3, 4 and 5.
+        Unreachable, Refused, Diverged: See docs/reference/operations.md, exit codes 3, 4 and 5.
 
     Source: AdaComp's published code.
     """

@@ -107,7 +107,7 @@ class GradientSGD(LeavesOnExit):
         Raises:
             RunOver: The run had ended before.
             ConfigurationError: A variable that is not shared, a gradient of another shape.
-            Diverged, Unreachable, Refused: See docs/OPERATIONS.md, exit codes 5, 3 and 4.
+            Diverged, Unreachable, Refused: See docs/reference/operations.md, exit codes 5, 3 and 4.
         """
         gradient = self._flatten(grads_and_vars)
         if isinstance(self._stepper, _Momentum):

@@ -98,7 +98,7 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
         contact = observer.Contact(address, credentials, _CONNECT_SECONDS)
         mbps = observer.measure_downlink(contact)
     except RequestRejected as error:
-        yield Finding(what, "problem", str(error)[:300], "see docs/SECURITY.md")
+        yield Finding(what, "problem", str(error)[:300], "see docs/reference/security.md")
     except Unreachable:
         text = f"the model did not come within {_CONNECT_SECONDS:g} s"
         yield Finding(what, "warning", text, _ADVICE_LINK)

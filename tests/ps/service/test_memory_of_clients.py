@@ -222,9 +222,9 @@ def test_the_page_promises_what_the_code_keeps():
     small, large = (client_memory(layout_of(size), 0, Limits()) for size in (1, 10**6 + 1))
     expected = {name: as_written(small[name], large[name]) for name in small}
     expected["**together**"] = as_written(sum(small.values()), sum(large.values()))
-    page = (ROOT / "docs" / "SECURITY.md").read_text()
+    page = (ROOT / "docs" / "reference/security.md").read_text()
     found = rows(page, "of one client", "MiB", "and bytes a parameter", "what is beyond")
     assert {row[0]: (row[1], row[2]) for row in found} == expected
     fixed, per_parameter = expected["**together**"]
-    sizing = (ROOT / "docs" / "OPERATIONS.md").read_text()
+    sizing = (ROOT / "docs" / "reference/operations.md").read_text()
     assert f"at most {fixed} MiB\nand {per_parameter} bytes a parameter" in sizing

@@ -122,7 +122,7 @@ def test_every_measured_cost_is_of_flags_that_exist():
 
 
 def cost(*flags, local_steps=0, value=0.9, reference=0.91, metric="accuracy"):
-    work = ("bsp", "a small task", "EXPERIMENTS.md#x")
+    work = ("bsp", "a small task", "lab/measurements.md#x")
     return MeasuredCost(flags, metric, value, reference, *work, local_steps)
 
 
@@ -156,5 +156,5 @@ def test_advice_has_what_was_seen_and_what_is_unknown():
     links = [WorkerLink(1, 0.1, 20.0, 0.0, 0.03, 12)]
     advice = Recommendation(setting, [], links, 100.0, 0.9, rows, [], 1, True)
     text = predict.describe(advice, pathlib.Path("a"))
-    assert re.search(r"  --method=asgd: accuracy .* docs/EXPERIMENTS.md#grouping", text)
+    assert re.search(r"  --method=asgd: accuracy .* docs/lab/measurements.md#grouping", text)
     assert "* --method=nothing: not measured yet" in text

@@ -28,7 +28,7 @@ COMMANDS |= {f"main.py {role}": (MAIN, f"--type_node={role}") for role in node.R
 #: One command for each way from the command line to what runs: a tool with a parser of its
 #: own, a role by either name, and `run`.
 PATHS = ("thinwire stop", "thinwire worker", "thinwire run", "python main.py", "main.py PS")
-#: Documented in docs/OPERATIONS.md for a command line that cannot be.
+#: Documented in docs/reference/operations.md for a command line that cannot be.
 BAD_COMMAND_LINE = (1, 2)
 ONE_LINE = re.compile(r"\S.+\n")
 

@@ -120,7 +120,7 @@ def test_a_variable_speaks_where_its_flag_is_not_given(
 
 
 def test_every_variable_is_documented():
-    text = (ROOT / "docs" / "METHOD.md").read_text()
+    text = (ROOT / "docs" / "guide/methods.md").read_text()
     for variable in (*dgt.VARIABLES, *dgt.NOT_READ):
         assert f"`{variable}`" in text, variable
 

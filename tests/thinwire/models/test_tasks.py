@@ -165,7 +165,7 @@ def test_the_built_in_examples_fit_their_task(task):
 
 def test_every_task_has_a_generator_and_a_line_in_the_docs():
     assert synthetic.GENERATORS.keys() == TASKS.keys()
-    text = (documents.ROOT / "docs" / "MODELS_AND_DATA.md").read_text(encoding="utf-8")
+    text = (documents.ROOT / "docs" / "reference/models_and_data.md").read_text(encoding="utf-8")
     table = documents.rows(text, "`--task`", "labels", "loss", "metrics", "networks", "data")
     assert [re.findall(r"`(\w+)`", row[0])[0] for row in table] == list(TASKS)
     for row in TASKS.values():

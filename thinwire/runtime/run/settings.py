@@ -16,7 +16,7 @@ from thinwire.runtime.run import signals
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.target import ACCURACY_REACHED, REACHED, Target
 
-#: Exit codes of every role (docs/OPERATIONS.md).
+#: Exit codes of every role (docs/reference/operations.md).
 EXIT_DONE = 0
 EXIT_BAD_FLAG = 1
 EXIT_SCRIPT = 1

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-#: What a process ends with that a signal has ended (docs/OPERATIONS.md).
+#: What a process ends with that a signal has ended (docs/reference/operations.md).
 EXIT_INTERRUPTED = 130
 #: Ctrl-C, and what `kill` and service managers send.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-#: Text was lost: to a user the same as a full disk (docs/OPERATIONS.md).
+#: Text was lost: to a user the same as a full disk (docs/reference/operations.md).
 _EXIT_LOST = 2
 
 
