@@ -1,4 +1,4 @@
-"""Where nodes write in a run directory, and what --overwrite removes (docs/reference/operations.md).
+"""Paths of a run directory, and the files that --overwrite removes (docs/reference/operations.md).
 
 A node's log on disk; a full disk must not fill the screen.
 """
