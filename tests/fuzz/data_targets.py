@@ -125,7 +125,8 @@ def tfrecord(data: bytes) -> None:
 
 def _framed(record: bytes) -> bytes:
     length = struct.pack("<Q", len(record))
-    return length + struct.pack("<I", masked_crc32c(length)) + record + bytes(4)
+    checksums = [struct.pack("<I", masked_crc32c(part)) for part in (length, record)]
+    return length + checksums[0] + record + checksums[1]
 
 
 def _example() -> bytes:
