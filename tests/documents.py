@@ -23,7 +23,12 @@ _SHELL = ("bash", "sh")
 #: How a block begins that holds commands without naming a language.
 _LOOKS_LIKE_SHELL = re.compile(r"(python|thinwire|make|export|git|cd|\.venv/|bench/|[A-Z_]+=)")
 #: Programs that are called by a path, for which bash would look in the file system.
-_BY_PATH = (".venv/bin/python", ".venv/bin/tensorboard", "bench/transport/netns.sh", "bench/peers/setup.sh")
+_BY_PATH = (
+    ".venv/bin/python",
+    ".venv/bin/tensorboard",
+    "bench/transport/netns.sh",
+    "bench/peers/setup.sh",
+)
 _VARIABLES = ("THINWIRE_TOKEN", "TF_CONFIG")
 _PRELUDE = f"""
 record() {{
