@@ -22,8 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import history
-from bench import origin as machine
+from bench import history, origin
 from bench.table import Row, render
 
 #: Parts and their modules, in the order in which they run.
@@ -86,8 +85,8 @@ def documents(
     lines = [("part", *Row.HEAD)]
     lines += [(part, *row.cells()) for part, rows in found.items() for row in rows]
     short = [row.work for rows in found.values() for row in rows if row.met is False]
-    text = f"# Costs as ratios to their limits\n\n{machine.describe(facts)}\n\n"
-    text += machine.markdown(lines)
+    text = f"# Costs as ratios to their limits\n\n{origin.describe(facts)}\n\n"
+    text += origin.markdown(lines)
     text += f"\nFall short: {'; '.join(short) if short else 'none'}.\n"
     if failed:
         text += f"\nFailed, and not in the table: {', '.join(failed)}.\n"
@@ -109,11 +108,11 @@ def main() -> int:
         options.error(f"--peers_from: no file {records}; python -m bench.peers writes one")
     wants_peers = arguments.peers or records is not None
     parts = arguments.only or [*present(), *([_PEERS] if wants_peers else [])]
-    facts = machine.facts()
-    sys.stdout.write(machine.describe(facts) + "\n")
+    facts = origin.facts()
+    sys.stdout.write(origin.describe(facts) + "\n")
     found, failed = _measure(parts, arguments.seconds, records)
     stem = "bench" if arguments.only is None else "bench-" + "-".join(parts)
-    paths = machine.write(stem, facts, documents(facts, found, failed))
+    paths = origin.write(stem, facts, documents(facts, found, failed))
     paths.append(history.write())
     sys.stdout.write(f"\nwritten: {', '.join(map(str, paths))}\n")
     if failed:

@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 
-from bench import origin as machine
+from bench import origin
 from bench.table import Row
 
 INDEX = "index.md"
@@ -64,7 +64,7 @@ def index(tables: Sequence[DatedTable]) -> str:
     text += "Ratios to the limit or peer of the same run; `python -m bench.history` writes this\n"
     text += "page from the dated CSV files beside it. **Bold** ones fell short of their goal.\n"
     text += "Machine, versions and load of each date are in its own table.\n\n"
-    return text + machine.markdown(lines)
+    return text + origin.markdown(lines)
 
 
 def _ratio(cells: Sequence[str] | None) -> str:
@@ -75,7 +75,7 @@ def _ratio(cells: Sequence[str] | None) -> str:
 
 def write(folder: pathlib.Path | None = None) -> pathlib.Path:
     """Write the history of a folder's tables into it; return its path."""
-    folder = folder or machine.RESULTS
+    folder = folder or origin.RESULTS
     path = folder / INDEX
     path.write_text(index(read(folder)))
     return path
@@ -83,7 +83,7 @@ def write(folder: pathlib.Path | None = None) -> pathlib.Path:
 
 def main(arguments: Iterable[str] = ()) -> None:
     """Write the history of a folder, `machine.RESULTS` unless another is given."""
-    folders = [pathlib.Path(each) for each in arguments] or [machine.RESULTS]
+    folders = [pathlib.Path(each) for each in arguments] or [origin.RESULTS]
     for folder in folders:
         sys.stdout.write(f"written: {write(folder)}\n")
 

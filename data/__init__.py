@@ -9,10 +9,9 @@ numpy or TensorFlow are imported where they are used, so that ``--help`` is fast
 from thinwire.data.choices import (
     AUGMENTATIONS,
     DATASETS,
-    INPUT_PIPELINES,
     PARTITIONS,
     PARTS,
     SCALINGS,
 )
 
-__all__ = ["AUGMENTATIONS", "DATASETS", "INPUT_PIPELINES", "PARTITIONS", "PARTS", "SCALINGS"]
+__all__ = ["AUGMENTATIONS", "DATASETS", "PARTITIONS", "PARTS", "SCALINGS"]

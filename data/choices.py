@@ -18,7 +18,6 @@ CONTEXT = 64
 IN_MEMORY_IMAGES = tuple(name for name in IMAGES if not name.startswith("imagenet"))
 SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
-INPUT_PIPELINES = ("tfdata", "dali")
 PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file", "positions")
 #: Those of them that need a class of each example.
 BY_CLASS = ("class", "dirichlet")

@@ -1,11 +1,11 @@
-"""Defaults and legal values of --scaling, --augment and --input_pipeline for each data set.
+"""Defaults and legal values of --scaling and --augment for each data set.
 
 Pure Python, so that flags can be checked before TensorFlow or numpy is imported.
 """
 
 from __future__ import annotations
 
-from thinwire.data.choices import AUGMENTATIONS, INPUT_PIPELINES, SCALINGS
+from thinwire.data.choices import AUGMENTATIONS, SCALINGS
 from thinwire.ops.types import ConfigurationError
 
 #: Data set -> its scaling and augmentation if none is given; of others the first of each.
@@ -53,19 +53,14 @@ def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
     return wanted or (is_sensible and dataset in REPORTED_WITH_TOP5)
 
 
-def check_preprocessing(dataset: str, augment: str | None, input_pipeline: str) -> None:
-    """Reject a preprocessing that a data set does not have.
+def check_augmentation(dataset: str, augment: str | None) -> None:
+    """Reject an augmentation that a data set does not have.
 
     Raises:
-        ConfigurationError: It cannot be augmented that way, or is not read by that pipeline.
+        ConfigurationError: It cannot be augmented that way.
     """
     taken = _TAKES.get(dataset, AUGMENTATIONS[:2])
     if augment is not None and augment not in taken:
         raise ConfigurationError(
             f"--augment={augment} is not for --dataset={dataset}; expected {' or '.join(taken)}."
-        )
-    if input_pipeline != INPUT_PIPELINES[0] and dataset != "imagenet":
-        raise ConfigurationError(
-            f"--input_pipeline={input_pipeline} is for --dataset=imagenet, and this is "
-            f"--dataset={dataset}, which lies in memory; leave it out."
         )

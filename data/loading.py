@@ -64,10 +64,10 @@ def load_dataset(
         ConfigurationError: Missing or damaged files, or data that does not fit the model.
     """
     if user_module is not None and hasattr(user_module, "load_data"):
-        if data.augment not in (None, AUGMENTATIONS[0]) or data.input_pipeline != "tfdata":
+        if data.augment not in (None, AUGMENTATIONS[0]):
             raise ConfigurationError(
-                f"--augment={data.augment} and --input_pipeline={data.input_pipeline} are for a "
-                "--dataset, and load_data() of --model makes its own images; leave them out."
+                f"--augment={data.augment} is for a --dataset, and load_data() of --model makes "
+                "its own images; leave it out."
             )
         return registry.from_user_module(user_module, seed, TASKS[model.task])
     return registry.load(
@@ -80,7 +80,6 @@ def load_dataset(
         seed,
         parts=parts,
         augment=data.augment,
-        input_pipeline=data.input_pipeline,
         task=TASKS[model.task],
     )
 

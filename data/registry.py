@@ -18,9 +18,8 @@ from absl import logging
 from numpy.typing import NDArray
 
 from thinwire.data import sources
-from thinwire.data.choices import AUGMENTATIONS, DATASETS, INPUT_PIPELINES, PARTS, TEXTS
-from thinwire.data.defaults import check_preprocessing, default_preprocessing
-from thinwire.data.pipeline.dali import DaliDecoded
+from thinwire.data.choices import AUGMENTATIONS, DATASETS, PARTS, TEXTS
+from thinwire.data.defaults import check_augmentation, default_preprocessing
 from thinwire.data.pipeline.decode import Decoded
 from thinwire.data.pipeline.lazy import Augmented, Lazy, Repeated, check_scaling, scale
 from thinwire.data.readers import imagenet, source_text, synthetic
@@ -30,7 +29,6 @@ from thinwire.ops.types import ConfigurationError
 #: Images of imagenet_synthetic as it counts them, and how many different ones there are.
 NUM_SYNTHETIC = {"train": 1_281_167, "test": 1_000}
 _NUM_DIFFERENT = 256
-_READERS = {"tfdata": Decoded, "dali": DaliDecoded}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +42,6 @@ class DatasetRequest:
     nb_classes: int
     scaling: str
     augment: str
-    input_pipeline: str
     seed: int
     task: Task
 
@@ -88,7 +85,7 @@ def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
         )
     check_scaling(wanted.scaling, wanted.image_depth)
     source = imagenet.find(wanted.data_dir, part, wanted.nb_classes)
-    images = _READERS[wanted.input_pipeline](
+    images = Decoded(
         source,
         np.arange(len(source.labels)),
         wanted.image_size,
@@ -137,7 +134,6 @@ def load(
     *,
     parts: Sequence[str] = PARTS,
     augment: str | None = None,
-    input_pipeline: str = INPUT_PIPELINES[0],
     task: Task = TASKS[CLASSIFICATION],
 ) -> Dataset:
     """Load a data set by name.
@@ -152,7 +148,6 @@ def load(
         seed: Seeds generated data.
         parts: The parts wanted, for example ("train",) on a worker.
         augment: One of ``data.AUGMENTATIONS``, of training images; None likewise.
-        input_pipeline: One of ``data.INPUT_PIPELINES``, of sets that are decoded while training.
         task: What the examples are for.
 
     Raises:
@@ -160,7 +155,7 @@ def load(
             images and labels that do not fit the sizes given.
     """
     _check_name(name)
-    check_preprocessing(name, augment, input_pipeline)
+    check_augmentation(name, augment)
     wanted = DatasetRequest(
         name,
         data_dir,
@@ -168,7 +163,6 @@ def load(
         image_depth,
         nb_classes,
         *default_preprocessing(name, scaling, augment),
-        input_pipeline,
         seed,
         task,
     )

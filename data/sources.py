@@ -139,17 +139,18 @@ def _cache() -> Path:
 
 
 def _cifar10(part: str, data_dir: str | None) -> RawPart:
-    """Look in the folder named, or in the cache under Keras' names and the published ones."""
+    """Look in the folder named, or in the Keras cache, into which the archive is downloaded."""
     cache = _cache()
-    places = [Path(data_dir)] if data_dir else [cache, cache / "cifar-10-batches-py-target"]
-    for place in places:
-        if (found := cifar10.find(place, part)) is not None:
-            return RawPart(*found)
+    place = Path(data_dir) if data_dir else cache
+    if (found := cifar10.find(place, part)) is not None:
+        return RawPart(*found)
+    pickled = cifar10.pickled_in(place)
+    note = f" ({pickled} is of the pickled version, which is not read)" if pickled else ""
     if data_dir:
         raise ConfigurationError(
-            f"--data_dir {data_dir} holds no {part} data of CIFAR-10. Expected "
-            f"{cifar10.names_of(part)}. Name the folder that holds them, or leave --data_dir out "
-            "to use the Keras cache."
+            f"--data_dir {data_dir} holds no {part} data of CIFAR-10{note}. Expected the binary "
+            f"version: {cifar10.names_of(part)}. Fetch {cifar10.ADDRESS} into that folder, name "
+            "another folder that holds them, or leave --data_dir out: it is then downloaded."
         )
     archive = cache / cifar10.ADDRESS.rpartition("/")[2]
     try:
@@ -157,8 +158,8 @@ def _cifar10(part: str, data_dir: str | None) -> RawPart:
         _fetch(cifar10.ADDRESS, archive, cifar10.check_archive)
     except (OSError, http.client.HTTPException) as error:
         raise ConfigurationError(
-            f"Data set cifar10 is not on this machine and its download failed: {error}. To get "
-            f"it: connect this machine to the internet (tried {cifar10.ADDRESS}); or copy "
+            f"Data set cifar10 is not on this machine{note} and its download failed: {error}. To "
+            f"get it: connect this machine to the internet (tried {cifar10.ADDRESS}); or copy "
             f"{archive.name} into {cache}; or name by --data_dir a folder with "
             f"{cifar10.names_of(part)}; or try without files by --dataset synthetic."
         ) from error

@@ -24,7 +24,7 @@ from thinwire.tools import observer
 PROGRAM = """
 import json, sys
 from absl import flags
-from thinwire import node
+from thinwire.cli import node
 node.define_flags()
 code = node.main(flags.FLAGS(sys.argv))
 heavy = {name.partition(".")[0] for name in sys.modules} & {"tensorflow", "keras"}

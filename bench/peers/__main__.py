@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import origin as machine
+from bench import origin
 from bench.peers import plan, report, work
 from bench.peers.contenders import CONTENDERS, ENVIRONMENTS, OURS, ROOT, over_emulated_link
 from bench.peers.evaluating import evaluator
@@ -196,10 +196,10 @@ def rows(seconds: float, rounds: int) -> list[Row]:
     if missing := sorted(wanted.keys() - set(names)):
         _log(f"not installed, left out: {', '.join(missing)}; run bench/peers/setup.sh")
     found = settings(names, ["none", "100"], [0.01], rounds, seconds, seconds, _CNN.targets)
-    path = machine.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
-    machine.RESULTS.mkdir(exist_ok=True)
+    path = origin.RESULTS / f"{datetime.date.today()}-bench-peers.jsonl"
+    origin.RESULTS.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)  # every row is to be of one run
-    harness = Harness(found, path, _log, machine.commit(machine.facts()))
+    harness = Harness(found, path, _log, origin.commit(origin.facts()))
     harness.measure()
     return list(report.rows(_CNN, harness.records, found.links, found.targets))
 
@@ -279,12 +279,12 @@ def main() -> int:
         options.error(f"--link {bad[0]}: expected none or a number of Mbit/s above 0")
     if subject is _CNN and not work.full_set_is_installed():
         _log("Fashion-MNIST is not installed: all train on the shipped sample")
-    found = machine.facts(peer_versions())
-    machine.RESULTS.mkdir(exist_ok=True)
+    found = origin.facts(peer_versions())
+    origin.RESULTS.mkdir(exist_ok=True)
     stem = subject.stem
     if arguments.workers != _WORKERS:
         stem += f"-{arguments.workers}-workers"
-    path = arguments.resume or machine.RESULTS / f"{found['date'][:10]}-{stem}.jsonl"
+    path = arguments.resume or origin.RESULTS / f"{found['date'][:10]}-{stem}.jsonl"
     if arguments.resume is None and path.exists():
         options.error(f"{path} exists: --resume it, or move it away")
     seconds = subject.seconds if arguments.seconds is None else arguments.seconds
@@ -299,7 +299,7 @@ def main() -> int:
         arguments.workers,
         subject.snapshot_seconds,
     )
-    harness = Harness(wanted, path, _log, machine.commit(found))
+    harness = Harness(wanted, path, _log, origin.commit(found))
     # Whoever ends this ends its processes and namespaces with it.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
@@ -324,9 +324,9 @@ def _write(
     """Write the table of what is known beside the records, and print it."""
     wanted, records = harness.settings, harness.records
     text = report.document(subject, records, wanted.links, wanted.targets, wanted.workers)
-    body = f"# Peers on the same work\n\n{machine.describe(found)}\n\n{text}"
+    body = f"# Peers on the same work\n\n{origin.describe(found)}\n\n{text}"
     sheet = report.sheet(subject, records, wanted.links, wanted.targets)
-    paths = machine.write(stem, found, {"md": body, "csv": sheet}, folder)
+    paths = origin.write(stem, found, {"md": body, "csv": sheet}, folder)
     sys.stdout.write(f"{body}\nwritten: {', '.join(map(str, paths))}\n")
 
 

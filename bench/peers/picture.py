@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import origin as machine
+from bench import origin
 from bench.peers import work
 from bench.peers.__main__ import read_records
 from bench.peers.contenders import CONTENDERS
@@ -21,7 +21,7 @@ from bench.peers.subjects import SUBJECTS, PeerTable
 from bench.systems.picture import dress, save
 from thinwire.supervisor.report.figures import THEMES
 
-IMAGES = machine.ROOT / "docs" / "images"
+IMAGES = origin.ROOT / "docs" / "images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +54,10 @@ def newest_records(subject: PeerTable) -> Path:
     Raises:
         FileNotFoundError: There is none.
     """
-    found = sorted(machine.RESULTS.glob(f"[0-9]*-[0-9]*-[0-9]*-{subject.stem}.jsonl"))
+    found = sorted(origin.RESULTS.glob(f"[0-9]*-[0-9]*-[0-9]*-{subject.stem}.jsonl"))
     if not found:
         raise FileNotFoundError(
-            f"no records in {machine.RESULTS}: run python -m bench.peers --model {subject.model}"
+            f"no records in {origin.RESULTS}: run python -m bench.peers --model {subject.model}"
         )
     return found[-1]
 

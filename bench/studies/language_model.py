@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import origin as machine
+from bench import origin
 from thinwire.data.choices import CONTEXT
 from thinwire.supervisor.report.figures import THEMES
 
-PICTURE = machine.ROOT / "docs" / "images" / "language_model.svg"
+PICTURE = origin.ROOT / "docs" / "images" / "language_model.svg"
 WORKERS, LINK_MBPS = 4, 10
 SYNCHRONOUS = "bsp"
 #: The goals: the loss at most so much above that of `SYNCHRONOUS`, and bytes of it.
@@ -144,14 +144,14 @@ def play(arm: str, seed: int, options: argparse.Namespace) -> PlayedRun:
     flags = flags_of(arm, seed, options)
     with tempfile.TemporaryDirectory(prefix="thinwire-lm-") as folder:
         command = [sys.executable, "main.py", *flags, f"--run_dir={folder}"]
-        done = subprocess.run(command, cwd=machine.ROOT, capture_output=True, text=True)
+        done = subprocess.run(command, cwd=origin.ROOT, capture_output=True, text=True)
         if done.returncode:
             sys.stderr.write(done.stdout[-2000:] + done.stderr[-4000:])
             done.check_returncode()
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     found = [record for record in map(json.loads, lines) if record["kind"] == "eval"]
     return PlayedRun(
-        arm, seed, machine.commit(machine.facts()), flags, [_point(each) for each in found]
+        arm, seed, origin.commit(origin.facts()), flags, [_point(each) for each in found]
     )
 
 
@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, default=PICTURE, help=".svg or .png")
     options = parser.parse_args()
     today = datetime.date.today().isoformat()
-    out = options.out or machine.RESULTS / f"{today}-language-model.jsonl"
+    out = options.out or origin.RESULTS / f"{today}-language-model.jsonl"
     if options.sources:
         lines = [line for path in options.sources for line in path.read_text().splitlines()]
         runs = [PlayedRun.of(line) for line in lines]

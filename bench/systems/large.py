@@ -28,7 +28,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from bench import origin as machine
+from bench import origin
 from bench.systems.many import free_addresses
 from thinwire.data.choices import CONTEXT
 
@@ -449,7 +449,7 @@ def _tables(models: Sequence[LargeModel], methods: Sequence[str], seconds: float
             for row in measure(model, method, seconds):
                 _print(f"{model.name} {method}: {row.what}: {row.value}")
                 columns.setdefault(row.what, []).append(row.value)
-        text += machine.markdown(
+        text += origin.markdown(
             [("", *methods), *((name, *each) for name, each in columns.items())]
         )
     return text
@@ -461,7 +461,7 @@ def _variables_table(numbers: Sequence[int]) -> str:
         for variables, method, shared, alone in measure_variables(number):
             lines.append((variables, method, f"{shared:.1f}", f"{alone:.1f}"))
             _print(": ".join(lines[-1]))
-    return "\n## Many tiny variables\n\n" + machine.markdown(lines)
+    return "\n## Many tiny variables\n\n" + origin.markdown(lines)
 
 
 def main() -> None:
@@ -477,12 +477,12 @@ def main() -> None:
     add("--seconds", type=float, default=60.0, help="of each part that is watched for a time")
     add("--variables", nargs="*", type=int, default=[300, 1000, 3000], help="of tiny models")
     arguments = options.parse_args()
-    facts = machine.facts()
-    text = f"# Large models end to end\n\n{machine.describe(facts)}\n"
+    facts = origin.facts()
+    text = f"# Large models end to end\n\n{origin.describe(facts)}\n"
     text += _tables([MODELS[name] for name in arguments.model], arguments.method, arguments.seconds)
     if arguments.variables:
         text += _variables_table(arguments.variables)
-    paths = machine.write("large", facts, {"md": text})
+    paths = origin.write("large", facts, {"md": text})
     sys.stdout.write(f"\n{text}\nwritten: {', '.join(map(str, paths))}\n")
 
 

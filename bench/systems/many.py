@@ -30,7 +30,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from bench import origin as machine
+from bench import origin
 from bench.peers import thinwire, work
 from bench.systems.light_clients import READY
 from bench.systems.scaling import ticks
@@ -366,8 +366,8 @@ def document(
     """Return the tables as Markdown and as CSV, by suffix."""
     lines = [StreamLoad.HEAD, *(load.cells() for loads in groups for load in loads)]
     knees = [f"- {knee(loads, facts['cores'])}" for loads in groups]
-    text = f"# Many workers on one parameter server\n\n{machine.describe(facts)}\n- `{command}`\n\n"
-    text += machine.markdown(lines) + "\nThe knee:\n\n" + "\n".join(knees) + "\n"
+    text = f"# Many workers on one parameter server\n\n{origin.describe(facts)}\n- `{command}`\n\n"
+    text += origin.markdown(lines) + "\nThe knee:\n\n" + "\n".join(knees) + "\n"
     sheet = io.StringIO()
     csv.writer(sheet, lineterminator="\n").writerows(lines)
     return {"md": text, "csv": sheet.getvalue()}
@@ -395,9 +395,9 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=6.0, help="measured at each level")
     options.add_argument("--step_seconds", type=float, default=STEP_SECONDS, help="of a device")
     given = options.parse_args()
-    facts = machine.facts()
+    facts = origin.facts()
     command = " ".join(["python -m bench.systems.many", *sys.argv[1:]])
-    paths = machine.write("many", facts, document(facts, command, list(_measured(given))))
+    paths = origin.write("many", facts, document(facts, command, list(_measured(given))))
     sys.stdout.write(f"written: {', '.join(map(str, paths))}\n")
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags
 from absl.testing import flagsaver
 
-from bench import origin as machine
+from bench import origin
 from bench.systems.many import free_addresses
 from thinwire.cli import node as command_line
 from thinwire.flags import run as run_flags
@@ -354,7 +354,7 @@ def main() -> None:
     options.add_argument("--updates", type=int, default=12, help="exchanges of each worker")
     options.add_argument("--only", nargs="+", choices=[each.name for each in CASES])
     arguments = options.parse_args()
-    facts = machine.facts()
+    facts = origin.facts()
     size = arguments.parameters
     lines = [("case", "point", "MB", "x weights", "bound")]
     notes = []
@@ -378,9 +378,9 @@ def main() -> None:
             f"{1e3 * longest:.0f}), while snapshots are written {1e3 * during:.0f} "
             f"({1e3 * longest_during:.0f})"
         )
-    text = f"# Memory of a PS of {size:,} parameters\n\n{machine.describe(facts)}\n\n"
-    text += machine.markdown(lines) + "\n" + "\n".join(notes) + "\n"
-    paths = machine.write(f"memory-{size // 10**6}M", facts, {"md": text})
+    text = f"# Memory of a PS of {size:,} parameters\n\n{origin.describe(facts)}\n\n"
+    text += origin.markdown(lines) + "\n" + "\n".join(notes) + "\n"
+    paths = origin.write(f"memory-{size // 10**6}M", facts, {"md": text})
     sys.stdout.write(f"\n{text}\nwritten: {', '.join(map(str, paths))}\n")
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from bench import origin as machine
+from bench import origin
 from bench.peers import thinwire
 from bench.systems import many
 from thinwire.cli import node as command_line
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from thinwire.data.registry import Dataset
     from thinwire.simulator.flags import ShardSpeed
 
-PICTURE = machine.ROOT / "docs" / "images" / "speedup.svg"
+PICTURE = origin.ROOT / "docs" / "images" / "speedup.svg"
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 #: Compositions of `bench.systems.many`, and what the picture calls them.
 METHODS: Mapping[str, str] = {
@@ -259,7 +259,7 @@ def real_rate(method: str, mbps: float, seconds: float) -> float:
     with tempfile.TemporaryDirectory(prefix="thinwire-speedup-") as name:
         folder = pathlib.Path(name)
         command = [
-            *(sys.executable, str(machine.ROOT / "main.py"), "--type_node=Cluster", "--port=0"),
+            *(sys.executable, str(origin.ROOT / "main.py"), "--type_node=Cluster", "--port=0"),
             *(*many.WORK_FLAGS, f"--dataset={many.dataset()}", f"--nb_workers={_REAL_WORKERS}"),
             *(f"--link_mbps={mbps:g}", *own),
             f"--max_seconds={thinwire.WARMUP_SECONDS + seconds}",
@@ -274,7 +274,7 @@ def real_rate(method: str, mbps: float, seconds: float) -> float:
 
 def document(found: Findings) -> str:
     """Return the tables as Markdown."""
-    text = f"# Speed-up against the number of workers\n\n{machine.describe(found.facts)}\n"
+    text = f"# Speed-up against the number of workers\n\n{origin.describe(found.facts)}\n"
     text += f"- `{found.command}`\n- one device alone: {1e3 * found.step_seconds:.1f} ms of a core"
     text += f" for a mini-batch of {BATCH_SIZE}\n\nProcessor time of an exchange, measured:\n\n"
     lines: list[tuple[str, ...]] = [("method", "PS ms", "worker ms", "local optimizer ms a step")]
@@ -282,7 +282,7 @@ def document(found: Findings) -> str:
         (METHODS[method], *(f"{1e3 * each:.2f}" for each in dataclasses.astuple(costs)))
         for method, costs in found.costs.items()
     ]
-    text += machine.markdown(lines)
+    text += origin.markdown(lines)
     for panel in PANELS:
         points = [point for point in found.points if point.panel == panel.title]
         if not points:
@@ -292,7 +292,7 @@ def document(found: Findings) -> str:
         for method in found.costs:
             own = {point.workers: point.speedup for point in points if point.method == method}
             rows.append((METHODS[method], *(f"{own[number]:.3g}" for number in numbers)))
-        text += f"\n## {panel.title}\n\n{machine.markdown(rows)}"
+        text += f"\n## {panel.title}\n\n{origin.markdown(rows)}"
     if found.real:
         rows = [("method, two devices", "Mbit/s", "simulated", "real", "off by")]
         rows += [
@@ -305,7 +305,7 @@ def document(found: Findings) -> str:
             )
             for each in found.real
         ]
-        text += f"\n## Real runs beside it\n\n{machine.markdown(rows)}"
+        text += f"\n## Real runs beside it\n\n{origin.markdown(rows)}"
     return text
 
 
@@ -401,7 +401,7 @@ def _real(
 
 def measure(options: argparse.Namespace) -> Findings:
     """Measure costs, simulate, and run for real."""
-    facts = machine.facts()
+    facts = origin.facts()
     command = " ".join(["python -m bench.systems.speedup", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as name:
         devices = SimulatedDevices(pathlib.Path(name))
@@ -432,7 +432,7 @@ def main() -> None:
     given = options.parse_args()
     found = Findings.of(given.source.read_text()) if given.source else measure(given)
     text = document(found)
-    paths = machine.write("speedup", found.facts, {"md": text, "json": found.to_json()})
+    paths = origin.write("speedup", found.facts, {"md": text, "json": found.to_json()})
     draw(found, given.picture)
     sys.stdout.write(f"{text}\nwritten: {', '.join(map(str, (*paths, given.picture)))}\n")
 

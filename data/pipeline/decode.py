@@ -41,7 +41,7 @@ _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 #: The shorter side before an evaluation's crop, for each pixel of the crop.
 _MARGIN = 256 / 224
 _MOST_THREADS = 16
-BATCHES_AHEAD = 2
+_BATCHES_AHEAD = 2
 _READERS = 8  # threads that wait for files
 
 #: Top, left, height and width, in pixels.
@@ -49,7 +49,7 @@ Box = tuple[int, int, int, int]
 #: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
 BatchRequest = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 #: Encoded images, the part of each to decode [B, 4] int32, and whether to mirror it [B] bool.
-Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
+_Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
 def image_size(encoded: bytes) -> tuple[int, int]:
@@ -143,7 +143,7 @@ class Decoded(Lazy):
     def subset(self, chosen: NDArray[np.int64]) -> Decoded:
         """Return a part; nothing is decoded."""
         part = self._chosen[chosen]
-        return type(self)(self._source, part, self.shape[1], self.scaling, self.augment)
+        return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
         """Yield the middles of images, batch after batch, decoding ahead."""
@@ -174,7 +174,7 @@ class Decoded(Lazy):
         image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
             pipeline = tf.data.Dataset.from_generator(
-                lambda: self.parts(batches, pending),
+                lambda: self._parts(batches, pending),
                 output_signature=(
                     tf.TensorSpec([None], tf.string),
                     tf.TensorSpec([None, 4], tf.int32),
@@ -182,21 +182,21 @@ class Decoded(Lazy):
                 ),
             )
             pipeline = pipeline.flat_map(functools.partial(_of_batch, image))
-            pipeline = pipeline.prefetch(BATCHES_AHEAD).with_options(_options())
+            pipeline = pipeline.prefetch(_BATCHES_AHEAD).with_options(_options())
             iterator = iter(pipeline)
         while True:
             try:
                 images = next(iterator, None)
             except tf.errors.OpError as error:
-                raise self.explained(pending[:1], error) from error
+                raise self._explained(pending[:1], error) from error
             if images is None:
                 return
             del pending[0]
             yield images
 
-    def parts(
+    def _parts(
         self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
-    ) -> Iterator[Parts]:
+    ) -> Iterator[_Parts]:
         """Yield the encoded images of each batch, and append their positions to `pending`."""
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
@@ -213,7 +213,7 @@ class Decoded(Lazy):
         """Return an image as it is stored."""
         return self._source.read(int(self._chosen[position]))
 
-    def explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
+    def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
         """Return the error of the first image that cannot be used, found one at a time."""
         import tensorflow as tf
 
@@ -264,7 +264,7 @@ def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
     import tensorflow as tf
 
     images = tf.data.Dataset.from_tensor_slices(batch)
-    images = images.map(image, num_parallel_calls=num_threads(), deterministic=True)
+    images = images.map(image, num_parallel_calls=_num_threads(), deterministic=True)
     return images.batch(tf.size(batch[0], tf.int64))
 
 
@@ -330,7 +330,7 @@ def _scaled(image: Any, scaling: str) -> Any:
     return image * factor + offset
 
 
-def num_threads() -> int:
+def _num_threads() -> int:
     """Return how many images are decoded at the same time."""
     return min(_MOST_THREADS, os.cpu_count() or 1)
 
@@ -341,5 +341,5 @@ def _options() -> Any:
     options = tf.data.Options()
     options.deterministic = True
     # Of its own: with --threads=1 the training would otherwise wait for the decoder's only thread.
-    options.threading.private_threadpool_size = num_threads()
+    options.threading.private_threadpool_size = _num_threads()
     return options

@@ -1,36 +1,40 @@
-"""Where the images lie in TFRecord files of tf.train.Example, and their labels.
+"""An index of the images in TFRecord files of tf.train.Example, and their labels.
 
-Files are scanned once: of each record the framing and the names of its features are read, and the
-image itself is stepped over. What is found is kept beside the files if they lie where one may
-write, so that the next process need not scan.
+A worker reads single images in its own order, and tf.data reads a file only from its start. So the
+files are scanned once: `tf.data.TFRecordDataset` reads the records and checks their contents'
+checksums, `tf.train.Example` parses them, and the index has the place and length of each image, and
+its label. It is kept beside the files if they lie where one may write, so that the next process
+need not scan.
 
-Source: the framing and the messages ``Example``, ``Features`` and ``Feature`` as TensorFlow
-documents them. Difference: the checksum of a record's length is checked, that of its content is
-not, because most of it is never read here.
+The framing (length, checksum, content, checksum) is walked here before tf.data opens a file, for
+three reasons: tf.data gives no offsets; it ends without an error where a file stops within a
+record's header; and a header that announces more bytes than the memory holds ends the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from absl import logging
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from thinwire.ops.crc32c import masked_crc32c
 from thinwire.ops.types import ConfigurationError
 
-IMAGE, LABEL = b"image/encoded", b"image/class/label"
+IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_WINDOW_BYTES = 1024  # the features besides the image, mostly
+_BUFFER_BYTES = 1 << 18  # the default of tf.data, which logs a line where none is given
+_HEAD_BYTES = 64
 _READERS = 8
 _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?)?"
 
@@ -101,28 +105,48 @@ def index(files: Sequence[Path]) -> RecordIndex:
 
 def _scan(path: Path) -> NDArray[np.int64]:
     """Return starts, lengths and labels of one file: [3, n] int64."""
+    import tensorflow as tf
+
+    contents: list[int] = []
     rows: list[tuple[int, int, int]] = []
-    try:
-        with path.open("rb", buffering=_WINDOW_BYTES) as stream:
-            size = os.fstat(stream.fileno()).st_size
-            position = 0
-            while position < size:
-                stream.seek(position)
-                length = _length(stream.read(_HEADER_BYTES))
-                begin = position + _HEADER_BYTES
-                position = begin + length + _FOOTER_BYTES
-                if position > size:
-                    raise _InvalidTfRecord(
-                        f"it ends {position - size} bytes before the record does"
-                    )
-                stream.seek(begin)
-                rows.append(_example(stream, begin + length))
-    except (OSError, _InvalidTfRecord) as error:
-        raise ConfigurationError(
-            f"Data file {path}, record {len(rows)}: {error}. Expected uncompressed TFRecords with "
-            f"{IMAGE.decode()} and {LABEL.decode()} in each. Write or fetch the file again."
-        ) from error
+    with _explained(path, contents):
+        _walk(path, contents)
+    with _explained(path, rows):
+        records = tf.data.TFRecordDataset(os.fsencode(path), buffer_size=_BUFFER_BYTES)
+        for start, record in zip(contents, records.as_numpy_iterator(), strict=True):
+            image, label = _image_and_label(record)
+            rows.append((start + _place(image, record), len(image), label))
     return np.array(rows, dtype=np.int64).reshape(-1, 3).T
+
+
+@contextlib.contextmanager
+def _explained(path: Path, done: Sized) -> Iterator[None]:
+    """Name the file in errors, and the record that comes after those that are done."""
+    import tensorflow as tf
+
+    try:
+        yield
+    except (OSError, ValueError, DecodeError, tf.errors.OpError) as error:
+        reason = re.sub(r"\{\{.*?\}\} | \[Op:.*", "", getattr(error, "message", str(error)))
+        raise ConfigurationError(
+            f"Data file {path}, record {len(done)}: {reason}. Expected uncompressed TFRecords with "
+            f"{IMAGE} and {LABEL} in each. Write or fetch the file again."
+        ) from error
+
+
+def _walk(path: Path, contents: list[int]) -> None:
+    """Append the first byte of each record's content."""
+    with path.open("rb", buffering=0) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        position = 0
+        while position < size:
+            stream.seek(position)
+            length = _length(stream.read(_HEADER_BYTES))
+            start = position + _HEADER_BYTES
+            position = start + length + _FOOTER_BYTES
+            if position > size:
+                raise _InvalidTfRecord(f"it ends {position - size} bytes before the record does")
+            contents.append(start)
 
 
 def _length(header: bytes) -> int:
@@ -135,80 +159,28 @@ def _length(header: bytes) -> int:
     return int(length)
 
 
-def _example(stream: BinaryIO, stop: int) -> tuple[int, int, int]:
-    """Return the image's first byte, its length, and the label of the Example up to `stop`."""
-    image: tuple[int, int] | None = None
-    label: int | None = None
-    for key, value in _features(stream, stop):
-        if key == IMAGE:
-            image = _first(stream, value, 1)
-        elif key == LABEL:
-            stream.seek(_first(stream, value, 3)[0])
-            label = _varint(stream)
-        if image is not None and label is not None:
-            return image[0], image[1] - image[0], label - (label >> 63 << 64)
-    raise _InvalidTfRecord(f"it has no {(IMAGE if image is None else LABEL).decode()}")
+def _image_and_label(record: bytes) -> tuple[bytes, int]:
+    """Return the encoded image and the label of an Example."""
+    import tensorflow as tf
+
+    features = tf.train.Example.FromString(record).features.feature
+    for name in (IMAGE, LABEL):
+        if name not in features:
+            raise _InvalidTfRecord(f"it has no {name}")
+    images, labels = features[IMAGE].bytes_list.value, features[LABEL].int64_list.value
+    if not images or not images[0] or not labels:
+        raise _InvalidTfRecord("its image or label is empty, or of another type")
+    return images[0], labels[0]
 
 
-def _features(stream: BinaryIO, stop: int) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Yield name and place of the value of each feature."""
-    for _, begin, end in _fields(stream, stop, 1):
-        stream.seek(begin)
-        for _, entry, entry_end in _fields(stream, end, 1):
-            stream.seek(entry)
-            parts = {number: (at, to) for number, at, to in _fields(stream, entry_end, 1, 2)}
-            if len(parts) == 2:
-                stream.seek(parts[1][0])
-                yield stream.read(min(parts[1][1] - parts[1][0], 100)), parts[2]
+def _place(image: bytes, record: bytes) -> int:
+    """Return the first byte of an image in its record.
 
-
-def _first(stream: BinaryIO, value: tuple[int, int], kind: int) -> tuple[int, int]:
-    """Return the place of the first item of a Feature's list of this kind."""
-    stream.seek(value[0])
-    for _, begin, end in _fields(stream, value[1], kind):
-        stream.seek(begin)
-        for _, item, item_end in _fields(stream, end, 1):
-            if item_end > item:
-                return item, item_end
-    raise _InvalidTfRecord("its image or label is empty, or of another type")
-
-
-def _fields(stream: BinaryIO, stop: int, *wanted: int) -> Iterator[tuple[int, int, int]]:
-    """Yield number, first byte and end of the wanted fields of a message that ends at `stop`."""
-    while stream.tell() < stop:
-        tag = _varint(stream)
-        wire_type = tag & 7
-        if wire_type == 2:
-            length = _varint(stream)
-            begin = stream.tell()
-            end = begin + length
-        elif wire_type == 0:
-            begin = stream.tell()
-            _varint(stream)
-            end = stream.tell()
-        elif wire_type in (1, 5):
-            begin = stream.tell()
-            end = begin + (8 if wire_type == 1 else 4)
-        else:
-            raise _InvalidTfRecord(f"a field has the wire type {wire_type}")
-        if end > stop:
-            raise _InvalidTfRecord("a field is longer than what holds it")
-        if tag >> 3 in wanted:
-            yield tag >> 3, begin, end
-        stream.seek(end)
-
-
-def _varint(stream: BinaryIO) -> int:
-    """Return the whole number of up to ten bytes that comes next."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = stream.read(1)
-        if not byte:
-            raise _InvalidTfRecord("it ends within a number")
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value & 0xFFFFFFFFFFFFFFFF
-    raise _InvalidTfRecord("a number has more than ten bytes")
+    Its first bytes are searched for, because the search for all of it takes as long as reading the
+    record; only where they occur before the image, all of it is searched for.
+    """
+    place = record.index(image[:_HEAD_BYTES])
+    return place if record.startswith(image, place) else record.index(image)
 
 
 # -- what is kept -----------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The history of the bench's rows: each row on each date, and the page in the repository."""
 
-from bench import history
-from bench import origin as machine
+from bench import history, origin
 from bench.__main__ import documents
 from bench.table import Row
 from tests.bench.test_results import FACTS
@@ -10,7 +9,7 @@ from tests.bench.test_results import FACTS
 def keep(folder, date, stem, ratios):
     rows = [Row(work, 1.0, "ms", 1.0, ratio, 2.0, "lower") for work, ratio in ratios.items()]
     facts = FACTS | {"date": f"{date} 03:04 UTC"}
-    machine.write(stem, facts, documents(facts, {"loop": rows}, []), folder)
+    origin.write(stem, facts, documents(facts, {"loop": rows}, []), folder)
 
 
 def test_every_row_has_its_ratio_on_each_date(tmp_path):
@@ -30,7 +29,7 @@ def test_every_row_has_its_ratio_on_each_date(tmp_path):
 
 
 def test_the_page_is_what_the_tables_give():
-    page = machine.RESULTS / history.INDEX
-    assert page.read_text() == history.index(history.read(machine.RESULTS)), (
+    page = origin.RESULTS / history.INDEX
+    assert page.read_text() == history.index(history.read(origin.RESULTS)), (
         "bench/results has other tables than its index.md: python -m bench.history"
     )

@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from bench import origin as machine
+from bench import origin
 from bench.__main__ import PARTS, documents, present
 from bench.systems import scaling
 from bench.table import Row
@@ -38,15 +38,15 @@ def test_the_table_says_what_falls_short_and_what_failed():
 
 
 def test_a_busy_machine_is_told_of():
-    assert "no measurement" in machine.describe(FACTS | {"load_before": 1.0})
+    assert "no measurement" in origin.describe(FACTS | {"load_before": 1.0})
 
 
 def test_facts_are_complete_and_results_dated(tmp_path, monkeypatch):
-    facts = machine.facts({"torch": "2"})
+    facts = origin.facts({"torch": "2"})
     assert set(facts) == set(FACTS) and facts["versions"]["torch"] == "2"
-    assert machine.describe(facts).count("\n") == 3
-    monkeypatch.setattr(machine, "RESULTS", tmp_path / "results")
-    (path,) = machine.write("peers", FACTS, {"md": "text"})
+    assert origin.describe(facts).count("\n") == 3
+    monkeypatch.setattr(origin, "RESULTS", tmp_path / "results")
+    (path,) = origin.write("peers", FACTS, {"md": "text"})
     assert path.name == "2026-01-02-peers.md" and path.read_text() == "text"
 
 

@@ -14,7 +14,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "datagram_targets": ("datagram", "assembler"),
     "session_targets": ("reception",),
     "disk_targets": ("record", "journal", "checkpoint", "saved", "metrics", "esync_logs"),
-    "data_targets": ("idx", "cifar", "pickle", "tfrecord", "index_file", "adacomp", "image_size"),
+    "data_targets": ("idx", "cifar", "tfrecord", "index_file", "adacomp", "image_size"),
     "text_targets": ("groups", "fractions", "hosts", "speeds", "tf_config", "credentials"),
     "stream_targets": ("stream",),
     "offer_targets": ("offer",),

@@ -29,6 +29,7 @@ from thinwire.proto.framing import Malformed
 from thinwire.proto.grpc import StreamLost
 from thinwire.ps.wire import reports
 from thinwire.ps.wire.epochs import decode_epoch
+from thinwire.runtime.persistence.documents import from_dict, parse_json, to_dict
 from thinwire.runtime.telemetry import round_trace, run_status
 from thinwire.supervisor.evaluator import ModelFetcher
 from thinwire.worker.client.exchange import Exchange
@@ -169,7 +170,7 @@ _DOCUMENTS = (
     run_status.RunStatus.from_json,
     run_status.WorkerMetrics.from_json,
     round_trace.unpack,
-    SentCounts.from_json,
+    lambda text: from_dict(SentCounts, parse_json(text)),
     reports.own_counters,
     reports.sent,
     reports.received,
@@ -200,7 +201,7 @@ def _document_seeds() -> list[bytes]:
         0: [whole.to_json()],
         1: [make_worker(1, 8).to_json()],
         2: round_trace.pack(origin, [row]),
-        3: [SentCounts(pushes=1, blocks=[1, 2]).to_json()],
+        3: [json.dumps(to_dict(SentCounts(pushes=1, blocks=[1, 2])))],
         4: [make_worker(1, 8).to_json()],
         6: [json.dumps({"datagrams": {"workers": {}, "dropped": {"tag": 1}}})],
         7: [json.dumps({"rejected": {"malformed": 1}})],

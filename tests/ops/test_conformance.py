@@ -128,6 +128,7 @@ BAD_VALUES = {
     bool: (),
     Codec: (),  # what a wrapper is around
     AutoGroups | None: (),  # it refuses bad values itself
+    tuple[tuple[int, ...], ...] | None: (),  # read_draws refuses a bad line
     tuple[tuple[int, ...], ...]: (((1,), (1,)), ((1,), ()), ((0, 1),)),
 }
 

@@ -153,7 +153,7 @@ def test_what_the_page_shows_is_run_somewhere():
     page = (ROOT / "docs" / "guide/api.md").read_text()
     scripts = [*EXAMPLES.glob("*.py"), *quality.scripts().values()]
     run = "".join(path.read_text() for path in scripts)
-    run += (ROOT / "tests" / "thinwire" / "test_adacomp.py").read_text()
+    run += (ROOT / "tests" / "thinwire" / "script" / "test_adacomp.py").read_text()
     lines = [
         line.strip()
         for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -18,12 +18,11 @@ from thinwire.data.choices import (
     BATCHES,
     BY_CLASS,
     DATASETS,
-    INPUT_PIPELINES,
     PARTITIONS,
     SCALINGS,
     SHARDS,
 )
-from thinwire.data.defaults import MODELS, check_preprocessing, reports_top5
+from thinwire.data.defaults import MODELS, check_augmentation, reports_top5
 from thinwire.data.fractions import read_fractions
 from thinwire.flags import dgt, security
 from thinwire.flags.method import CODEC, GUARDS, METHOD, POLICIES
@@ -261,7 +260,6 @@ _MODEL_AND_DATA = Topic(
                 AUGMENTATIONS,
                 unset="crop_flip for cifar10, resized_crop_flip for imagenet, else none",
             ),
-            choice("input_pipeline", "tfdata", "What decodes imagenet's images.", INPUT_PIPELINES),
             switch(
                 "top5",
                 "Evaluations also report how often the label is among the best five answers; "
@@ -387,7 +385,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         given.set_default("compression_rate", SCRIPT_COMPRESSION_RATE)
     if given.model is None:
         check_choice(given.task, given.network, given.dataset, given.nb_classes)
-        check_preprocessing(given.dataset, given.augment, given.input_pipeline)
+        check_augmentation(given.dataset, given.augment)
     addresses = _addresses(given)
     method = _method(given, len(addresses))
     settings = _named_like_fields(given, Run) | {

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench import origin as machine
+from bench import origin
 from bench.peers import picture, work
 from bench.peers.__main__ import read_records
 from bench.peers.subjects import SUBJECTS
@@ -62,7 +62,7 @@ def test_a_decoder_has_bars_for_each_link(tmp_path):
 
 
 def test_without_records_it_says_how_to_make_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RESULTS", tmp_path)
+    monkeypatch.setattr(origin, "RESULTS", tmp_path)
     with pytest.raises(FileNotFoundError, match="run python -m bench.peers"):
         picture.newest_records(CNN)
     with pytest.raises(FileNotFoundError, match="--model decoder"):

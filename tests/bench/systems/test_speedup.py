@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from bench import origin as machine
+from bench import origin
 from bench.systems import speedup
 from bench.systems.speedup import (
     PANELS,
@@ -40,7 +40,7 @@ def test_what_is_found_is_read_again_and_tabled():
 
 def test_it_is_drawn_from_the_same_numbers(tmp_path):
     target = tmp_path / "speedup.svg"
-    (source,) = machine.RESULTS.glob("*-speedup.json")
+    (source,) = origin.RESULTS.glob("*-speedup.json")
     speedup.draw(Findings.of(source.read_text()), target)
     paths = [
         re.findall(r' d="(.*?)"', path.read_text(), re.S) for path in (target, speedup.PICTURE)

@@ -136,5 +136,5 @@ def test_imagenet_sized_images_without_files() -> None:
 def test_own_data_is_not_augmented() -> None:
     data = DataChoice("cifar10", None, None, "iid", None, augment="crop_flip")
     module = user_module(((np.ones((4, 5)), np.arange(4)),) * 2)
-    with pytest.raises(ConfigurationError, match="--augment=crop_flip and .* load_data"):
+    with pytest.raises(ConfigurationError, match="--augment=crop_flip is for .* load_data"):
         load_dataset(data, types.SimpleNamespace(), module, 1)

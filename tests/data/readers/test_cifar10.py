@@ -1,8 +1,7 @@
-"""CIFAR-10: both formats, folders and archives, damaged files, augmentation."""
+"""CIFAR-10: folders and archives, the pickled version, damaged files, augmentation."""
 
 import hashlib
 import io
-import pickle
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.cifar_files import PER_BATCH, STEMS, batches, pack, write_binary, write_pickled
+from tests.data.cifar_files import PER_BATCH, STEMS, batches, pack, write_binary
 from thinwire.data import registry, sources
-from thinwire.data.defaults import check_preprocessing
+from thinwire.data.defaults import check_augmentation
 from thinwire.data.pipeline import lazy
 from thinwire.data.pipeline.lazy import CHANNELS, scale
 from thinwire.data.readers import cifar10
@@ -32,21 +31,16 @@ def load(folder: Path | None, **changes: object) -> registry.Dataset:
     return registry.load(**(arguments | changes))  # type: ignore[arg-type]
 
 
-def archive_of(write: Callable[[Path], None], name: str, archive: str) -> Callable[[Path], None]:
-    def write_archive(folder: Path) -> None:
-        write(folder / "unpacked" / name)
-        pack(folder / "unpacked" / name, folder / archive)
-
-    return write_archive
+def write_archive(folder: Path, packing: str = "gz") -> None:
+    write_binary(folder / "unpacked" / "cifar-10-batches-bin")
+    pack(folder / "unpacked" / "cifar-10-batches-bin", folder / "cifar-10-binary.tar.gz", packing)
 
 
-LAYOUTS = {
-    "binary": write_binary,
-    "pickled": write_pickled,
-    "binary below": lambda folder: write_binary(folder / "cifar-10-batches-bin"),
-    "pickled below": lambda folder: write_pickled(folder / "cifar-10-batches-py"),
-    "binary archive": archive_of(write_binary, "cifar-10-batches-bin", "cifar-10-binary.tar.gz"),
-    "pickled archive": archive_of(write_pickled, "cifar-10-batches-py", "cifar-10-python.tar.gz"),
+LAYOUTS: dict[str, Callable[[Path], None]] = {
+    "files": write_binary,
+    "folder": lambda folder: write_binary(folder / "cifar-10-batches-bin"),
+    "archive": write_archive,
+    "unpacked by a browser": lambda folder: write_archive(folder, ""),
 }
 
 
@@ -78,11 +72,13 @@ def test_usual_scaling_and_augmentation(tmp_path: Path) -> None:
     np.testing.assert_array_equal(plain[:5], dataset.train_images[:5])
 
 
-def test_found_in_the_keras_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_found_in_the_keras_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     monkeypatch.setattr(sources, "_fetch", refuse)
-    folder = "datasets/cifar-10-batches-py-target/cifar-10-batches-py"
-    write_pickled(tmp_path / folder)
+    LAYOUTS[layout](tmp_path / "datasets")
     assert len(load(None, parts=("test",)).test_labels) == PER_BATCH
 
 
@@ -95,15 +91,15 @@ def test_nowhere_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sources, "_fetch", refuse)
     with pytest.raises(ConfigurationError) as caught:
         load(None)
-    for way in ("no network", cifar10.ADDRESS, "--data_dir", str(tmp_path), "data_batch_1 to 5"):
+    for way in ("no network", cifar10.ADDRESS, "--data_dir", str(tmp_path), "data_batch_1.bin to"):
         assert way in str(caught.value)
 
 
 def test_a_download_is_the_published_file_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    LAYOUTS["pickled archive"](tmp_path)
-    archive = tmp_path / "cifar-10-python.tar.gz"
+    write_archive(tmp_path)
+    archive = tmp_path / "cifar-10-binary.tar.gz"
     monkeypatch.setenv("KERAS_HOME", str(tmp_path / "keras"))
     monkeypatch.setattr(cifar10, "ADDRESS", archive.as_uri())
     with pytest.raises(ConfigurationError, match="another file than the published one"):
@@ -112,6 +108,39 @@ def test_a_download_is_the_published_file_or_none(
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     monkeypatch.setattr(cifar10, "SHA256", digest)
     assert len(load(None).train_labels) == 5 * PER_BATCH
+
+
+#: A pickle that makes a folder named "ran" when it is loaded.
+PICKLE = b"cposix\nmkdir\n(S'ran'\ntR."
+PICKLED = {
+    "data_batch_1": lambda folder: [(folder / stem).write_bytes(PICKLE) for stem in STEMS],
+    "test_batch": lambda folder: (folder / "test_batch").write_bytes(PICKLE),
+    "cifar-10-batches-py": lambda folder: (folder / "cifar-10-batches-py").mkdir(),
+    "cifar-10-batches-py-target": lambda folder: (folder / "cifar-10-batches-py-target").mkdir(),
+    "cifar-10-python.tar.gz": lambda folder: (folder / "cifar-10-python.tar.gz").touch(),
+    "cifar-10-batches-py.tar.gz": lambda folder: (folder / "cifar-10-batches-py.tar.gz").touch(),
+}
+
+
+@pytest.mark.parametrize("name", PICKLED)
+def test_the_pickled_version_is_named_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "datasets"
+    folder.mkdir()
+    PICKLED[name](folder)
+    with pytest.raises(ConfigurationError) as caught:
+        load(folder)
+    for words in (f"{folder / name} is of the pickled", "Expected the binary", cifar10.ADDRESS):
+        assert words in str(caught.value)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "_fetch", refuse)
+    with pytest.raises(ConfigurationError, match=f"{name} is of the pickled .*no network"):
+        load(None)
+    assert not (tmp_path / "ran").exists()
+    write_binary(folder)
+    assert len(load(folder).train_labels) == 5 * PER_BATCH
 
 
 def cut(path: Path, missing: int = 1) -> None:
@@ -126,19 +155,18 @@ DAMAGES = {
     "cut": (write_binary, lambda f: cut(f / "data_batch_3.bin"), r"data_batch_3\.bin has 12291"),
     "empty": (write_binary, lambda f: (f / "data_batch_2.bin").write_bytes(b""), "has 0 bytes"),
     "missing": (write_binary, lambda f: (f / "data_batch_5.bin").unlink(), r"data_batch_5\.bin"),
-    "label": (write_binary, lambda f: with_label(f / "data_batch_1.bin", 10), "label 10"),
-    "pickle cut": (write_pickled, lambda f: cut(f / "data_batch_4", 9), "data_batch_4"),
-    "pickle missing": (write_pickled, lambda f: (f / "data_batch_1").unlink(), "data_batch_1 "),
+    "label": (write_binary, lambda f: with_label(f / "data_batch_2.bin", 10), r"2\.bin .*label 10"),
     "nothing": (lambda f: None, lambda f: None, "holds no train data of CIFAR-10"),
     "archive cut": (
-        LAYOUTS["binary archive"],
+        write_archive,
         lambda f: cut(f / "cifar-10-binary.tar.gz", 30_000),
         r"cifar-10-binary\.tar\.gz cannot be read",
     ),
+    "LZMA": (lambda f: write_archive(f, "xz"), lambda f: None, r"cannot be read: .*header"),
     "no archive": (
-        lambda f: (f / "cifar-10-python.tar.gz").write_bytes(b"<html>"),
+        lambda f: (f / "cifar-10-binary.tar.gz").write_bytes(b"<html>"),
         lambda f: None,
-        r"cifar-10-python\.tar\.gz cannot be read",
+        r"cifar-10-binary\.tar\.gz cannot be read",
     ),
 }
 
@@ -150,18 +178,6 @@ def test_damaged_files_are_refused(tmp_path: Path, damage: str) -> None:
     spoil(tmp_path)
     with pytest.raises(ConfigurationError, match=words):
         load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [{b"data": np.zeros((2, 3071), np.uint8), b"labels": [1, 2]}, {b"labels": [1]}]
-    + [{b"data": np.zeros((2, 3072), np.uint8), b"labels": labels} for labels in ([1], [1, b"2"])],
-)
-def test_a_pickle_of_something_else(tmp_path: Path, content: dict) -> None:
-    write_pickled(tmp_path)
-    (tmp_path / "test_batch").write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(ConfigurationError, match="test_batch holds data"):
-        load(tmp_path, parts=("test",))
 
 
 def test_an_archive_without_all_batches_is_not_unpacked(tmp_path: Path) -> None:
@@ -182,7 +198,6 @@ def test_an_archive_without_all_batches_is_not_unpacked(tmp_path: Path) -> None:
         ({"image_depth": 1}, "--image_depth 3"),
         ({"nb_classes": 5}, "--nb_classes 1?[0-9] or more"),
         ({"augment": "resized_crop_flip"}, "none or crop_flip"),
-        ({"input_pipeline": "dali"}, "for --dataset=imagenet"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -196,4 +211,4 @@ def test_what_does_not_fit_is_refused(
 def test_channel_scalings_want_channels() -> None:
     with pytest.raises(ConfigurationError, match="3 channels, these have 1"):
         scale(np.zeros((1, 2, 2, 1), np.uint8), "cifar10")
-    check_preprocessing("fashion_mnist", "crop_flip", "tfdata")
+    check_augmentation("fashion_mnist", "crop_flip")

@@ -13,7 +13,7 @@ from tests.data.imagenet_files import CLASSES, colours, encoded, write_folders, 
 from thinwire.data import registry
 from thinwire.data.loading import TrainingShard, load_shard
 from thinwire.data.pipeline.cursor import uniforms
-from thinwire.data.pipeline.decode import WIDTH, Decoded, random_box
+from thinwire.data.pipeline.decode import WIDTH, random_box
 from thinwire.data.pipeline.lazy import scale
 from thinwire.data.readers import imagenet
 from thinwire.ops.types import ConfigurationError
@@ -246,25 +246,3 @@ def test_other_files_in_a_class_are_none_of_its_images(tmp_path: Path) -> None:
     for name in (".hidden.JPEG", "notes.txt", "Thumbs.db"):
         (tmp_path / "train" / CLASSES[0] / name).write_bytes(b"x")
     assert len(load(tmp_path).train_labels) == 15
-
-
-def test_dali_is_refused_where_it_is_not_installed(
-    places: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "nvidia.dali", None)
-    with pytest.raises(ConfigurationError, match="--input_pipeline=dali: .*nvidia-dali-cuda120"):
-        take(places["folders"], input_pipeline="dali", augment=None)
-    with pytest.raises(ConfigurationError, match="random crops"):
-        take(places["folders"], input_pipeline="dali", augment="none")
-
-
-def test_dali_sees_what_tf_data_sees(places: dict[str, Path]) -> None:
-    pytest.importorskip("nvidia.dali.fn")
-    shards = [take(places["records"], input_pipeline=name) for name in ("dali", "tfdata")]
-    assert type(shards[1].images) is Decoded
-    for one, other in zip(*(draw(shard, 8) for shard in shards), strict=True):
-        assert one.shape == other.shape and one.dtype == np.float32
-        assert np.abs(one - other).mean() < 0.02
-    again = take(places["records"], input_pipeline="dali")
-    again.cursor.restore(shards[0].cursor.state())
-    np.testing.assert_array_equal(draw(again, 1)[0], draw(shards[0], 1)[0])

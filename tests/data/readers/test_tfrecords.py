@@ -43,19 +43,41 @@ def test_every_image_and_label_is_found(tmp_path: Path) -> None:
     assert images_of(files, found) == encoded("train")
 
 
+def message(field: int, content: bytes) -> bytes:
+    """A field of a message that is a message, a text or bytes."""
+    length = bytes([len(content)]) if len(content) < 128 else bytes([len(content) % 128 + 128, 1])
+    return bytes([field << 3 | 2]) + length + content
+
+
+def with_features(*entries: tuple[bytes, bytes]) -> bytes:
+    """An Example of these names and Features, in this order."""
+    pairs = (message(1, name) + message(2, feature) for name, feature in entries)
+    return message(1, b"".join(message(1, pair) for pair in pairs))
+
+
+SEVEN = b"\x1a\x02\x08\x07"  # int64_list { value: 7 } in the unpacked form
+
+
 def test_labels_of_all_kinds(tmp_path: Path) -> None:
     """Negative, large, and in the unpacked form that older writers use."""
     labels = [-1, 0, 127, 128, 2**40]
     records = [example(b"an image", label) for label in labels]
-    value = b"\x1a\x02\x08\x07"  # int64_list { value: 7 } unpacked
-    entry = b"\x0a\x11image/class/label\x12" + bytes([len(value)]) + value
-    image = b"\x0a\x0dimage/encoded\x12\x05\x0a\x03\x0a\x01x"
-    features = b"".join(b"\x0a" + bytes([len(one)]) + one for one in (image, entry))
-    unpacked = b"\x0a" + bytes([len(features)]) + features
-    assert tf.train.Example.FromString(unpacked).features.feature["image/class/label"]
+    image = message(1, message(1, b"x"))
+    unpacked = with_features((b"image/encoded", image), (b"image/class/label", SEVEN))
     found = tfrecords.index([write(tmp_path / "a", *records, unpacked)])
     assert found.labels.tolist() == [*labels, 7]
     assert found.lengths.tolist() == [8] * 5 + [1]
+
+
+def test_an_image_whose_first_bytes_occur_before_it(tmp_path: Path) -> None:
+    image = b"\xff\xd8" + bytes(80) + b"the rest"
+    record = with_features(
+        (b"image/thumb", message(1, message(1, image[:70]))),
+        (b"image/encoded", message(1, message(1, image))),
+        (b"image/class/label", SEVEN),
+    )
+    files = [write(tmp_path / "a", record)]
+    assert images_of(files, tfrecords.index(files)) == [image]
 
 
 @pytest.mark.parametrize("content", [b"", b"123456789", bytes(range(64))])
@@ -97,6 +119,12 @@ WITHOUT_LABEL = tf.train.Example(
 ).SerializeToString()
 
 
+def header(length: int) -> bytes:
+    """What announces so many bytes, with the right checksum."""
+    announced = struct.pack("<Q", length)
+    return announced + struct.pack("<I", masked_crc32c(announced))
+
+
 def text_label() -> tf.train.Feature:
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"cat"]))
 
@@ -108,8 +136,9 @@ def text_label() -> tf.train.Feature:
         (lambda data: data[: len(data) // 2 + 5], "record 1: it ends after 5 of 12 bytes"),
         (lambda data: b"\xff" + data[1:], "record 0: the checksum of its length"),
         (lambda data: b"not a record at all", "record 0: the checksum"),
-        (lambda data: data[:12] + b"\x0f" + data[13:], "record 0: .*wire type 7"),
-        (lambda data: data[:13] + b"\xff\xff\xff\xff\x0f" + data[18:], "longer than what holds it"),
+        (lambda data: data + header(2**40), "record 2: it ends 10995[0-9]* bytes before"),
+        (lambda data: data[:20] + b"?" + data[21:], "record 0: corrupted record at 12"),
+        (lambda data: data[:-20] + b"?" + data[-19:], r"record 1: corrupted record at \d+\. Exp"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, change, expected: str) -> None:
@@ -126,6 +155,8 @@ def test_damaged_files_are_refused(tmp_path: Path, change, expected: str) -> Non
     [
         (WITHOUT_LABEL, "no image/class/label"),
         (b"", "no image/encoded"),
+        (b"\x0f" + RECORD[1:], "Error parsing message"),
+        (RECORD[:-1], "Error parsing message"),
         (example(b"", 1), "empty"),
         (example(b"x", 1, **{"image/class/label": text_label()}), "of another type"),
     ],

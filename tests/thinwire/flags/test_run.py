@@ -186,10 +186,7 @@ def test_the_flags_a_node_keeps_repeat_its_run(tmp_path):
 def test_scaling_and_augmentation_are_the_data_sets_own_unless_given():
     assert run_of().data.scaling is None and run_of().data.augment is None
     run = run_of("--dataset=cifar10", "--scaling=unit", "--augment=none")
-    assert (run.data.scaling, run.data.augment, run.data.input_pipeline) == (
-        *("unit", "none"),
-        "tfdata",
-    )
+    assert (run.data.scaling, run.data.augment) == ("unit", "none")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +208,6 @@ def test_when_the_best_five_answers_are_told(arguments, expected):
         (["--top5", "--nb_classes=5"], "--top5 and --nb_classes=5"),
         (["--augment=resized_crop_flip"], "not for --dataset=fashion_mnist_sample"),
         (["--dataset=imagenet", "--augment=crop_flip"], "none or resized_crop_flip"),
-        (["--dataset=cifar10", "--input_pipeline=dali"], "for --dataset=imagenet"),
     ],
 )
 def test_what_a_data_set_does_not_know_is_refused(arguments, words):

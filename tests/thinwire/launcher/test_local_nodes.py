@@ -26,7 +26,7 @@ def test_a_node_of_this_machine_says_how_it_ended(monkeypatch, tmp_path):
 #: A Cluster that has started a PS here, and waits.
 LAUNCHER = """
 import sys, time
-from thinwire import node
+from thinwire.cli import node
 from thinwire.launcher import local
 from thinwire.flags.run import read_run
 from thinwire.launcher.role import Node

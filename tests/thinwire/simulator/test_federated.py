@@ -8,6 +8,7 @@ from thinwire.data.partition import read_positions, write_positions
 from thinwire.ops.methods.builder import Choices, compose
 from thinwire.ops.sync.drawn import parse_draws
 from thinwire.ops.types import ConfigurationError
+from thinwire.runtime.run.draws_file import read_draws
 from thinwire.runtime.run.settings import DataChoice
 
 WORKERS = 8
@@ -82,7 +83,7 @@ def test_a_simulation_and_its_file_of_draws_give_the_same_bits(tmp_path):
     for each in (first, second):
         each.mkdir()
     one = federated(first, [20] * WORKERS, FAILURES, 2)
-    draws = str(first / "draws.txt")
+    draws = read_draws(str(first / "draws.txt"), WORKERS)
     two = federated(second, [20] * WORKERS, FAILURES, 2, draws=draws, seed=99)
     for here, there in zip(one.shards, two.shards, strict=True):
         np.testing.assert_array_equal(here.core.model.theta, there.core.model.theta)

@@ -1,6 +1,7 @@
 """What a worker counts of what it sends: over shards, over its lives, and as scalars."""
 
 import dataclasses
+import json
 import types
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.thinwire.runtime.telemetry.test_tensorboard import read
 from thinwire.ops.routing.base import Routed, UnreliableBlocks, ValueEncoding
 from thinwire.ops.routing.counters import SentCounts
 from thinwire.proto.udp.types import ChannelCounts
+from thinwire.runtime.persistence.documents import from_dict, to_dict
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.client.datagrams import totals_of
 from thinwire.worker.telemetry.tensorboard import WorkerScalars
@@ -65,7 +67,7 @@ def test_counts_are_over_all_shards_and_exchanges():
         {"outdated": 1, "refused": 4, "too_large": 2},
         1,
     )
-    assert SentCounts.from_json(counts.to_json()) == counts
+    assert from_dict(SentCounts, json.loads(json.dumps(to_dict(counts)))) == counts
 
 
 def test_earlier_lives_add_but_a_way_back_is_today_s():

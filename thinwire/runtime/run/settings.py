@@ -85,7 +85,6 @@ class DataChoice:
     dirichlet_alpha: float | None = None  # of partition dirichlet
     no_block_shuffle: bool = False  # every epoch of partition class in the order by label
     augment: str | None = None  # of training images; None: the data set's usual one
-    input_pipeline: str = "tfdata"  # who decodes images that do not lie in memory
     batch: str | None = None  # whose a script's batch size is; None: as the method's workers step
     shard: str = "auto"  # whether scripts share what each of them gives to `fit`
     partition_file: str | None = None  # of partition positions

@@ -88,7 +88,7 @@ def test_every_setting_of_a_model_and_of_data_is_looked_at():
         looked_at = deciding_settings(read_run())
     names = {under_flags.get(name, name) for name in fields}
     follows = {"whole_epochs"}  # from the pacer, which the fingerprint has
-    assert names - looked_at.keys() == {"input_pipeline", "model_from"} | follows
+    assert names - looked_at.keys() == {"model_from"} | follows
 
 
 @pytest.mark.parametrize(

@@ -48,25 +48,6 @@ def test_evaluations_of_a_former_run_are_not_shown():
     assert latest_until(3, [former, ours]) is ours
 
 
-def test_a_line_of_an_older_version_is_read():
-    line = {
-        "version": 7,
-        "samples": 70,
-        "seconds": 1.5,
-        "accuracy": 0.5,
-        "loss": None,
-        "bytes_up": 1,
-        "bytes_down": 2,
-        "versions": [7],
-        "final": True,
-        "top5_accuracy": None,
-    }
-    found = Evaluation.from_dict(line)
-    assert found.metrics == {"accuracy": 0.5, "loss": None} and found.final
-    assert Evaluation.from_dict(line | {"top5_accuracy": 0.9}).metrics["top5_accuracy"] == 0.9
-    assert Evaluation.from_dict(found.to_dict()) == found
-
-
 def test_a_value_that_is_not_finite_is_null():
     text = evaluation(1, loss=math.nan, mae=math.inf, version=2.0).to_json()
     assert json.loads(text)["metrics"] == {"loss": None, "mae": None, "version": 2.0}

@@ -115,9 +115,11 @@ def test_the_learning_rate_is_the_servers():
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     same = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate)
     settings = {"mode": "asgd", "lr_schedule": "0.5:0.1", "iter_max": 28}
-    with serving(**settings) as (_, found), distribute(model := compiled(), found):
+    with serving(**settings) as (_, found):
+        model = distribute(compiled(), found)
         assert fit(model, callbacks=[same])["learning_rate"] == pytest.approx([0.1, 0.01])
-    with serving(**settings) as (_, found), distribute(model := compiled(), found):
+    with serving(**settings) as (_, found):
+        model = distribute(compiled(), found)
         rates = fit(model, callbacks=[halve])["learning_rate"]
         assert rates == pytest.approx([0.05, 0.0025])  # the server's drop counts as well
 
