@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from thinwire.script.server import ServerHandle, Snapshot, init_server
     from thinwire.script.session import RunOver, StepInfo
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "PS",

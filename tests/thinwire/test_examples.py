@@ -41,7 +41,7 @@ def test_two_lines_make_a_script_a_worker(name):
 def test_the_page_names_every_example():
     page = (ROOT / "docs" / "guide/examples.md").read_text()
     missing = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
-    assert [name for name in missing if f"(../examples/{name})" not in page] == []
+    assert [name for name in missing if f"(../../examples/{name})" not in page] == []
 
 
 def _alone(name, *arguments, python=sys.executable):
