@@ -323,7 +323,7 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch from which several steps take parts; the first thread that needs it makes the batch."""
+    """A batch that several steps divide; the first thread that needs the batch makes it."""
 
     def __init__(self) -> None:
         self.num_parts = 0  # parts that steps have taken
