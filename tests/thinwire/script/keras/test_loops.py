@@ -525,7 +525,7 @@ def loop_behind_loop(settings):
         (own_optimizer, "OwnSGD, which a PS cannot build"),
         (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
         (other_model, "a second time with another model"),
-        (model_of_a_loop, "expected one of both"),
+        (model_of_a_loop, "either the model or the optimizer"),
         (other_settings, "another num_train: 7, and before None"),
         (loop_behind_loop, "distributed before the first step of any"),
         *(
