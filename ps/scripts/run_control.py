@@ -81,7 +81,7 @@ class RunControl:
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return True if a worker's script has connected, unfinished and not lost (any thread)."""
+        """Return True if a worker's script has connected and is still in the run (any thread)."""
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
