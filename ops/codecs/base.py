@@ -57,7 +57,7 @@ class EncodeContext:
     rng: np.random.Generator
     kernels: Kernels
     epoch: float = 0.0  # examples consumed by the whole run / examples in the training set
-    # Tensor number -> rows where the tensor is not 0. All rows of an unlisted tensor may be non-0.
+    # Tensor number -> rows where the tensor is not 0. An unlisted tensor may be nonzero anywhere.
     touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
     # True: a dense float32 block may hold arrays on the device, without a copy to the host.
     leaves_dense: bool = False
