@@ -134,7 +134,7 @@ def test_an_evaluator_that_comes_late_gets_what_a_phase_has_ended_with(tmp_path,
             other = dataclasses.replace(kept.find(0), first=3, last=3)
             kept.add(other, 4)
             kept.add(other, 4)
-        with pytest.raises(RequestRejected, match="is not kept any more"):
+        with pytest.raises(RequestRejected, match="phase 0"):
             central(run, script, SPEC, 0)
         script.close()
 
