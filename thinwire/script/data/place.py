@@ -110,10 +110,10 @@ class WorkerPlace:
         if batch_size < self.num_workers:
             raise ConfigurationError(
                 f"a batch of {batch_size} rows cannot be divided among {self.num_workers} workers: "
-                "--batch=global means that the script's batch size is for all workers together. "
-                "Expected at least one row for each worker: raise the script's batch size to "
-                f"{self.num_workers} or more, or give --batch=worker, which makes every worker "
-                "take batches of the script's size."
+                "with --batch=global, the default if all workers step together, the script's batch "
+                "size is for all workers. Expected at least one row for each worker: raise the "
+                f"script's batch size to {self.num_workers} or more, or give --batch=worker, which "
+                "makes every worker take batches of the script's size."
             )
         return self.num_dealt(batch_size, worker)
 
