@@ -521,7 +521,7 @@ def loop_behind_loop(settings):
     [
         (other_optimizer, "write `optimizer = thinwire.distribute"),
         (of_nothing, "without a model"),
-        (three_of_one_model, "a model of its own"),
+        (three_of_one_model, "Give each optimizer a different model"),
         (own_optimizer, "OwnSGD, which a PS cannot build"),
         (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
         (other_model, "a second time with another model"),
