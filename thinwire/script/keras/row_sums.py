@@ -50,7 +50,7 @@ from thinwire.script.keras.step import recording
 from thinwire.script.keras.traces import call_with_values
 from thinwire.script.keras.trial import StepTrial
 
-#: Keeps AutoGraph from converting this module's code in a `tf.function` of the script.
+#: Prevents AutoGraph from converting this module's code in a `tf.function` of the script.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 _REMEDY = (

@@ -254,7 +254,7 @@ class ExchangeStep:
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
-        # Keeps AutoGraph from converting this code within a loop's tf.function.
+        # Prevents AutoGraph from converting this code within a loop's tf.function.
         unconverted = tf.autograph.experimental.do_not_convert
         optimizer.apply, optimizer.scale_loss = (
             unconverted(self._apply),
