@@ -651,9 +651,9 @@ class PsCore:
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
-            # A joiner has entered without a change of membership. Number that moment as an epoch
-            # before the replies below, so that the next pushes name it, and a following shard
-            # holds these pushes until it has let the joiner in too.
+            # A joiner has become live. Number that moment as an epoch before the replies below,
+            # so that the next pushes name the epoch. A following shard then buffers these pushes
+            # until it has received the epoch and let the joiner in too.
             if advance.has_entered and not announces:
                 self.membership.begin_epoch()
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
