@@ -64,13 +64,13 @@ class DownSparse:
         check_value_dtype(self.down_value_dtype, "down_value_dtype", VALUE_DTYPES)
         if self.resync_every < 0:
             raise ConfigurationError(
-                f"--resync_every={self.resync_every}: expected a number of iterations, 1 or "
-                "more, or 0 for no resynchronization."
+                f"--resync_every={self.resync_every}: expected 1 or more iterations, "
+                "or 0 for no resynchronization."
             )
         if self.max_staleness < 0:
             raise ConfigurationError(
-                f"--max_staleness={self.max_staleness}: expected a number of updates, 1 or more, or "
-                "0 for no limit."
+                f"--max_staleness={self.max_staleness}: expected 1 or more updates, or 0 "
+                "for no limit."
             )
 
     @property
@@ -191,7 +191,7 @@ class DownAuto(DownSparse):
             raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
 
     def init(self, size: int) -> State:
-        """Return the states of `sparse` and `relay`, and two empty tables of workers."""
+        """Return the states of `sparse` and `relay`, and empty tables of exact workers."""
         workers: State = {"exact_since": {}, "large_replies": {}}
         return super().init(size) | {"delta": DownRelay().init(size)} | workers
 
@@ -256,7 +256,7 @@ class DownAuto(DownSparse):
         return count >= self.patience
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return `down_ratio`; if unset, `ratio`, raised until the reply is as large as the push."""
+        """Return `down_ratio`; if unset, at least `ratio` and enough to match the push's bytes."""
         if self.down_ratio is not None:
             return self.down_ratio
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
