@@ -1,4 +1,4 @@
-"""Reception of the next phase's model by a shard that still serves the current model.
+"""Stage that accepts the next phase's model while the shard serves the current model.
 
 A worker whose Hello names a later phase than the shard's phase is passed to an `OfferStage`. All
 other streams (control streams, supervisors, other shards) continue unchanged. The thread that reads
