@@ -139,7 +139,7 @@ def _loss_scale(described: Sequence[DescribedOptimizer], plan: StepPlan) -> Loss
 
 
 def sgd_momentum(optimizer: Any) -> float:
-    """Return the momentum of a compiled SGD that a method may apply itself; 0 if there is none."""
+    """Return the momentum of a compiled plain SGD, which a method may apply itself; else 0."""
     if type(optimizer) is not keras.optimizers.SGD or optimizer.nesterov:
         return 0.0
     return float(optimizer.momentum)

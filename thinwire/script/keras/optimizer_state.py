@@ -24,7 +24,7 @@ class OptimizerStates:
         self._assigned: set[int] = set()  # ids of variables assigned since the end of the last fit
 
     def note(self, variables: Iterable[Any]) -> None:
-        """Record the present values as those that the run wrote; the caller keeps the variables."""
+        """Record the present values as the run's values; the variables must outlive this object."""
         self._known = {id(variable): _digest(variable) for variable in variables}
         self._assigned.clear()
 

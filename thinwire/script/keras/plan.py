@@ -29,7 +29,7 @@ _RUNS_EAGERLY = threading.RLock()
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """What one optimizer does in a step.
+    """The part of one optimizer in a step: the variables that it steps.
 
     Attributes:
         optimizer: The optimizer that the script calls.

@@ -166,7 +166,7 @@ class ModelSession(LeavesOnExit):
         self._member.close(cause)
 
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
-        """Add an optimizer to those that exchange in a training loop.
+        """Let one more optimizer exchange in a training loop.
 
         Args:
             optimizer: Keras optimizer, built or not.
@@ -201,10 +201,10 @@ class ModelSession(LeavesOnExit):
             self.loop.refresh(with_slots=True)
         return self.central
 
-    # -------------------------------------------------------------------------------------------
+    # -- other models of the script -------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
-        """Return the places of this worker's other models."""
+        """Return the members of this worker's other models."""
         return [
             other._member
             for other in RECORD.sessions
@@ -236,7 +236,7 @@ class ModelSession(LeavesOnExit):
             return self._call(data)
 
     def _call(self, data: Any) -> Any:
-        """Call the model's own `train_step`; exchange the weights if the optimizers step here.
+        """Call the model's own `train_step`; exchange weights if the optimizers step locally.
 
         Raises:
             ConfigurationError: No optimizer steps in the `train_step`.

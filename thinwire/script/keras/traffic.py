@@ -27,7 +27,7 @@ class EpochTraffic:
     largest_staleness: int = 0
 
     def add(self, step: StepInfo) -> None:
-        """Add one step."""
+        """Add the traffic of one step to the sums."""
         self.bytes_up += step.bytes_up
         self.bytes_down += step.bytes_down
         if step.exchanged:
