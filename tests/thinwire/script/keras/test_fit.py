@@ -177,7 +177,7 @@ def test_variables_outside_w_global_are_trained_here():
     ("optimizer", "words"),
     [
         (keras.optimizers.Adam(), "SGD"),
-        (keras.optimizers.SGD(0.1, momentum=0.9), "none on the worker"),
+        (keras.optimizers.SGD(0.1, momentum=0.9), "momentum=0.9"),
         (keras.optimizers.SGD(0.1, nesterov=True), "nesterov"),
         (keras.optimizers.SGD(0.1, global_clipnorm=1.0), "clip_norm"),
         (keras.optimizers.SGD(0.1, weight_decay=0.1), "weight_decay"),
