@@ -15,7 +15,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
     """Estimate the bytes of `count` of `size` entries, with positions coded at their entropy.
 
     >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
-    (50, 4000, 0)
+    (50, 4000.0, 0.0)
     """
     position_bits = 0.0
     if 0 < count < size:
