@@ -71,7 +71,7 @@ def all_finite(values: Float32) -> bool:
 
 
 def peak(values: Float32) -> float:
-    """Return the largest magnitude of [k] float32, or infinity for NaN; without temporary arrays."""
+    """Return the largest magnitude of [k] float32, infinity for NaN; without temporary arrays."""
     largest = 0.0
     for start in range(0, values.size, _FINITE_PIECE):
         piece = values[start : start + _FINITE_PIECE]

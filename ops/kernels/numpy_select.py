@@ -365,9 +365,9 @@ def _set_bits(words: np.ndarray) -> Int64:
     """Return the ascending positions of the bits set in [w] uint32, lowest bit first.
 
     Each round peels the lowest bit of every non-zero word. With 1 % of the bits set, peeling is
-    twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch at every set bit;
-    a third of the words then has a set bit. If more than a tenth of the words has one, numpy's ``nonzero``
-    of the words runs without branches.
+    twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch at every set bit.
+    About a third of the words then has a set bit. If more than a tenth of the words has a set bit,
+    numpy's ``nonzero`` of the words runs without branches.
     """
     origins = (words != 0).nonzero()[0]
     words = words.take(origins)
