@@ -198,7 +198,7 @@ def test_a_payload_that_is_too_short_is_malformed():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_refused_like_an_update(value):
-    with pytest.raises(NonFinite, match="averaged beside the update is not finite"):
+    with pytest.raises(NonFinite, match="aux.* is not finite"):
         Wire(3).decode([7, value, 9])
 
 
