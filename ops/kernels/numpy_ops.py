@@ -34,7 +34,7 @@ _REGION = 1 << 19  # part of the scratch array of `hits`, independent of the mod
 _PIECE = 1 << 16  # magnitudes of blocks; dense updates with their product
 _TILE_ENTRIES = 1 << 15  # a tile of a matrix product, with its addend
 
-#: Keeps the adaptive strength of `adapt` finite for entries without a gradient so far.
+#: Makes the strength of `adapt` finite for entries that have not had a gradient.
 FLOOR = 1e-7
 
 LARGEST_FLOAT16 = np.float32(65504)
