@@ -196,7 +196,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return headers, values and, if sparse, positions of the valid datagrams; None if none is."""
+        """Return headers, values and positions (sparse) of valid datagrams; None: all invalid."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
