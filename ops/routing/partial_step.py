@@ -87,6 +87,8 @@ class PartialStep:
         if arrivals.positions is None:
             count = values.shape[1]
             flat = self._dense()
+            # Row i of `windows` is a view of flat[i : i + count], so one assignment places the
+            # values of all datagrams without a loop.
             windows: Float32 = np.ndarray(
                 (flat.size - count + 1, count), np.float32, flat, 0, flat.strides * 2
             )
@@ -270,6 +272,8 @@ class LateValues:
             windows = np.lib.stride_tricks.sliding_window_view(
                 self.dense, values.shape[1], writeable=True
             )
+            # The datagrams must not have common entries: `+=` with an index array reads all rows
+            # before it writes, so the values of one of two overlapping datagrams would be lost.
             with np.errstate(over="ignore"):  # the caller checks whether the sum is finite
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
