@@ -1,7 +1,7 @@
 """Exact selection of the largest entries of each chunk, in one pass over memory.
 
-A chunk is a run of `chunk` consecutive entries. The last chunk may have fewer entries; the same
-fraction of entries is selected from it.
+A chunk is a run of `chunk` consecutive entries. The last chunk may be shorter, and the same
+fraction of its entries is selected.
 Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
 """
 

@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 #: All entries of an array smaller than this are sorted: sampling costs more than it saves.
 EXACT_BELOW = 4096
-#: A threshold of the previous step is rejected if more than TOO_MANY k or fewer than TOO_FEW k
-#: entries reach it.
+#: A selection rejects the previous step's threshold if more than TOO_MANY k or fewer than TOO_FEW k
+#: entries reach the threshold.
 TOO_MANY, TOO_FEW = 1.3, 0.8
 
 _ACCUMULATE_PIECE = 1 << 16  # entries; target, addend and product fit in the second-level cache
 _PEELED_FRACTION = 0.05  # largest selected part; above it, bit peeling takes too many rounds
 _SCANNED_FRACTION = 0.2  # largest selected part; above it, a threshold excludes too few entries
-_SAMPLED_KEPT = 200  # selected entries expected in the sample: its rank is accurate to 7 %
-_HINTED = 1.4  # times k: rank of the hint; seldom do fewer than k entries reach it
+_SAMPLED_KEPT = 200  # selected entries expected in the sample; the rank is then accurate to 7 %
+_HINTED = 1.4  # the rank of the hint is this times k; fewer than k entries seldom reach it
 _COUNTED = 1 << 14  # magnitudes; at least as many are counted by size before any are sorted
 _COUNTED_BITS = 17  # lower bits that counting ignores: counted magnitudes are 1/64 apart
 _SMALL = 1024  # entries; sorting smaller arrays together costs less than one call for each
@@ -284,7 +284,7 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
     Args:
         x: [n] float32.
         threshold: Smallest magnitude to return.
-        expected: Expected number of entries. It changes only the running time, not the result.
+        expected: Expected number of entries. The number changes the running time, not the result.
     """
     if expected > _PEELED_FRACTION * x.size:
         return _scan_dense(x, threshold)

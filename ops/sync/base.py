@@ -125,8 +125,8 @@ class SyncRule(Protocol):
     def join(self, worker: int) -> None:
         """Announce a worker. The worker becomes live at the next round boundary of its group.
 
-        On a shard that follows shard 0, the worker becomes live when shard 0 has let the worker in,
-        and all steps that were released or withdrawn at shard 0 before are so on this shard, too.
+        On a shard that follows shard 0, the worker becomes live when shard 0 has let the worker in, and
+        the shard has released or withdrawn all steps that shard 0 had released or withdrawn before.
         """
 
     def leave(self, worker: int) -> None:
@@ -146,7 +146,7 @@ class SyncRule(Protocol):
     def over(self) -> Mapping[int, int]:
         """Return worker -> newest step that was released or withdrawn on this shard.
 
-        The result has the live workers of groups in which pushes wait.
+        The result contains the live workers of groups in which pushes wait.
         """
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:

@@ -187,7 +187,7 @@ class DrawnRounds:
         self._steps: dict[int, int] = {}  # worker -> newest step that was released
         self._num_rounds = 0  # number of released rounds
         self._drawn: Draw | None = None  # draw of the current round
-        self._open: set[int] = set()  # its workers, except those that the round continues without
+        self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
         self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
         self._void: dict[int, int] = {}  # worker -> newest step that the worker has withdrawn
         # Number of the newest draw that was made or announced.
@@ -214,7 +214,7 @@ class DrawnRounds:
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the workers of the current round, ascending; [] without this worker in it."""
+        """Return the workers of the current round, ascending; [] if it lacks the worker."""
         return sorted(self._open) if worker in self._open else []
 
     def pause(self) -> None:
@@ -237,7 +237,10 @@ class DrawnRounds:
         return self._announced
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Replace the known draws by those that shard 0 announces. Draws missing there are void."""
+        """Replace the known draws by the draws that shard 0 announces.
+
+        A known draw that shard 0 does not announce is void.
+        """
         if not draws or not self._policy.follows:
             return
         awaited = {item.number for item in self._awaited}
@@ -285,7 +288,7 @@ class DrawnRounds:
         """Do nothing: draws name the workers of each round."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker. It is live from the next `advance` on, and waits to be drawn."""
+        """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
         if not _contains(self._live, worker) and not _contains(self._joining, worker):
             bisect.insort(self._joining, worker)
 

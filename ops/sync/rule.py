@@ -132,8 +132,8 @@ class GroupRounds:
         self._num_live: dict[int, int] = {}  # group -> number of live members
         self._num_submitted: dict[int, int] = {}  # group -> number of members with an arrival
         self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
-        # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`. No check of
-        # these workers is needed while `_blocked_above` is the limit.
+        # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`, so that
+        # `_let_proceed` skips these workers while `_blocked_above` is the limit.
         self._num_blocked = 0
         self._blocked_above = -1
         self._paused = False  # True if no worker may proceed, because groups are about to change
@@ -216,13 +216,13 @@ class GroupRounds:
         """Do nothing: this is shard 0, which lets workers in."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker. It becomes live at the next round boundary of its group."""
+        """Announce a worker, which becomes live at the next round boundary of its group."""
         if not _contains(self._live, worker) and not _contains(self._joining, worker):
             bisect.insort(self._joining, worker)
             self._mark_dirty(worker)
 
     def leave(self, worker: int) -> None:
-        """Remove a worker and its arrivals. Its clock does not hold back other workers any more."""
+        """Remove a worker, its arrivals and its clock's effect on other workers."""
         if _contains(self._live, worker):
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
@@ -516,9 +516,9 @@ class FollowingRounds(GroupRounds):
     def _may_enter(self, worker: int) -> bool:
         """Return True if the worker may enter, because this shard has caught up with shard 0.
 
-        All steps that were released or withdrawn at shard 0 before it let the worker in must be so
-        on this shard, too. A worker that is not listed has finished a round at shard 0 before this
-        shard started, and may enter.
+        All steps that were released or withdrawn at shard 0 before the worker entered there must be
+        released or withdrawn on this shard, too. A worker that is not listed has finished a round
+        at shard 0 before this shard started, and may enter.
         """
         joiners = next((item for item in self._expected if worker in item.workers), None)
         if joiners is None:
