@@ -125,8 +125,9 @@ class SyncRule(Protocol):
     def join(self, worker: int) -> None:
         """Announce a worker. The worker becomes live at the next round boundary of its group.
 
-        On a shard that follows shard 0, the worker becomes live under two conditions: shard 0 has let
-        the worker in, and the shard has released or withdrawn all steps that shard 0 had before.
+        On a shard that follows shard 0, the worker becomes live under two conditions: shard 0 has
+        let the worker in, and the shard has released or withdrawn all steps that shard 0 had
+        before.
         """
 
     def leave(self, worker: int) -> None:
