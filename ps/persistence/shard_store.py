@@ -170,8 +170,8 @@ class SavedShard:
         self._spec, self._offer = spec, offer
         self._refuse_other_run(spec)
         while not self._checkpoints.claim(self.generation, self._owner):
-            # `claim` fails if another process has written a newer generation meanwhile: load that
-            # generation, so that this process does not continue from a stale state.
+            # `claim` fails if another process has written a checkpoint since this process loaded
+            # one: load the newest, so that this process does not continue from a stale state.
             self._found = self._load()
             self._refuse_other_run(spec)
 
