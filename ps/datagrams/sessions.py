@@ -42,7 +42,7 @@ class WorkerReassembly:
     reassembler: Reassembler
     pending: PendingPush | None = None
     closed_step: int = 0  # step of the newest complete push
-    refusal: str | None = None  # why the newest complete push was not finite; None if it was
+    refusal: str | None = None  # why the newest complete push is not finite; None: it is
     outcome: pb.DatagramOutcome | None = None  # outcome of the newest complete push's datagrams
     bytes_before: int = 0  # datagram bytes received when the newest push was complete
     late_before: int = 0  # late datagrams received when the newest push was complete

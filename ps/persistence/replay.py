@@ -261,7 +261,9 @@ def _attempt(
 def _handle(
     handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
 ) -> None:
-    """Have the core handle an event; drop its actions, which the dead process has performed.
+    """Have the core handle an event; drop the resulting actions.
+
+    The dead process has performed these actions, or no client needs them after the restart.
 
     Args:
         handle: Method `handle` of the core; None if no head has been read yet.
