@@ -120,7 +120,7 @@ class ServerUpdate(Policy, Protocol):
         """Return the rate for changes of weights when `fraction` (0..1) of the budget is spent."""
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Set the learning rate of all further steps; a script calls it for its own rate."""
+        """Use a rate that a script has set, for all further steps."""
 
     def apply(
         self,

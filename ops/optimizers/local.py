@@ -52,7 +52,7 @@ class LocalUpdate:
     Attributes:
         optimizer: A value of --local_optimizer other than "script". The optimizer has Keras'
             default arguments.
-        momentum: Momentum of sgd and momentum; 0 for any other optimizer.
+        momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
         opt_state: Treatment of the slots at an exchange: "keep", "reset" or "average".
         rate_factor: Factor by which the scheduled learning rate is multiplied.
         weight_decay: Decoupled weight decay, as in Keras. None means the optimizer's default.

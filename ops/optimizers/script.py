@@ -129,7 +129,7 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdate(GradientsOnly):
-    """Steps with the result of the script's only compiled optimizer.
+    """Policy for a script with one compiled optimizer; the PS steps as this optimizer would.
 
     Attributes:
         offer: The worker's description of the optimizer.
@@ -363,7 +363,7 @@ class _SteppedEntries:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdates(GradientsOnly):
-    """Steps with the result of a script's several compiled optimizers, one optimizer per update.
+    """Policy for a script with several compiled optimizers that step different variables.
 
     Attributes:
         updates: One policy per optimizer. The policy's `offer.paths` names the variables that the

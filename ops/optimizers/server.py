@@ -90,7 +90,7 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
 
     Attributes:
         optimizer: A value of --server_optimizer other than "script".
-        momentum: Momentum of sgd and momentum; 0 for any other optimizer.
+        momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
         weight_decay: Decoupled weight decay, as in Keras. 0 means the optimizer's default.
         global_lr: The outer rate, for steps by changes of weights.
         global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a

@@ -35,7 +35,7 @@ class Pacer(Policy, Protocol):
 
     @property
     def local_epochs(self) -> int:
-        """Passes over a worker's examples in a round; 0 means that a round is not counted so."""
+        """Passes over a worker's examples in a round; 0 if a round is not counted in passes."""
 
     def push_now(self, local_steps: int) -> bool:
         """Return True if the worker must push after `local_steps` steps since the last exchange."""
