@@ -1,6 +1,6 @@
-"""Thinwire from a checkout: ``python main.py --type_node PS|Worker|Supervisor|...``.
+"""Start one node of Thinwire from a checkout: ``python main.py --type_node PS|Worker|Supervisor``.
 
-Installed, the same is the command ``thinwire``; everything is in `thinwire.cli`.
+An installation has the command ``thinwire`` instead. The command line is `thinwire.cli`.
 """
 
 from thinwire.cli.commands import run_role

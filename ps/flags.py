@@ -19,21 +19,24 @@ TOPICS = (
     Topic(
         "Parameter server",
         (
-            integer("id_ps", 0, "Which shard this is, 0..nb_ps-1.", "number", low=0),
-            switch("insecure", "Allow listening beyond this machine to whoever comes."),
+            integer("id_ps", 0, "Number of this shard, 0..nb_ps-1.", "number", low=0),
+            switch(
+                "insecure",
+                "Allow listening on addresses beyond this machine without authentication.",
+            ),
             choice(
                 "journal",
                 "auto",
-                "Whether a PS records what it accepts, so that no acknowledged update is lost when "
-                "it dies; auto: where a push is below a tenth of the model.",
+                "Write a journal of accepted events, so that no acknowledged update is lost when "
+                "a PS dies; auto: only if a push is smaller than a tenth of the model.",
                 JOURNAL,
             ),
             *advanced(
                 number(
                     "start_timeout_seconds",
                     600.0,
-                    "Synchronous runs wait this long for all workers, then start with those "
-                    "present.",
+                    "Synchronous runs wait this long for all workers, then start with the "
+                    "workers present.",
                     "seconds",
                     low=0.0,
                 ),
@@ -46,23 +49,23 @@ TOPICS = (
                 ),
                 switch(
                     "resume_only",
-                    "End, rather than begin anew, where the run directory has no checkpoint of "
-                    "this PS: it takes the place of one that is lost.",
+                    "End with an error, rather than begin the run again, if the run directory has "
+                    "no checkpoint of this PS: for a PS that replaces a lost one.",
                 ),
                 switch(
                     "stay",
-                    "Keep the port of a finished run's PS, serving nothing, until a signal: for "
-                    "engines that start again what has ended, and probe whether it listens.",
+                    "After the run, keep the PS port open until a signal, serving nothing: for "
+                    "engines that restart ended processes, and probe whether a process listens.",
                 ),
                 switch(
                     "preload_keras",
-                    "With --model_from=worker: import Keras while the model is awaited, for "
-                    "optimizers that need it.",
+                    "With --model_from=worker: import Keras while waiting for the model, for "
+                    "optimizers that need Keras.",
                 ),
                 integer(
                     "max_model_bytes",
                     8 << 30,
-                    "Largest model, as float32, that a worker may offer to a PS without one.",
+                    "Largest model, as float32, that a worker may offer to a PS without a model.",
                     "bytes",
                     low=1,
                 ),
@@ -74,7 +77,7 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class PsFlags:
-    """One shard's own settings."""
+    """The settings of one shard, as its flags give them."""
 
     id_ps: int
     bind: str
@@ -95,20 +98,21 @@ class PsFlags:
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Refuse what cannot work, before anything heavy is imported.
+    """Reject unusable settings before heavy modules are imported.
 
     Raises:
-        ConfigurationError: A shard that the run does not have, or an address beyond this machine
-            without certificates, token or --insecure, or a --checkpoint_dir of no use.
+        ConfigurationError: The run does not have this shard, the address is beyond this machine
+            without certificates, token or --insecure, or --checkpoint_dir is unusable.
     """
     from thinwire.proto.grpc import check_bind
 
-    own = read(run.addresses, given)
-    if own.id_ps >= run.nb_ps:
+    settings = read(run.addresses, given)
+    if settings.id_ps >= run.nb_ps:
         raise ConfigurationError(
-            f"--id_ps={own.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, --ps_hosts)."
+            f"--id_ps={settings.id_ps}: this run has shards 0..{run.nb_ps - 1} (--nb_ps, "
+            "--ps_hosts)."
         )
-    check_bind(own.bind, own.insecure, run.credentials.protection)
+    check_bind(settings.bind, settings.insecure, run.credentials.protection)
     if run.checkpoint_dir is not None:
         from thinwire.runtime.persistence.places import CHECKPOINTS, check_place
 
@@ -116,7 +120,12 @@ def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
 
 
 def read(addresses: tuple[str, ...], given: flags.FlagValues = FLAGS) -> PsFlags:
-    """Return this shard's settings; `addresses` are those of all shards."""
+    """Return this shard's settings.
+
+    Args:
+        addresses: Addresses of all shards, in the order of their numbers.
+        given: Parsed flags.
+    """
     port = int(addresses[given.id_ps].rpartition(":")[2]) if given.id_ps < len(addresses) else 0
     return PsFlags(
         id_ps=given.id_ps,

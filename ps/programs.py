@@ -1,6 +1,6 @@
-"""What each worker has trained the run with, and the refusal of another program.
+"""Records the program of each worker, and refuses a worker that returns with another program.
 
-Workers of one run may run different programs; the same number must come back with the same one.
+Workers of one run may run different programs, but a worker number must return with the same one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from thinwire.runtime.run.resuming import refusal
 
 
 class Programs:
-    """The programs of a run's workers; readers of streams and the writer thread use it.
+    """The programs of a run's workers; thread-safe for stream readers and the writer thread.
 
     Args:
-        known: Worker -> program, of a checkpoint.
-        where: The flag with the folder or address that holds the run.
+        known: Worker -> program, from a checkpoint.
+        where: Flag and value of the folder or address that holds the run, for messages.
     """
 
     def __init__(self, known: Mapping[int, Rows] | None = None, where: str = "this PS") -> None:
@@ -25,25 +25,28 @@ class Programs:
         self._lock = threading.Lock()
 
     def refusal_of(self, worker: int, program: Rows, version: int) -> str | None:
-        """Return why a worker is refused whose program differs from its program before.
+        """Return why a worker is refused if its program differs from its recorded program.
 
         Args:
-            worker: Its number.
-            program: As it is now; empty: not known.
-            version: Updates that the run has.
+            worker: Number of the worker.
+            program: Current program of the worker; empty if it is not known.
+            version: Number of updates of the run.
+
+        Returns:
+            The reason, or None if the worker may join.
         """
         before = self._known.get(worker)
         change = first_change(before, program) if before and program else None
         return None if change is None else refusal(self._where, change, version)
 
     def record(self, worker: int, program: Rows) -> None:
-        """Note the program of a worker that takes part; the first one counts."""
+        """Record the program of an admitted worker; the first recorded program counts."""
         if program:
             with self._lock:
                 self._known.setdefault(worker, program)
 
     def to_plain(self) -> dict[str, list[list[str]]]:
-        """Return plain data for a checkpoint."""
+        """Return the programs as plain data for a checkpoint."""
         with self._lock:
             known = dict(self._known)
         return {str(worker): [list(row) for row in rows] for worker, rows in known.items()}

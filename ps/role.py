@@ -77,21 +77,23 @@ from thinwire.runtime.run.signals import handle_signals
 from thinwire.runtime.run.spill import Spill
 from thinwire.runtime.telemetry import run_status
 
-#: How long an interrupted PS, when its run has ended, waits for clients that it sends nothing to.
+#: Time without sent bytes after which an interrupted PS stops waiting for its clients to leave.
 _INTERRUPTED_LINGER_SECONDS = 1.5
 
 
 class ShardInitials:
-    """Everything that a shard's cores begin with, be it now or in a replay: weights and limits.
+    """The initial weights and limits of a shard's cores, for a fresh start and for a replay.
 
     Attributes:
-        kernels: The array operations of the cores.
-        bounds: Of the numbers that workers of the run may claim.
+        leads: True on shard 0.
+        loss_scale: Settings of the script's loss scale; None without a LossScaleOptimizer.
+        kernels: Array operations of the cores.
+        bounds: Bounds of the numbers that workers of the run may claim.
 
     Args:
         run: The run's settings.
-        id_ps: Of the shard.
-        model: Before the first update.
+        id_ps: Number of the shard.
+        model: Initial model, before the first update.
     """
 
     def __init__(self, run: Run, id_ps: int, model: InitialModel) -> None:
@@ -103,22 +105,25 @@ class ShardInitials:
         self.bounds = ClaimBounds.of(
             model.method, model.num_examples, scales_loss, run.guards.measures, run.nb_workers
         )
-        # Weights and pushes are numpy's: on a GPU, the whole model would be copied for each push.
+        # Weights and pushes are numpy arrays: a GPU would need a copy of the whole model per push.
         self.kernels = load_kernels(run.kernels)
 
     def averages(self) -> WorkerAverages:
-        """Return the means beside the weights: on shard 0 alone, if there are any."""
+        """Return the averages over workers that shard 0 keeps; empty on all other shards."""
         if not self.leads:
             return WorkerAverages()
         num_averaged = self.model.method.num_averaged(self.model.spec.num_parameters)
         return WorkerAverages(self.model.statistics.copy(), num_averaged)
 
     def config(self, saved: SavedShard, start_timeout_seconds: float) -> CoreConfig:
-        """Return the settings of the core that goes on from the saved state.
+        """Return the settings of the core that continues from the saved state.
 
-        A run that goes on waits only as long as workers take to come back. In a later phase their
-        scripts wait for each other, of which one joins before the others do.
+        Args:
+            saved: Files of the shard.
+            start_timeout_seconds: Longest wait of a new run for all workers, in seconds.
         """
+        # A resumed run waits only as long as workers need to reconnect. A later phase does not
+        # wait: the first worker must join before the scripts of the other workers continue.
         run, patience = self.run, start_timeout_seconds
         if saved.phase:
             patience = 0.0
@@ -143,13 +148,14 @@ class ShardInitials:
 def build_core(
     initials: ShardInitials, config: CoreConfig, lease_seconds: float, is_last: bool = False
 ) -> PsCore:
-    """Return a core at version 0, with weights of its own.
+    """Return a core at version 0, with a copy of the initial weights.
 
     Args:
-        initials: Of its shard.
-        config: Of the core.
-        lease_seconds: Of its workers.
-        is_last: Whether it may have the initial weights themselves, as no other core needs them.
+        initials: Initial weights and limits of the shard.
+        config: Settings of the core.
+        lease_seconds: Duration of a worker's lease, in seconds.
+        is_last: True if no later core needs the initial weights: the core then takes the array
+            without a copy.
     """
     model = initials.model
     method = model.method
@@ -157,7 +163,7 @@ def build_core(
     membership: Membership
     if initials.leads:
         membership = Coordinator(config.nb_workers, lease_seconds)
-    else:  # permission to proceed is shard 0's alone to give
+    else:  # only shard 0 permits workers to proceed
         membership = FollowerMembership(config.nb_workers, lease_seconds)
         rule = rule.without_bound()
     theta = model.weights if is_last else model.weights.copy()
@@ -172,15 +178,15 @@ def main(run: Run) -> int:
         ConfigurationError: The port is taken, or the run directory holds another run.
         Unreachable, Refused: A following shard cannot join shard 0.
     """
-    own = ps_flags.read(run.addresses)
-    code = _serve(run, own)
-    if code == EXIT_DONE and own.stay:
-        _stay(run, own)
+    settings = ps_flags.read(run.addresses)
+    code = _serve(run, settings)
+    if code == EXIT_DONE and settings.stay:
+        _stay(run, settings)
     return code
 
 
 def _stay(run: Run, own: PsFlags) -> None:
-    """Keep the port of a finished shard, where nothing is served, until a signal."""
+    """Keep the port of a finished shard open until a signal; close each stream immediately."""
     ended = threading.Event()
     with handle_signals(lambda number, frame: ended.set()):
         listening = serve(own.bind, own.port, lambda stream: stream.close(), guard=guard_of(run))
@@ -190,7 +196,7 @@ def _stay(run: Run, own: PsFlags) -> None:
 
 
 def _serve(run: Run, own: PsFlags) -> int:
-    """Serve one shard until the run has ended; return the exit code; raises as `main` does."""
+    """Serve one shard as `main` does, but without --stay; return the exit code."""
     if run.overwrite:
         _discard(run, own)
     saved, why = SavedShard(run, own.node), ""
@@ -201,23 +207,23 @@ def _serve(run: Run, own: PsFlags) -> int:
         logging.info("run %s: begins%s", run.run_dir, why)
     if own.resume_only and saved.core is None:
         raise ConfigurationError(
-            f"{own.node} was lost, and {saved.where} holds no checkpoint of it here: either it "
-            "had written none yet (--checkpoint_interval_seconds), or that folder is on the disk "
-            "of the machine that is gone. Expected --checkpoint_dir, or --run_dir on a disk that "
-            "all machines have; the same command begins the run again."
+            f"{own.node} was lost, and {saved.where} on this machine holds no checkpoint of it: "
+            "either it had not written one yet (--checkpoint_interval_seconds), or that folder is "
+            "on the disk of the lost machine. Expected --checkpoint_dir, or --run_dir on a disk "
+            "that all machines share; the same command begins the run again."
         )
     if not run.model_is_offered:
         model = model_of_flags(run, own.id_ps)
-        return_freed_memory()  # of the network that was built for it
+        return_freed_memory()  # memory of the network that the model was built from
         return ShardProcess(run, own, model, saved).serve()
     if saved.offer is None:
         if saved.core is not None:
             raise ConfigurationError(
-                f"--run_dir={run.run_dir} holds a run whose model came from flags, and this is "
-                "--model_from=worker; give it another --run_dir, or --overwrite the old one."
+                f"--run_dir={run.run_dir} holds a run whose model came from flags, but this run "
+                "has --model_from=worker; give it another --run_dir, or --overwrite the old run."
             )
         return _serve_offered(run, own, saved)
-    if run.resume and not saved.phase:  # the first offer is of the first phase
+    if run.resume and not saved.phase:  # workers offer phase 0 again
         return _serve_offered(run, own, saved)
     if own.preload_keras:
         import_quietly("keras")
@@ -227,12 +233,11 @@ def _serve(run: Run, own: PsFlags) -> int:
 
 
 def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
-    """Return the model that a worker offered, of which a checkpoint has the weights.
-
-    An earlier version may have accepted an offer that this one refuses.
+    """Return the model of a saved offer, without weights: a checkpoint holds the weights.
 
     Raises:
-        ConfigurationError: The offer is refused; nothing is deleted.
+        ConfigurationError: This version of Thinwire refuses the offer, although an earlier version
+            accepted it; nothing is deleted.
     """
     try:
         offer = read_offer(saved.offer or "", own.max_model_bytes)
@@ -240,14 +245,14 @@ def saved_model(run: Run, own: PsFlags, saved: SavedShard) -> InitialModel:
     except ConfigurationError as error:
         raise ConfigurationError(
             f"--run_dir={run.run_dir} holds a model that a worker offered, and this PS cannot "
-            f"serve it: {error} Its checkpoints in {saved.where} are kept. Correct what is named, "
-            "in the script or in this command; to train a corrected script, give the run another "
-            "--run_dir, or --overwrite this one."
+            f"serve it: {error} Its checkpoints in {saved.where} are kept. Correct the named "
+            "problem in the script or in this command; to train a corrected script, give the run "
+            "another --run_dir, or --overwrite this one."
         ) from error
 
 
 def _discard(run: Run, own: PsFlags) -> None:
-    """Remove what this shard has kept of a run before."""
+    """Remove this shard's files and checkpoints of an earlier run."""
     clear_node(run.run_dir, own.node)
     if run.checkpoint_dir is not None:
         discard_checkpoints(run.checkpoint_dir, own.node, str(LockOwner.here("PS", own.id_ps)))
@@ -256,7 +261,7 @@ def _discard(run: Run, own: PsFlags) -> None:
 def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
     """Wait for a worker that offers the model, then serve it; return the exit code."""
     stage = OfferStage(run, own)
-    # Workers of a run that is continued may have been in it.
+    # Workers that took part before a --resume send the saved run's id.
     stage.identity = dataclasses.replace(stage.identity, run_id=saved.run_id)
     stage.listen()
     if own.preload_keras:
@@ -278,17 +283,17 @@ def _serve_offered(run: Run, own: PsFlags, saved: SavedShard) -> int:
 def start_offered(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage
 ) -> ShardProcess | None:
-    """Wait for a worker that offers the model, and start its shard; None: interrupted before.
+    """Wait for a worker that offers the model, and start the shard; None: interrupted before.
 
     Args:
         run: The run's settings.
-        own: This shard's.
-        saved: Its files, which hold no model.
-        stage: That listens.
+        own: The shard's settings.
+        saved: Files of the shard, without a model to continue.
+        stage: Listening stage that receives the offers.
 
     Raises:
-        NobodyAdmitted: Clients came and were all refused.
-        ConfigurationError, Unreachable, RequestRejected: As `ShardProcess.start` does.
+        NobodyAdmitted: All clients that connected were refused.
+        ConfigurationError, Unreachable, RequestRejected: Raised by `ShardProcess.start`.
     """
     shard: ShardProcess | None = None
     has_started = False
@@ -305,14 +310,14 @@ def start_offered(
 def _shard_of_offer(
     run: Run, own: PsFlags, saved: SavedShard, stage: OfferStage, received: ReceivedOffer
 ) -> ShardProcess | None:
-    """Build what a worker has offered, or refuse that."""
+    """Build the shard of a worker's offer; if that fails, refuse the offer and return None."""
     try:
         model = model_of_offer(run, own.id_ps, received.offer, received.payload)
         shard = ShardProcess(run, own, model, saved)
     except OtherRun as error:
         stage.refuse(received, f"{error}", pb.REASON_OTHER_PROGRAM)
         return None
-    except Exception as error:  # noqa: BLE001 - Keras raises anything for arguments that are odd
+    except Exception as error:  # noqa: BLE001 - Keras raises any type for odd arguments
         stage.refuse(received, f"{error}" or type(error).__name__)
         return None
     saved.programs.record(received.worker, received.program)
@@ -320,13 +325,13 @@ def _shard_of_offer(
 
 
 class ShardProcess:
-    """One PS process, or the server of a script.
+    """One shard of a run, from its saved state to its end: in a PS process, or within a script.
 
     Args:
         run: The run's settings.
-        own: This shard's.
-        model: Before the first update.
-        saved: The shard's files, if they are read already.
+        own: The shard's settings.
+        model: Initial model, before the first update.
+        saved: Files of the shard; None: read them.
     """
 
     def __init__(
@@ -336,8 +341,9 @@ class ShardProcess:
         self.leads = own.id_ps == 0
         self._draws = DrawsFile(run.run_dir)
         self.interrupted = False
-        self.fenced: Fenced | None = None  # why this process ends alone: a successor is there
-        self._flowed = (0, 0.0)  # bytes sent, and when the last were, in seconds after the end
+        self.fenced: Fenced | None = None  # set when a successor process has taken over this shard
+        # (bytes sent, when the count last changed, in seconds after the end of the run)
+        self._flowed = (0, 0.0)
         self._hold(model)
         self.saved = saved or SavedShard(run, own.node)
         self.saved.check(self.spec, self.offer)
@@ -348,7 +354,8 @@ class ShardProcess:
         initials = ShardInitials(run, own.id_ps, model)
         self.keeping = self._keeping(initials)
         self._is_changed = self.saved.changes(self.offer)
-        # A journal is replayed by the settings and the optimizer that it was written with.
+        # A journal holds pushes, not weights: a replay with other settings or another optimizer
+        # would lead to other weights than the run had. The snapshot is then continued without it.
         make = None if self._is_changed else functools.partial(build_core, initials)
         self.keeping.replay(make)
         self.bounds = initials.bounds
@@ -360,13 +367,13 @@ class ShardProcess:
             self.core.load_state_dict(self.saved.core)
 
     def _continue_otherwise(self, state: State) -> None:
-        """Continue weights and counts of a saved core with other settings (--resume)."""
+        """Continue the weights and counts of a saved core with other settings (--resume)."""
         begin_again = self.core.continue_from(state, self.saved.has_optimizers_of(self.offer))
         if begin_again:
-            logging.warning("--resume: these begin again: %s", ", ".join(begin_again))
+            logging.warning("--resume: these parts begin again: %s", ", ".join(begin_again))
 
     def _hold(self, model: InitialModel) -> None:
-        """Take the names and places of a model."""
+        """Store the spec, the offer, the shard's layout and the optimizers' slices of a model."""
         self.spec, self.offer, layouts = model.spec, model.offer, model.layouts
         self.layout = layouts[self.own.id_ps]
         for number, layout in enumerate(layouts if self.leads and self.run.nb_ps > 1 else ()):
@@ -381,17 +388,20 @@ class ShardProcess:
         return JournalPolicy(self.run, self.own.journal, self.saved, coder, model.spec)
 
     def serve(self) -> int:
-        """Listen and write until the end or a signal; return the exit code."""
+        """Serve the shard until the run's end or a signal; return the exit code."""
         if not self.start():
             return EXIT_DONE
         with handle_signals(self.on_signal):
             return self.run_to_end()
 
     def start(self, stage: OfferStage | None = None) -> bool:
-        """Listen, join shard 0 if this is another; return False if the run is finished.
+        """Open the port, and join shard 0 from a following shard.
 
         Args:
-            stage: Whose port to take over; None: take one.
+            stage: Stage whose open port the shard takes over; None: open a port.
+
+        Returns:
+            False if the run is finished, so that there is nothing to serve.
         """
         core = self.core
         finished = None if self.run.resume else self.saved.finished
@@ -409,12 +419,14 @@ class ShardProcess:
         self.keeping.begin(self.server.journaled, self.server.decoder, self.run.lease_seconds)
         self.leader = None if self.leads else self._join_leader()
         self._open()
-        self._save(core.version, core.snapshot())  # the new generation must survive a crash
+        # The new generation must be on disk before the writer thread applies a push. Otherwise a
+        # restart after a crash could use the same generation again, for other weights.
+        self._save(core.version, core.snapshot())
         self.saved.flush()
         return True
 
     def run_to_end(self) -> int:
-        """Be the writer thread until the run has ended; return the exit code."""
+        """Run the writer thread's loop until the run has ended; return the exit code."""
         folder = scalars_of(self.run.run_dir, self.own.node)
         bytes_down = self.server.connections.bytes_down
         privacy = self.board.privacy if self.leads else dict
@@ -427,22 +439,22 @@ class ShardProcess:
             scalars.close()
 
     def interrupt(self) -> None:
-        """End the run before its time (any thread); of another shard than 0, this shard alone."""
+        """End the run early on shard 0; end only this shard on a following shard (any thread)."""
         if (listening := self.server.server) is not None:
             self.server.queue.put(functools.partial(listening.set_serving, False))
-        self.interrupted = True  # workers that have not joined by now get no reply any more
+        self.interrupted = True  # workers that have not joined yet get no reply from now on
         self.server.queue.put(events.Stop("interrupted"))
 
     def _on_fenced(self, error: Fenced) -> None:
-        """End this process, but not the run, which a successor serves (any thread)."""
+        """End this process but not the run, which a successor process serves (any thread)."""
         self.fenced = error
         self.server.queue.put(lambda: None)  # wakes the writer thread
 
     # -- start ------------------------------------------------------------------------------
 
     def _listen(self, stage: OfferStage | None) -> None:
-        """Take the port; nobody is let in before `_open`."""
-        core, own = self.core, self.own
+        """Open the port; the server admits clients only after `_open`."""
+        core, settings = self.core, self.own
         self.server = ShardServer(
             core,
             self.layout,
@@ -455,8 +467,10 @@ class ShardProcess:
         self.server.wait_in(Spill(self.run.run_dir))
         if stage is None or stage.listening is None:
             self.server.guard = guard_of(self.run)
-            self.port = self.server.listen(own.bind, own.port, self.run.transport.dgt_dscp)
-            logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.port)
+            self.port = self.server.listen(
+                settings.bind, settings.port, self.run.transport.dgt_dscp
+            )
+            logging.info("PS %d listens on %s:%d", settings.id_ps, settings.bind, self.port)
         else:
             self.port = self.server.take_over(stage.listening, stage.guard)
         server = self.server
@@ -466,7 +480,7 @@ class ShardProcess:
             server.ended_models = EndedModels(self.saved.ended_models())
             server.ended_models.restore(self.saved.since)
             self.phases = server.phases = NextPhase(self._stage_of, is_agreed)
-        server.watch = AdmissionWatch(own.start_timeout_seconds, lambda: server.guard.refused)
+        server.watch = AdmissionWatch(settings.start_timeout_seconds, lambda: server.guard.refused)
         sources = StatusSources(
             lambda: server.guard.refused,
             server.journaled.summary,
@@ -477,10 +491,10 @@ class ShardProcess:
         self.server.reports = self.saved.reports
         self.server.connections.restore_bytes_down(self.saved.bytes_down)
         instruments = ShardInstruments(self.server, self.board, self._received)
-        self.metrics = instruments.open_port(self.run, own.node)
+        self.metrics = instruments.open_port(self.run, settings.node)
         if (datagrams := self.server.datagrams) is not None:
             datagrams.receiver.restore(self.saved.datagrams)
-            datagrams.open(self.run.transport, own.bind)
+            datagrams.open(self.run.transport, settings.bind)
 
     def _join_leader(self) -> LeaderClient:
         leader = LeaderClient(
@@ -527,19 +541,22 @@ class ShardProcess:
     def _record_draws(self, draws: Sequence[Draw]) -> None:
         try:
             self._draws.record(draws)
-        except OSError as error:  # no reason to end the run either
+        except OSError as error:  # a full disk must not end the run
             logging.warning("%s cannot be written: %s", self._draws.path, error)
 
     def _propose(self, found: events.GroupsChanged) -> None:
-        """Leave groups and shares behind for another run: data are dealt out at the start."""
+        """Write the measured groups to the run directory.
+
+        A later run can use the groups; this run cannot, because data are split at the start.
+        """
         if len(found.speeds) < self.run.nb_workers:
             return
         try:
             flags = write_groups(self.run.run_dir, found.groups, found.speeds)
-        except OSError as error:  # a full disk is no reason to end the run
+        except OSError as error:  # a full disk must not end the run
             logging.error("cannot write the proposed groups: %s", error)
             return
-        logging.info("for another run with shares of data by speed: %s", flags)
+        logging.info("flags for a later run that splits the data by the workers' speed: %s", flags)
 
     # -- phases of a script -----------------------------------------------------------------
 
@@ -548,7 +565,7 @@ class ShardProcess:
         return self.layout.size / self.spec.num_parameters
 
     def _stage_of(self, phase: int) -> OfferStage:
-        """Return where the model of the script's next phase is taken (reader threads)."""
+        """Return the stage that receives the model of the script's next phase (reader threads)."""
         stages: list[OfferStage] = []
 
         def take(received: ReceivedOffer) -> None:
@@ -559,7 +576,7 @@ class ShardProcess:
         return stages[0]
 
     def _build_phase(self, stage: OfferStage, received: ReceivedOffer) -> None:
-        """Build what a worker has offered, and have it begin, or refuse it (a reader thread)."""
+        """Build the model of a worker's offer and queue its phase, or refuse it (reader thread)."""
         try:
             model = model_of_offer(self.run, self.own.id_ps, received.offer, received.payload)
             initials = ShardInitials(self.run, self.own.id_ps, model)
@@ -570,7 +587,7 @@ class ShardProcess:
             )
             core = build_core(initials, config, self.run.lease_seconds)
             keeping = self._keeping(initials)
-        except Exception as error:  # noqa: BLE001 - Keras raises anything for arguments that are odd
+        except Exception as error:  # noqa: BLE001 - Keras raises any type for odd arguments
             stage.refuse(received, f"{error}" or type(error).__name__)
             return
         self.server.queue.put(functools.partial(self._begin_phase, stage, initials, core, keeping))
@@ -578,7 +595,7 @@ class ShardProcess:
     def _begin_phase(
         self, stage: OfferStage, initials: ShardInitials, core: PsCore, keeping: JournalPolicy
     ) -> None:
-        """Go on with another model; workers join again (writer thread)."""
+        """Continue the run with another model; workers join again (writer thread)."""
         server, journaled = self.server, self.server.journaled
         if self.core.stop_reason is not None or stage.phase <= self.phase:
             self.phases.close(stage)
@@ -594,10 +611,10 @@ class ShardProcess:
         self.core.begin_phase(core)
         since = server.ended_models.since
         self.saved.begin_phase(self.spec, self.offer, self.phase, since)
-        came = self._received()
+        received = self._received()
         server.begin_phase(self.layout, self._share, self.bounds, self._groups)
         if server.datagrams is not None:
-            server.datagrams.receiver.restore(came or DatagramCounts())
+            server.datagrams.receiver.restore(received or DatagramCounts())
             server.datagrams.open(self.run.transport, self.own.bind)
         keeping.begin_phase(self.keeping, journaled, server.decoder, self.run.lease_seconds)
         self.keeping = keeping
@@ -611,38 +628,38 @@ class ShardProcess:
         logging.info("phase %d begins at version %d", self.phase, self.core.version)
 
     def _keep_ended(self, phase: int) -> None:
-        """Keep what the present model has ended with: another one's phase begins."""
+        """Store the final state of the current model, because another model's phase begins."""
         ended, whole = self.server.ended_models, self.core.whole()
         whole = dataclasses.replace(whole, update=Update(None, self.core.model.theta.copy()))
         generation = self.core.config.generation
         try:
             ended.add(EndedModel(ended.since, phase - 1, self.layout, generation, whole), phase)
-        except OSError as error:  # missed only by a worker that is started again
-            logging.error("what phase %d ended with cannot be saved: %s", phase - 1, error)
+        except OSError as error:  # only a restarted worker would need the saved model
+            logging.error("the final model of phase %d cannot be saved: %s", phase - 1, error)
 
     # -- running ----------------------------------------------------------------------------
 
     def _save(self, version: int, state: State) -> None:
         sent = self.server.connections.bytes_down()
-        reports, came = self.server.reports.copy(), self._received() or DatagramCounts()
+        reports, received = self.server.reports.copy(), self._received() or DatagramCounts()
         journaled = self.server.journaled
         state, begun = journaled.consistent(state), journaled.begin()
-        logging.debug("handing version %d over to be saved", version)
-        self.saved.put(version, state, self.run_id, sent, reports, came, begun)
+        logging.debug("queueing a checkpoint of version %d", version)
+        self.saved.put(version, state, self.run_id, sent, reports, received, begun)
 
     def _received(self) -> DatagramCounts | None:
-        """Return what has come in datagrams; None where the method sends none."""
-        beside = self.server.datagrams
-        return beside.counts() if beside is not None else None
+        """Return the counts of received datagrams; None if the method sends no datagrams."""
+        port = self.server.datagrams
+        return port.counts() if port is not None else None
 
     def on_signal(self, number: int, frame: Any) -> None:
-        """End the run before its time, by a signal."""
+        """End the run early because of a signal."""
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupt()
 
     def _over(self) -> bool:
-        """Return whether everybody knows of the end, or had time enough to."""
+        """Return whether every client has received the run's end, or the wait for them is over."""
         connections = self.server.connections
         if self.fenced is not None:
             return True
@@ -650,28 +667,33 @@ class ShardProcess:
             return False
         if self.leader is not None and leader_client.figures_are_final(self.server):
             self.leader.report_end()
-        if self.interrupted and not self.leads:  # workers go on: what it no longer takes is lost
+        # An interrupted following shard does not end the run: its workers continue and do not
+        # leave, so there is no client to wait for.
+        if self.interrupted and not self.leads:
             return True
         since = time.monotonic() - (self.core.ended_at or 0.0)
         if since >= self.own.linger_seconds or (self.interrupted and self._nothing_flows(since)):
             return True
         waits_for_supervisor = self.leads and not self._had_supervisor() and not self.interrupted
-        everyone_left = all(each.left or each.stream.lost for each in connections.everyone())
+        everyone_left = all(client.left or client.stream.lost for client in connections.everyone())
         patience = self.own.linger_seconds / 3 if waits_for_supervisor else 0.2
         return everyone_left and since >= patience
 
     def _nothing_flows(self, since: float) -> bool:
-        """Return whether nobody has been sent anything for a while, so long after the end.
+        """Return whether no bytes were sent to any client for a while.
 
-        A client that is stopped, or whose host has gone, does not leave.
+        A client that is suspended, or on a lost host, never leaves: waiting longer is useless.
+
+        Args:
+            since: Seconds since the end of the run.
         """
-        num_bytes = sum(each.stream.bytes_sent for each in self.server.connections.everyone())
+        num_bytes = sum(client.stream.bytes_sent for client in self.server.connections.everyone())
         if num_bytes != self._flowed[0]:
             self._flowed = num_bytes, since
         return since - self._flowed[1] >= _INTERRUPTED_LINGER_SECONDS
 
     def _had_supervisor(self) -> bool:
-        """Return whether the run's Supervisor has come; of an offered model it only looks on."""
+        """Return whether the run's Supervisor has connected; with an offered model, as onlooker."""
         connections = self.server.connections
         looked_on = self.run.model_is_offered and connections.had_onlooker
         return connections.had_supervisor or looked_on
@@ -697,16 +719,16 @@ class ShardProcess:
         return EXIT_CONFIGURATION if unsaved else EXIT_OF_STOP.get(reason, EXIT_DONE)
 
     def _leaves_all_behind(self) -> bool:
-        """Return whether what the run ended with is saved; logs why not."""
+        """Save the run's final state; on failure, log the reason and return False."""
         try:
             self._leave_behind()
         except (ConfigurationError, OSError) as error:
-            logging.error("what the run ended with cannot be saved: %s", error)
+            logging.error("the final state of the run cannot be saved: %s", error)
             return False
         return True
 
     def _leave_behind(self) -> None:
-        """Write the last snapshot, and a summary if nobody else does."""
+        """Write the last snapshot, and a summary if no Supervisor writes it."""
         self.server.journaled.close()
         self._save(self.core.version, self.core.snapshot())
         try:
@@ -723,7 +745,8 @@ class ShardProcess:
             write_json_atomically(self.run.run_dir / "summary.json", summary)
 
     def _summary_is_written(self) -> bool:
-        """Whether a Supervisor has written the summary; its report may take longer than we do."""
+        """Return whether a Supervisor has written the summary of the run's end."""
         if self.server.connections.was_evaluated:
             return True
+        # The Supervisor's report may still be on its way: its file counts too.
         return has_evaluated_summary(self.run, self.core.version, self.core.stop_reason)

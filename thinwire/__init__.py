@@ -1,8 +1,8 @@
 """Train Keras models over thin, slow, uneven networks with a parameter server.
 
-Scripts import from here: ``from thinwire import W_global, distribute``. Everything but W_global is
-imported at its first use, because model files import this package too, on nodes that need nothing
-else of it. The command line is `thinwire.cli`.
+Scripts import the public names from this package: ``from thinwire import W_global, distribute``.
+Every name but W_global and ConfigurationError is imported at its first use, because model files
+import this package too, on nodes that need nothing more. The command line is `thinwire.cli`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m thinwire COMMAND``: the same as the command ``thinwire COMMAND``."""
+"""Run the command line: ``python -m thinwire COMMAND`` is the command ``thinwire COMMAND``."""
 
 import sys
 

@@ -1,8 +1,9 @@
-"""What the updates of one release are merged into, and guards against faulty ones.
+"""Aggregates merge the updates of one release; guards reject faulty updates.
 
-An `Aggregate` makes one update of all: their mean, or something that no outlier can move. The
-module `outliers` limits the norm of an update, and decides which workers are quarantined. A value
-of --aggregate is a row of `AGGREGATES`.
+An `Aggregate` merges all updates of a release into one: their mean, or a value per entry that a
+single outlier cannot move. The module `outliers` limits the magnitude and the norm of an update,
+and holds the limits for quarantining a worker. `AGGREGATES` has a row for each value of
+--aggregate.
 """
 
 from thinwire.ops.aggregation.base import Aggregate

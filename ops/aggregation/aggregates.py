@@ -1,4 +1,4 @@
-"""The aggregates: the mean, and two that no outlier can move."""
+"""The aggregates: the mean, the median and the trimmed mean."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import ClassVar
 
 from thinwire.ops.types import ConfigurationError, Update
 
-#: Fewest members of a group in which one faulty worker is outvoted.
+#: Fewest members of a group in which the honest workers outvote one faulty worker.
 LEAST_MEMBERS = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """The mean: every worker counts the same."""
+    """The mean of the updates: every worker has the same weight."""
 
     name: ClassVar[str] = "mean"
     is_robust: ClassVar[bool] = False
@@ -28,9 +28,9 @@ class Mean:
 
 @dataclasses.dataclass(frozen=True)
 class Median:
-    """The median of each entry; of an even number the mean of the middle two.
+    """The median of each entry; for an even number of updates the mean of the middle two values.
 
-    Holds against fewer than half of a group's members, whatever they send.
+    The median resists arbitrary updates from fewer than half of a group's members.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 1.
     """
@@ -47,11 +47,11 @@ class Median:
 
 @dataclasses.dataclass(frozen=True)
 class TrimmedMean:
-    """The mean of each entry without its smallest and its largest values.
+    """The mean of each entry, computed without its smallest and its largest values.
 
     Attributes:
-        trim_fraction: f, above 0 and below 0.5. Of m values floor(f m) are left out on either
-            side, at least one where three or more are there.
+        trim_fraction: Fraction f of the values that is left out on each side, above 0 and below
+            0.5. From m values, floor(f m) are left out on each side; at least one if m >= 3.
 
     Source: Yin et al., "Byzantine-robust distributed learning", ICML 2018, definition 2.
     """
@@ -61,7 +61,7 @@ class TrimmedMean:
     is_robust: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse to trim nothing, or everything."""
+        """Reject a fraction that trims nothing or everything."""
         if not 0 < self.trim_fraction < 0.5:
             raise ConfigurationError(
                 f"--trim_fraction={self.trim_fraction}: expected a fraction above 0 and below 0.5 "
@@ -69,13 +69,14 @@ class TrimmedMean:
             )
 
     def num_trimmed(self, count: int) -> int:
-        """Return how many of `count` values are left out on either side."""
+        """Return how many of `count` values are left out on each side."""
         if count < LEAST_MEMBERS:
             return 0
+        # 1e-9 offsets rounding: 0.29 * 100 is 28.999999999999996 in float64, and must trim 29.
         return max(1, int(self.trim_fraction * count + 1e-9))
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return the trimmed mean of one or more updates; `size` is the shard's entries."""
+        """Return the trimmed mean of one or more updates; `size` is the number of entries."""
         from thinwire.ops.aggregation import merge
 
         return merge.middle_update(updates, size, self.num_trimmed(len(updates)))

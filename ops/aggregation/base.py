@@ -1,6 +1,6 @@
-"""The interface of aggregates: what the updates of one release are merged into.
+"""The interface of aggregates: policies that merge the updates of one release.
 
-A policy beside the weighting: the weighting scales each update, this makes one of all of them.
+The weighting first scales each update separately. The aggregate then merges them into one update.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from thinwire.ops.types import Policy, Update
 
 
 class Aggregate(Policy, Protocol):
-    """What makes one update of a release's."""
+    """Merges the updates of one release into one update."""
 
     @property
     def name(self) -> str:
-        """Its value of --aggregate."""
+        """Value of --aggregate that selects this aggregate."""
 
     @property
     def is_robust(self) -> bool:
-        """Whether a faulty worker is outvoted."""
+        """True if the honest workers outvote a faulty worker."""
 
     def merge(self, updates: Sequence[Update], size: int) -> Update:
-        """Return one update of one or more; `size` is the shard's number of entries."""
+        """Merge one or more updates into one; `size` is the shard's number of entries."""

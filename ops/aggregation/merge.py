@@ -1,4 +1,4 @@
-"""Merge a group's updates into one: their mean, or the middle of their values entry by entry."""
+"""Merge a group's updates into one: the mean, or the mean of the middle values of each entry."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from thinwire.ops.types import SpareUpdate, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_CHUNK = 1 << 14  # entries sorted at a time: they stay in the processor's cache
-#: Entries of an update in a file that are in memory at a time; a multiple of `_CHUNK`.
+_CHUNK = 1 << 14  # entries processed at a time; a chunk fits the processor's cache
+#: Entries of a file-backed update that are in memory at a time; a multiple of `_CHUNK`.
 _KEPT = buffers.PIECE_BYTES // 4
 
 
 def mean_update(updates: Sequence[Update], size: int) -> Update:
-    """Return the mean of one or more updates, summed in the order given.
+    """Return the mean of one or more updates, summed in the order of `updates`.
 
     An entry that an update does not send counts as zero. The mean of sparse updates is sparse.
 
     Args:
-        updates: At least one.
-        size: Entries of the shard.
+        updates: Updates to merge, at least one.
+        size: Number of entries of the shard.
     """
     if len(updates) == 1:
         return updates[0]
@@ -44,8 +44,8 @@ def mean_update(updates: Sequence[Update], size: int) -> Update:
 
 
 def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
-    """Return the mean of updates of every entry, in the memory of one that may be overwritten."""
-    spares = (each.values for each in updates if isinstance(each, SpareUpdate))
+    """Return the mean of dense updates; it reuses the memory of a `SpareUpdate` if there is one."""
+    spares = (update.values for update in updates if isinstance(update, SpareUpdate))
     spare = next((values for values in spares if not buffers.is_in_file(values)), None)
     mean = np.empty(size, np.float32) if spare is None else spare
     total = np.empty(min(size, _CHUNK), np.float32)
@@ -55,6 +55,8 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
         np.add(updates[0].values[piece], np.float32(0), out=part)  # -0 becomes 0, as in a sum
         for update in updates[1:]:
             part += update.values[piece]
+        # `mean` may be one of the updates: the sum of this piece must be complete before the
+        # division overwrites that update's values.
         np.divide(part, np.float32(len(updates)), out=mean[piece])
         if piece.stop % _KEPT == 0:
             for update in updates:
@@ -63,16 +65,16 @@ def _mean_of_dense(updates: Sequence[Update], size: int) -> Update:
 
 
 def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Update:
-    """Return the mean of each entry's values without the smallest and the largest ones.
+    """Return the mean of each entry's values without the smallest and the largest values.
 
-    An entry that an update does not send counts as zero. Sparse updates give a sparse one, on all
-    positions that any of them sends.
+    An entry that an update does not send counts as zero. The result of sparse updates is sparse:
+    it has all positions that any of the updates sends.
 
     Args:
-        updates: At least one.
-        size: Entries of the shard.
-        num_trimmed: Values left out on either side, fewer than half of them; as many as possible
-            leave the median.
+        updates: Updates to merge, at least one.
+        size: Number of entries of the shard.
+        num_trimmed: Number of values left out on each side, fewer than half of the values. The
+            largest possible number leaves the median.
     """
     if len(updates) == 1:
         return updates[0]
@@ -81,16 +83,16 @@ def middle_update(updates: Sequence[Update], size: int, num_trimmed: int) -> Upd
     merged = np.empty(size if touched is None else len(touched), np.float32)
     for start in range(0, len(merged), _CHUNK):
         columns = slice(start, start + _CHUNK)
-        kept = _sorted([row[columns] for row in rows])[num_trimmed : len(rows) - num_trimmed]
-        total = kept[0]
-        for values in kept[1:]:
+        middle = _sorted([row[columns] for row in rows])[num_trimmed : len(rows) - num_trimmed]
+        total = middle[0]
+        for values in middle[1:]:
             total += values
-        merged[columns] = total / np.float32(len(kept))
+        merged[columns] = total / np.float32(len(middle))
     return Update(touched, merged)
 
 
 def _touched(updates: Sequence[Update]) -> Int64 | None:
-    """Return all positions that the updates send, ascending; None where one sends every entry."""
+    """Return all positions that the updates send, ascending; None if an update is dense."""
     index_sets = [update.indices for update in updates if update.indices is not None]
     if len(index_sets) < len(updates):
         return None
@@ -98,7 +100,7 @@ def _touched(updates: Sequence[Update]) -> Int64 | None:
 
 
 def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
-    """Return an update's values at the positions `touched` (None: all), zeros where it has none."""
+    """Return an update's values at the positions `touched` (None: all); absent values are 0."""
     if update.indices is None:
         return update.values
     row = np.zeros(size if touched is None else len(touched), np.float32)
@@ -108,11 +110,11 @@ def _row(update: Update, touched: Int64 | None, size: int) -> Float32:
 
 
 def _sorted(rows: Sequence[Float32]) -> list[Float32]:
-    """Return copies of some rows [k] with each column ascending from the first row to the last.
+    """Return copies of the rows [k], with each column ascending from the first row to the last.
 
-    Odd-even transposition: neighbouring rows are compared and exchanged as wholes, in as many
-    passes as there are rows. For a group's few rows that is many times faster than sorting each
-    column.
+    Odd-even transposition: each pass compares and exchanges whole neighboring rows; the number of
+    passes is the number of rows. A group has few rows, so this is many times faster than sorting
+    each column.
     """
     ordered, spare = [row.copy() for row in rows], np.empty_like(rows[0])
     for number in range(len(ordered)):

@@ -1,7 +1,7 @@
-"""Guards against faulty devices: how large an update may be, and which workers are quarantined.
+"""Guards against faulty devices: limits on the size of an update, and quarantine of workers.
 
-State is plain data, owned by the caller. Nothing here knows of methods: a guard looks at the size
-of what arrives, whatever it means.
+The state is plain data that the caller owns. Guards do not depend on the training method: they
+check the size of each update and ignore its meaning.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from thinwire.ops.types import ConfigurationError, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Newest accepted norms that the median is of, and newest accepted peaks ...
+#: Number of the newest accepted norms, and of the newest accepted peaks, that the guards remember.
 WINDOW = 128
-#: ... and how many it takes before an update is compared with them.
+#: Fewest remembered norms or peaks before an update is compared with them.
 LEAST_NORMS = 16
-#: Before that an update's largest magnitude may be this: float32 still holds its square.
+#: Largest magnitude accepted while fewer than LEAST_NORMS peaks are known. Its square is finite in
+#: float32.
 _FIRST_PEAK = 1e18
 _CHUNK = 1 << 15  # entries squared at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Guards:
-    """What a shard refuses besides values that are not finite.
+    """Limits beyond which a shard refuses an update or quarantines a worker.
 
-    Only what no honest update looks like is refused by default.
+    A shard always refuses values that are not finite. The default limits refuse only updates that
+    an honest worker never sends.
 
     Attributes:
-        update_peak_factor: P: an update whose largest magnitude exceeds P times that of the newest
-            accepted ones of all workers, or P if that is more, is refused; 0: none is.
-        max_update_norm: An update of a larger L2 norm is refused; 0: none is.
-        update_norm_factor: F: what exceeds F times the median of the newest accepted norms of all
-            workers is refused, once there are LEAST_NORMS of them; 0: nothing is.
-        quarantine_after: N: after this many offences within `quarantine_seconds` a worker is
-            quarantined; 0: none is.
-        quarantine_seconds: How long for the first time; each further time doubles it.
+        update_peak_factor: Factor P. A shard refuses an update whose largest magnitude exceeds P
+            times the largest magnitude of the newest accepted updates of all workers, or P if that
+            is more. 0: no limit.
+        max_update_norm: Largest accepted L2 norm of an update; 0: no limit.
+        update_norm_factor: Factor F. A shard refuses an update whose L2 norm exceeds F times the
+            median of the newest accepted norms of all workers. The limit applies after LEAST_NORMS
+            accepted norms. 0: no limit.
+        quarantine_after: Number of offenses within `quarantine_seconds` after which a worker is
+            quarantined; 0: no quarantine.
+        quarantine_seconds: Length of a worker's first quarantine, in seconds. Each further
+            quarantine of the worker is twice as long.
     """
 
     update_peak_factor: float = 1e6
@@ -49,7 +54,7 @@ class Guards:
     quarantine_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work, or have no effect."""
+        """Reject values that are out of range or have no effect."""
         if not 0 <= self.max_update_norm < math.inf:
             raise ConfigurationError(
                 f"--max_update_norm={self.max_update_norm}: expected a finite norm; 0 is off."
@@ -73,8 +78,8 @@ class Guards:
             raise ConfigurationError(
                 f"--quarantine_seconds={self.quarantine_seconds}: expected seconds above 0."
             )
-        usual = Guards.quarantine_seconds
-        if not self.quarantine_after and self.quarantine_seconds != usual:
+        default = Guards.quarantine_seconds
+        if not self.quarantine_after and self.quarantine_seconds != default:
             raise ConfigurationError(
                 f"--quarantine_seconds={self.quarantine_seconds:g} without --quarantine_after: "
                 "no worker is ever quarantined; give both, or leave it out."
@@ -82,17 +87,17 @@ class Guards:
 
     @property
     def measures(self) -> bool:
-        """Whether the norms of updates are looked at."""
+        """True if the norms of updates are limited."""
         return self.max_update_norm > 0 or self.update_norm_factor > 0
 
     @property
     def active(self) -> bool:
-        """Whether the user guards against anything besides values that are not finite."""
+        """True if the user has set a norm limit or a quarantine."""
         return self.measures or self.quarantine_after > 0
 
     def init(self) -> State:
-        """Return the state of a run's start."""
-        # Of the newest accepted updates, oldest first; at most WINDOW each.
+        """Return the state at the start of a run."""
+        # Norms and peaks of the newest accepted updates, oldest first; at most WINDOW of each.
         return {"norms": [], "peaks": []}
 
     def record(self, norm: float, state: State) -> State:
@@ -105,7 +110,7 @@ class Guards:
         return state | {"peaks": [*state["peaks"], peak][-WINDOW:]}
 
     def peak_limit(self, state: State) -> tuple[float, str]:
-        """Return the largest magnitude accepted now, and for people where it comes from."""
+        """Return the largest magnitude accepted now, and a text that names its source."""
         peaks, factor = state["peaks"], self.update_peak_factor
         if not factor:
             return math.inf, ""
@@ -115,11 +120,11 @@ class Guards:
         return factor * largest, f"--update_peak_factor={factor:g} times {largest:.4g}"
 
     def median(self, state: State) -> float | None:
-        """Return the median of the newest accepted norms; None before there are any."""
+        """Return the median of the newest accepted norms; None if no norm is recorded."""
         return statistics.median(state["norms"]) if state["norms"] else None
 
     def limit(self, state: State) -> tuple[float, str]:
-        """Return the largest norm accepted now, and for people where it comes from."""
+        """Return the largest norm accepted now, and a text that names its source."""
         limits = [(math.inf, "")]
         if self.max_update_norm:
             limits.append((self.max_update_norm, f"--max_update_norm={self.max_update_norm:g}"))
@@ -131,15 +136,15 @@ class Guards:
         return min(limits)
 
     def term_seconds(self, times_before: int) -> float:
-        """Return how long a worker is quarantined that has been quarantined this often before."""
+        """Return the length of a worker's next quarantine after `times_before` quarantines."""
         return self.quarantine_seconds * 2.0 ** min(times_before, 20)
 
 
 def norm_of(values: Float32) -> float:
     """Return the L2 norm of [k] finite float32.
 
-    Summed in float64 and in one order, whatever the number of threads: what was refused once is
-    refused again where the same events are played again.
+    The sum is float64 in a fixed order that does not depend on the number of threads. A replay of
+    the same events therefore refuses the same updates.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Which aggregate a value of --aggregate stands for."""
+"""The aggregates by their value of --aggregate."""
 
 from __future__ import annotations
 

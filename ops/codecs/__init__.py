@@ -1,8 +1,8 @@
-"""What of a step's dense tensors is sent.
+"""Codecs: they select and encode the part of a step's dense tensors that a worker sends.
 
-A `Codec` makes a packet of the tensors; wrappers around it keep what it leaves out, correct
-momentum, clip, or send small tensors whole. A value of --codec is a row of `CODECS`; `build_codec`
-adds the wrappers that any codec can have.
+A `Codec` encodes the tensors into a packet. Wrappers around a codec keep the entries that were not
+sent, correct momentum, clip, or send small tensors whole. Each value of --codec is a row of
+`CODECS`; `build_codec` adds the wrappers that every codec can have.
 """
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, NonFiniteUpdate

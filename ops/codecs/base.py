@@ -1,8 +1,8 @@
-"""The interface of codecs: what of a step's dense tensors is sent?
+"""The interface of codecs: a codec selects and encodes the part of a step's tensors that is sent.
 
-A codec holds hyper-parameters only. `encode` takes the tensors and its state and returns a packet
-and the new state; the kernels that do the work come in the context. Tensors must be finite: a NaN
-or infinity raises `NonFiniteUpdate` before anything has changed.
+A codec holds hyper-parameters only. `encode` takes the tensors and the codec's state and returns a
+packet and the new state. The kernels that do the array work come in the context. Tensors must be
+finite: a NaN or an infinity raises `NonFiniteUpdate` before any state changes.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TouchedRows:
-    """The rows of a tensor that an update is not 0 in, as embeddings have it.
+    """The rows of a tensor where an update is not 0, as in the gradient of an embedding.
 
     Attributes:
-        rows: [r] int64 ascending, unique numbers along the first axis.
-        width: Entries of a row.
+        rows: [r] int64, unique row numbers along the tensor's first axis, in ascending order.
+        width: Number of entries in one row.
     """
 
     rows: Int64
     width: int
 
     def entries(self) -> Int64:
-        """Return the positions [r * width] of their entries, ascending."""
+        """Return the positions [r * width] of the rows' entries, in ascending order."""
         import numpy as np
 
         return (self.rows[:, None] * self.width + np.arange(self.width)).reshape(-1)
@@ -50,41 +50,41 @@ class TouchedRows:
 
 @dataclasses.dataclass(frozen=True)
 class EncodeContext:
-    """What a codec may know besides the tensors; no clocks, no globals."""
+    """The inputs of a codec other than the tensors and the state; no clocks, no globals."""
 
     step: int
     learning_rate: float
     rng: np.random.Generator
     kernels: Kernels
-    epoch: float = 0.0  # examples the whole run has consumed / examples of the training set
-    # Tensor's number -> where it is not 0; left out: anywhere.
+    epoch: float = 0.0  # examples consumed by the whole run / examples in the training set
+    # Tensor number -> rows where the tensor is not 0. An unlisted tensor may be nonzero anywhere.
     touched: Mapping[int, TouchedRows] = dataclasses.field(default_factory=dict)
-    # Float32 values of whole tensors may stay on the device, if they are there.
+    # True: a dense float32 block may hold arrays on the device, without a copy to the host.
     leaves_dense: bool = False
-    # From a wrapper to the codec inside it:
-    keep: float | None = None  # fraction of entries to send, instead of the codec's own
-    factors: tuple[float, ...] | None = None  # of the tensors; for codecs with takes_factors
-    finite: bool = False  # checked already: the tensors hold neither NaN nor infinity
+    # A wrapper sets the next three fields for the codec inside the wrapper.
+    keep: float | None = None  # fraction of entries to send; None: the codec's own fraction
+    factors: tuple[float, ...] | None = None  # one per tensor; for codecs with takes_factors
+    finite: bool = False  # True: a check has found neither NaN nor infinity in the tensors
 
 
 class Codec(Policy, Protocol):
-    """What makes a packet of a step's tensors."""
+    """Encodes the tensors of one step into a packet."""
 
     @property
     def kind(self) -> Kind:
-        """What the values of its packets mean."""
+        """The meaning of the values in the codec's packets."""
 
     @property
     def value_dtype(self) -> str:
-        """How values travel, one of VALUE_DTYPES and FEW_BITS of thinwire.ops.types."""
+        """Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS."""
 
     @property
     def sends_fraction(self) -> bool:
-        """Whether it heeds `ctx.keep`, the fraction of entries to send."""
+        """Whether the codec obeys `ctx.keep`, the fraction of entries to send."""
 
     @property
     def takes_factors(self) -> bool:
-        """Whether `encode` multiplies the tensors by `ctx.factors` itself."""
+        """Whether `encode` itself multiplies the tensors by `ctx.factors`."""
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the state before the first step."""
@@ -92,7 +92,7 @@ class Codec(Policy, Protocol):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return what is sent of the tensors, one [n] float32 for each of the model's."""
+        """Return the packet for `tensors`, one [n] float32 array per tensor, and the new state."""
 
     def feed(
         self,
@@ -101,17 +101,18 @@ class Codec(Policy, Protocol):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Add tensors to residuals, encode the sums, take out what their packet decodes to.
+        """Add tensors to residuals, encode the sums, and subtract the decoded packet from them.
 
         Args:
-            residuals: [n] float32 each, changed in place.
-            tensors: [n] float32 each, finite; times `ctx.factors`.
-            state: The codec's.
-            ctx: The context.
+            residuals: One [n] float32 array per tensor, changed in place.
+            tensors: One finite [n] float32 array per tensor; added after the multiplication by
+                `ctx.factors`.
+            state: State of the codec.
+            ctx: Context of the step.
         """
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Take back what of the newest packet did not arrive."""
+        """Take the newest packet, which was not applied, back into the state."""
 
 
 class NonFiniteUpdate(ValueError):
@@ -121,7 +122,8 @@ class NonFiniteUpdate(ValueError):
 def kept_entries(compression_rate: float, size: int) -> int:
     """Return k = max(1, floor(c * n + 1e-9)), at most n.
 
-    The small term mends products like 100 * 0.29 = 28.999...
+    The term 1e-9 corrects products that rounding leaves below a whole number, for example
+    100 * 0.29 = 28.999...
 
     >>> kept_entries(0.29, 100), kept_entries(0.01, 5)
     (29, 1)
@@ -130,7 +132,7 @@ def kept_entries(compression_rate: float, size: int) -> int:
 
 
 def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
-    """Refuse tensors that are not finite, unless they were checked before.
+    """Reject tensors that hold NaN or infinity, unless `ctx.finite` shows an earlier check.
 
     Raises:
         NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -144,15 +146,15 @@ def check_finite(tensors: Sequence[Float32], ctx: EncodeContext) -> None:
 
 
 def check_rate(rate: float, flag: str = "compression_rate") -> None:
-    """Refuse a rate that keeps nothing; `flag` set it.
+    """Reject a rate that keeps nothing; `flag` is the name of the flag that set the rate.
 
     Raises:
-        ConfigurationError: It is not above 0.
+        ConfigurationError: The rate is not above 0.
     """
-    if not rate > 0:  # refuses NaN too
+    if not rate > 0:  # rejects NaN too
         raise ConfigurationError(
-            f"--{flag}={rate}: it is the fraction of entries kept; expected above 0 "
-            "(for example 0.01), and 1 or more for all entries."
+            f"--{flag}={rate}: the fraction of entries kept must be above 0 "
+            "(for example 0.01); 1 or more keeps all entries."
         )
 
 
@@ -161,10 +163,10 @@ def check_value_dtype(
     flag: str = "value_dtype",
     known: Iterable[str] = (*VALUE_DTYPES, *FEW_BITS),
 ) -> None:
-    """Refuse a value dtype that is not known here; `flag` set it.
+    """Reject a value dtype that is not in `known`; `flag` is the name of the flag that set it.
 
     Raises:
-        ConfigurationError: It is none of those known.
+        ConfigurationError: The value dtype is not in `known`.
     """
     if value_dtype not in known:
         raise ConfigurationError(f"--{flag}={value_dtype!r}: expected one of {', '.join(known)}.")

@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ChunkedTopK(FusedSparsifier):
-    """Send of each chunk the k entries of largest magnitude; the rest is dropped.
+    """Send the k entries of largest magnitude in each chunk; drop the other entries.
 
-    Chunks are runs of consecutive entries of a flattened tensor. The last one of a tensor, of m
-    entries, keeps ceil(k m / chunk). Ties go to the lowest index, zeros are never sent. With k =
-    chunk every entry is sent. Values of few bits have the scales of these chunks.
+    Chunks are runs of consecutive entries of a flattened tensor. The last chunk of a tensor, with m
+    entries, keeps ceil(k m / chunk) entries. Ties go to the lowest index, and zeros are never sent.
+    With k = chunk every entry is sent. Few-bit values are scaled per chunk.
 
     Attributes:
-        compression_rate: c, above 0: k = max(1, floor(c chunk)), where `chunk_k` is not given.
-        value_dtype: How values travel, one of VALUE_DTYPES and FEW_BITS.
-        chunk: Entries of a chunk, at least 1.
-        chunk_k: k, 1 to `chunk`; None: by `compression_rate`.
+        compression_rate: c, above 0: k = max(1, floor(c * chunk)) if `chunk_k` is None.
+        value_dtype: Dtype of values on the wire, one of VALUE_DTYPES and FEW_BITS.
+        chunk: Number of entries in a chunk, at least 1.
+        chunk_k: k, from 1 to `chunk`; None: `compression_rate` determines k.
 
     Source: Wang et al., "SparseLoCo" (arXiv 2508.15706); docs/methods/local_steps.md.
     """
@@ -36,7 +36,7 @@ class ChunkedTopK(FusedSparsifier):
     chunk_k: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse chunks of nothing, and to keep nothing or more than there is."""
+        """Reject a chunk without entries, and a k below 1 or above the chunk's length."""
         super().__post_init__()
         if self.chunk < 1:
             raise ConfigurationError(f"--chunk={self.chunk}: expected 1 or more entries.")
@@ -48,12 +48,12 @@ class ChunkedTopK(FusedSparsifier):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send, unless the context has another."""
+        """The fraction of entries to send if the context sets no fraction."""
         return self.compression_rate if self.chunk_k is None else self.chunk_k / self.chunk
 
     @property
     def value_chunk(self) -> int:
-        """Entries whose values have scales of their own, where values are of few bits."""
+        """Number of entries that share scales, if the values are few-bit values."""
         return self.chunk
 
     def take(
@@ -64,18 +64,18 @@ class ChunkedTopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals and take out what to send: its positions, the values there."""
+        """Add tensors to residuals, then remove and return the (positions, values) to send."""
         del state
-        kept, factors = kept_entries(rate, self.chunk), ctx.factors or (1.0,) * len(tensors)
+        count, factors = kept_entries(rate, self.chunk), ctx.factors or (1.0,) * len(tensors)
         return [
-            ctx.kernels.feedback_chunk_top_k(residual, tensor, kept, self.chunk, factor)
+            ctx.kernels.feedback_chunk_top_k(residual, tensor, count, self.chunk, factor)
             for residual, tensor, factor in zip(residuals, tensors, factors, strict=True)
         ]
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return of each tensor the positions to send and the values there."""
+        """Return the (positions, values) to send, one pair per tensor."""
         del state
-        kept = kept_entries(rate, self.chunk)
-        return [ctx.kernels.chunk_top_k(tensor, kept, self.chunk) for tensor in tensors]
+        count = kept_entries(rate, self.chunk)
+        return [ctx.kernels.chunk_top_k(tensor, count, self.chunk) for tensor in tensors]

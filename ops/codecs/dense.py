@@ -1,4 +1,4 @@
-"""Codecs without a residual: every entry, or a fraction of them at random."""
+"""Codecs without a residual: all entries, a random fraction, and the base of sparsifiers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StatelessCodec:
-    """A codec without a residual: what is not sent, or does not arrive, is dropped."""
+    """Base of codecs without a residual: values that are not sent, or are lost, are dropped."""
 
     takes_factors: ClassVar[bool] = False
     sends_fraction: ClassVar[bool] = False
@@ -41,41 +41,42 @@ class StatelessCodec:
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in passes over memory of their own."""
+        """Do one error-feedback step, in separate passes over memory."""
         return feed_in_turn(self, residuals, tensors, state, ctx)
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Return the state as it is: nothing is kept back."""
+        """Return the state unchanged: the codec keeps no residual."""
         del packet
         return state
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense(StatelessCodec):
-    """Send every entry, but of tensors with few touched rows these alone.
+    """Send every entry, or only the touched rows of a tensor that has few of them.
 
     Attributes:
-        value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
+        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
+            FEW_BITS.
     """
 
     value_dtype: str = "float32"
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Refuse an unknown value dtype."""
+        """Reject an unknown value dtype."""
         check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return one block per tensor; float32 values of dense ones are views of the tensors.
+        """Return one block per tensor; float32 values of a dense block are a view of the tensor.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
         """
         check_finite(tensors, ctx)
         packet = _whole(
-            [each for slot, each in enumerate(tensors) if slot not in ctx.touched],
+            [dense for slot, dense in enumerate(tensors) if slot not in ctx.touched],
             self.value_dtype,
             self.kind,
             ctx,
@@ -100,7 +101,7 @@ class Dense(StatelessCodec):
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(StatelessCodec):
-    """The base of codecs that send k entries of each tensor and drop the rest."""
+    """Base of codecs that send k entries of each tensor and drop the other entries."""
 
     compression_rate: float = 0.01
     value_dtype: str = "float32"
@@ -108,14 +109,14 @@ class Sparsifier(StatelessCodec):
     sends_fraction: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a rate that keeps nothing, and an unknown value dtype."""
+        """Reject a rate that keeps nothing, and an unknown value dtype."""
         check_rate(self.compression_rate)
         check_value_dtype(self.value_dtype)
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the selected entries of each tensor; a tensor without any gives no block.
+        """Return the selected entries of each tensor; a tensor with none selected gives no block.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -130,7 +131,7 @@ class Sparsifier(StatelessCodec):
 
     @property
     def kept_fraction(self) -> float:
-        """The fraction of entries to send, unless the context has another."""
+        """The fraction of entries to send if the context sets no fraction."""
         return self.compression_rate
 
     def fraction(self, ctx: EncodeContext) -> float:
@@ -139,7 +140,7 @@ class Sparsifier(StatelessCodec):
 
     @property
     def value_chunk(self) -> int:
-        """Entries whose values have scales of their own, where values are of few bits."""
+        """Number of entries that share scales, if the values are few-bit values."""
         return CHUNK_ENTRIES
 
     def coded(
@@ -148,7 +149,7 @@ class Sparsifier(StatelessCodec):
         chosen: Sequence[Selected],
         ctx: EncodeContext,
     ) -> Packet:
-        """Code the chosen (positions, values) of each tensor."""
+        """Return the packet of the chosen entries, one (positions, values) pair per tensor."""
         blocks = [
             Block(slot, tensor.size, indices, self._coded(tensor, indices, values, ctx))
             for slot, (tensor, (indices, values)) in enumerate(zip(tensors, chosen, strict=True))
@@ -159,19 +160,19 @@ class Sparsifier(StatelessCodec):
     def _coded(
         self, tensor: Float32, indices: Int64, values: Float32, ctx: EncodeContext
     ) -> CodedValues:
-        given = tensor.size, self.value_dtype, ctx.kernels, self.value_chunk
-        return code_values(values, indices, *given)
+        settings = tensor.size, self.value_dtype, ctx.kernels, self.value_chunk
+        return code_values(values, indices, *settings)
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return of each tensor ascending positions and the values there."""
+        """Return the (ascending positions, values) to send, one pair per tensor."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class FusedSparsifier(Sparsifier):
-    """The base of TopK and ChunkedTopK: an error-feedback step is one pass over each tensor."""
+    """Base of TopK and ChunkedTopK: an error-feedback step takes one pass over each tensor."""
 
     def feed(
         self,
@@ -180,7 +181,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, for each tensor in one pass over memory."""
+        """Do one error-feedback step, in one pass over the memory of each tensor."""
         rate = self.fraction(ctx)
         if rate >= 1:
             return feed_in_turn(self, residuals, tensors, state, ctx)
@@ -197,7 +198,7 @@ class FusedSparsifier(Sparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals and take out what to send: its positions, the values there."""
+        """Add tensors to residuals, then remove and return the (positions, values) to send."""
         raise NotImplementedError
 
     def _keep_errors(
@@ -207,7 +208,10 @@ class FusedSparsifier(Sparsifier):
         packet: Packet,
         ctx: EncodeContext,
     ) -> None:
-        """Put into residuals, from which the chosen was taken, what coding it has changed."""
+        """Store the rounding errors of the chosen entries in the residuals.
+
+        `take` has removed the chosen entries from the residuals.
+        """
         if self.value_dtype == "float32":
             return
         for block in packet.blocks:
@@ -217,21 +221,22 @@ class FusedSparsifier(Sparsifier):
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(Sparsifier):
-    """The control of TopK: as many entries, at positions drawn uniformly, zeros included.
+    """The control for TopK: the same number of entries, at uniformly drawn positions.
 
-    Values are sent as they are, not multiplied by n / k. The estimate of the gradient is
-    therefore too small by c, but each entry sent means the same as with TopK, so that the two
-    differ in the choice of positions alone.
+    Zeros can be drawn and are sent. Values are sent unscaled, not multiplied by n / k. The estimate
+    of the gradient is therefore too small by the factor c. But each sent entry has the same meaning
+    as with TopK, so the two codecs differ only in the choice of positions.
 
     Attributes:
-        compression_rate: c, the fraction kept, above 0.
-        value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
+        compression_rate: c, the fraction of entries sent, above 0.
+        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
+            FEW_BITS.
     """
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return of each tensor random positions, and the values there."""
+        """Return random positions and the values at them, one pair per tensor."""
         chosen = []
         for tensor in tensors:
             count = kept_entries(rate, tensor.size)
@@ -247,12 +252,12 @@ def _whole(
     ctx: EncodeContext,
     chunk: int = CHUNK_ENTRIES,
 ) -> Packet:
-    """Return one dense block per tensor; values may be arrays of the device."""
-    given = value_dtype, ctx.kernels, chunk
+    """Return one dense block per tensor; the values may be arrays on the device."""
+    settings = value_dtype, ctx.kernels, chunk
     if ctx.leaves_dense and value_dtype == "float32":
         coded = [CodedValues(value_dtype, tensor[:]) for tensor in tensors]
     else:
-        coded = [code_values(tensor, None, tensor.size, *given) for tensor in tensors]
+        coded = [code_values(tensor, None, tensor.size, *settings) for tensor in tensors]
     blocks = [
         Block(slot, tensor.size, None, values)
         for slot, (tensor, values) in enumerate(zip(tensors, coded, strict=True))

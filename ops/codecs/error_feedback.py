@@ -1,7 +1,7 @@
-"""Wrappers that remember what was not sent: error feedback, and momentum that survives it.
+"""Wrappers that remember the values that were not sent: error feedback, momentum correction.
 
-A wrapper holds another codec, or wrapper, as `inner`; its state holds its own arrays beside the
-inner one's: lists with one flat array for each tensor.
+A wrapper holds another codec or wrapper as `inner`. The wrapper's state holds the inner state and
+the wrapper's own arrays, as lists with one flat array per tensor.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class CodecWrapper:
-    """A codec around another.
+    """A codec around another codec.
 
     Attributes:
-        inner: The other.
+        inner: The wrapped codec or wrapper.
     """
 
     inner: Codec
@@ -38,27 +38,27 @@ class CodecWrapper:
 
     @property
     def kind(self) -> Kind:
-        """What the values mean."""
+        """The meaning of the values in the packets."""
         return self.inner.kind
 
     @property
     def value_dtype(self) -> str:
-        """How values travel."""
+        """Dtype of values on the wire."""
         return self.inner.value_dtype
 
     @property
     def sends_fraction(self) -> bool:
-        """Whether a fraction of the entries is sent."""
+        """Whether the inner codec obeys `ctx.keep`, the fraction of entries to send."""
         return self.inner.sends_fraction
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state: none of its own."""
+        """Return the state, which holds only the inner codec's state."""
         return {"inner": self.inner.init(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the tensors times `ctx.factors`, and the state."""
+        """Return the inner codec's packet for the tensors times `ctx.factors`, and the state."""
         packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
         return packet, state | {"inner": inner}
 
@@ -69,30 +69,30 @@ class CodecWrapper:
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in passes over memory of their own."""
+        """Do one error-feedback step, in separate passes over memory."""
         return feed_in_turn(self, residuals, tensors, state, ctx)
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back what did not arrive."""
+        """Let the inner codec take back the packet, which was not applied."""
         return state | {"inner": self.inner.undelivered(packet, state["inner"])}
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return what error feedback keeps of each tensor; nothing if there is none."""
+        """Return the error-feedback residual of each tensor; empty without error feedback."""
         return residuals_of(self.inner, state["inner"])
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether the state holds a momentum of what was sent, beside what was not."""
+        """Whether the state holds a momentum, and not only a residual."""
         return False
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with this momentum where one was left open."""
+        """Return the codec with this momentum set in every wrapper that has none (None)."""
         inner = with_momentum(self.inner, momentum)
         return self if inner is self.inner else dataclasses.replace(self, inner=inner)
 
 
 def with_momentum(codec: Codec, momentum: float) -> Codec:
-    """Return the codec with this momentum where one was left open; else the codec itself."""
+    """Return the codec with this momentum set in every wrapper that has none (None)."""
     return codec.with_momentum(momentum) if isinstance(codec, CodecWrapper) else codec
 
 
@@ -104,7 +104,7 @@ def wrappers_of(codec: Codec) -> Iterator[CodecWrapper]:
 
 
 def coding_of(codec: Codec) -> Codec:
-    """Return what a codec's wrappers are around: the one that decides what is sent."""
+    """Return the innermost codec, without wrappers: it selects the entries to send."""
     for wrapper in wrappers_of(codec):
         codec = wrapper.inner
     return codec
@@ -112,32 +112,32 @@ def coding_of(codec: Codec) -> Codec:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(CodecWrapper):
-    """Keep what the inner codec does not send, and add it to the next step's tensors.
+    """Keep the values that the inner codec does not send; add them to the next step's tensors.
 
     With residual a, tensors h and carry m, per entry:
 
-        a <- a + h;   q = what the packet decodes to;   a <- (a - q) + m q
+        a <- a + h;   q = the decoded packet;   a <- (a - q) + m q
 
-    q is 0 where nothing is sent, so that the rounding of values stays in the residual too. With
-    m = 0 this is Gradient Dropping's residual. With m > 0 it is SAMomentum without a division:
-    an entry that was silent for T steps is sent as m times what was sent last plus its T tensors,
-    so momentum decays once per sending, not once per step.
+    q is 0 where nothing is sent. The rounding errors of sent values stay in the residual too. With
+    m = 0 this is Gradient Dropping's residual. With m > 0 it is SAMomentum without a division: an
+    entry that is sent after T steps is m times the value sent last plus the T values of h since
+    then, so momentum decays once per sending, not once per step.
 
-    With a decay b it begins by ``a <- b a``: what was kept long ago counts less than what comes
-    now, which it may contradict after many local steps.
+    With a decay b each step begins with ``a <- b a``. An old residual then counts less than the new
+    tensors, which the residual may contradict after many local steps.
 
     Attributes:
-        inner: What selects or rounds.
-        carry: m, the part of what was sent that stays, from 0 to below 1; None: left open for
-            `with_momentum`, 0 until then.
-        decay: b, from 0 to 1.
-        ahead: The part of the residual that a worker adds to the shards' model where it begins its
+        inner: Codec that selects or rounds values.
+        carry: m, the fraction of a sent value that stays in the residual, from 0 to below 1; None:
+            0, unless `with_momentum` sets it.
+        decay: b, the factor of the old residual in each step, from 0 to 1.
+        ahead: Fraction of the residual that a worker adds to the shards' weights when it begins its
             local steps, from 0 to 1.
 
-    Source: Aji and Heafield, EMNLP 2017 (m = 0); Dual-Way Gradient Sparsification, ICPP 2020, whose
-    u is what is sent, kept where sent and divided by m elsewhere; SparseLoCo (arXiv 2508.15706),
-    whose error feedback decays; "CSER", NeurIPS 2020, whose workers' models hold all of their error
-    (ahead = 1).
+    Source: Aji and Heafield, EMNLP 2017 (m = 0). Dual-Way Gradient Sparsification, ICPP 2020
+    (m > 0); the paper's u is the value to send, which is kept where sent and divided by m
+    elsewhere. SparseLoCo, arXiv 2508.15706 (decay of the residual). "CSER", NeurIPS 2020 (the
+    workers' models contain the whole residual: ahead = 1).
     """
 
     carry: float | None = 0.0
@@ -145,7 +145,7 @@ class ErrorFeedback(CodecWrapper):
     ahead: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a momentum that does not decay."""
+        """Reject a momentum that does not decay, and fractions outside 0 to 1."""
         if self.carry is not None and not 0 <= self.carry < 1:
             raise ConfigurationError(f"--dgs_momentum={self.carry}: expected 0 <= momentum < 1.")
         if not 0 <= self.decay <= 1:
@@ -155,21 +155,23 @@ class ErrorFeedback(CodecWrapper):
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether a part of what was sent stays in the residual."""
+        """Whether a fraction of each sent value stays in the residual."""
         return bool(self.carry)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return a residual of zeros."""
+        """Return a residual of zeros, and the inner codec's state."""
         return super().init(spec, kernels) | {"residual": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the residual.
+        """Return the inner codec's packet for the residual plus the tensors.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity; the residual is as it was.
+            NonFiniteUpdate: A tensor holds NaN or infinity; the residual is unchanged.
         """
+        # Check before the decay: it and the inner codec change the residual in place, and a step
+        # that raises must leave the residual unchanged.
         check_finite(tensors, ctx)
         residuals = state["residual"]
         if self.decay != 1:
@@ -183,7 +185,8 @@ class ErrorFeedback(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Add to the residual what of the packet has left it."""
+        """Add the values of the packet, which was not applied, to the residual again."""
+        # `encode` took only the fraction 1 - carry of each value out of the residual.
         _give_back(state["residual"], packet, 1 - (self.carry or 0.0))
         return super().undelivered(packet, state)
 
@@ -193,36 +196,36 @@ class ErrorFeedback(CodecWrapper):
         return residuals
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with this momentum, if it was left open."""
+        """Return the codec with `carry` set to this momentum if `carry` is None."""
         filled = self if self.carry is not None else dataclasses.replace(self, carry=momentum)
         return CodecWrapper.with_momentum(filled, momentum)
 
 
 def residuals_of(codec: Codec, state: State) -> list[Float32]:
-    """Return what a codec's error feedback keeps of each tensor; nothing if it has none."""
+    """Return the codec's error-feedback residual of each tensor; empty without error feedback."""
     return codec.residuals(state) if isinstance(codec, CodecWrapper) else []
 
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(CodecWrapper):
-    """Hand on a velocity instead of the gradient, so that what is kept back has momentum too.
+    """Pass a velocity, not the gradient, to the inner codec: unsent values gain momentum too.
 
     With velocity u, gradients h and momentum m:
 
-        u <- m u + h          and u is handed on;
-        u <- m (u + h)        and u + h is handed on (Nesterov).
+        u <- m u + h          u is passed to the inner codec;
+        u <- m (u + h)        the new u plus h is passed to the inner codec (Nesterov).
 
-    Momentum factor masking then sets u to 0 where the inner codec's packet has entries: what is
-    under way shall not be pushed further by a stale direction.
+    Momentum factor masking then sets u to 0 where the inner codec's packet has entries, so that a
+    stale direction does not move the entries that were just sent any further.
 
     Attributes:
-        inner: What remembers what it does not send, as a rule an ErrorFeedback.
-        momentum: m, from 0 to below 1; None: left open for `with_momentum`, 0 until then.
-        nesterov: Look ahead.
-        masking: Momentum factor masking.
+        inner: Codec that remembers the values that it does not send, usually an ErrorFeedback.
+        momentum: m, from 0 to below 1; None: 0, unless `with_momentum` sets it.
+        nesterov: Whether to use the Nesterov form.
+        masking: Whether to use momentum factor masking.
 
-    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, sections 3.2 and 3.3; the
-    Nesterov form is that of its authors' program.
+    Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, sections 3.2 and 3.3. The
+    Nesterov form comes from the authors' program.
     """
 
     momentum: float | None = 0.9
@@ -230,43 +233,44 @@ class MomentumCorrection(CodecWrapper):
     masking: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse a momentum that does not decay."""
+        """Reject a momentum that does not decay."""
         if self.momentum is not None and not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--dgc_momentum={self.momentum}: expected 0 <= momentum < 1.")
 
     @property
     def keeps_momentum(self) -> bool:
-        """Whether there is a velocity."""
+        """Whether the velocity carries momentum from step to step."""
         return bool(self.momentum)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return a velocity of zeros."""
+        """Return a velocity of zeros, and the inner codec's state."""
         return super().init(spec, kernels) | {"velocity": _zeros(spec, kernels)}
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the velocity.
+        """Return the inner codec's packet for the velocity.
 
         Raises:
-            NonFiniteUpdate: A tensor holds NaN or infinity; the velocity is as it was.
+            NonFiniteUpdate: A tensor holds NaN or infinity; the velocity is unchanged.
         """
         check_finite(tensors, ctx)
         velocity: list[Float32] = state["velocity"]
-        handed_on, momentum = velocity, self.momentum or 0.0
+        passed_on, momentum = velocity, self.momentum or 0.0
         factors = ctx.factors or (1.0,) * len(tensors)
         if self.nesterov:
-            handed_on = []
-            for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
+            passed_on = []
+            for u, tensor, factor in zip(velocity, tensors, factors, strict=True):
                 step = tensor * tensor.dtype.type(factor)
-                each += step
-                ctx.kernels.accumulate(step, each, momentum)  # h + m (u + h)
-                each *= each.dtype.type(momentum)
-                handed_on.append(step)
+                u += step
+                ctx.kernels.accumulate(step, u, momentum)  # h + m (u + h)
+                u *= u.dtype.type(momentum)
+                passed_on.append(step)
         else:
-            for each, tensor, factor in zip(velocity, tensors, factors, strict=True):
-                ctx.kernels.accumulate(each, tensor, factor, momentum)
-        packet, inner = self.inner.encode(handed_on, state["inner"], without_factors(ctx))
+            for u, tensor, factor in zip(velocity, tensors, factors, strict=True):
+                ctx.kernels.accumulate(u, tensor, factor, momentum)
+        packet, inner = self.inner.encode(passed_on, state["inner"], without_factors(ctx))
+        # The packet's values may be views of the velocity, which masking and the next step change.
         packet = detached(packet, velocity)
         if self.masking:
             for block in packet.blocks:
@@ -275,19 +279,19 @@ class MomentumCorrection(CodecWrapper):
         return packet, state | {"inner": inner}
 
     def with_momentum(self, momentum: float) -> CodecWrapper:
-        """Return the codec with this momentum, if it was left open."""
-        left_open = self.momentum is None
-        filled = dataclasses.replace(self, momentum=momentum) if left_open else self
+        """Return the codec with `momentum` set to this value if `momentum` is None."""
+        is_unset = self.momentum is None
+        filled = dataclasses.replace(self, momentum=momentum) if is_unset else self
         return CodecWrapper.with_momentum(filled, momentum)
 
 
 def _zeros(spec: ModelSpec, kernels: Kernels) -> list[Float32]:
-    """Return an array of zeros for each tensor, where the kernels want it."""
+    """Return one array of zeros per tensor, on the device if the kernels keep arrays there."""
     return kernels.zeros([tensor.size for tensor in spec.tensors])
 
 
 def _give_back(residuals: Sequence[Float32], packet: Packet, share: float) -> None:
-    """Add to the residuals a share of what the packet decodes to."""
+    """Add the packet's decoded values times `share` to the residuals."""
     for block in packet.blocks:
         where, values = decoded(block)
         residuals[block.slot][where] += values.dtype.type(share) * values

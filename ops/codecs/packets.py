@@ -1,7 +1,7 @@
 """Operations on packets in memory that codecs and their wrappers share.
 
-What a block decodes to, packets apart from arrays that are about to change, and one step of error
-feedback around any codec.
+Decode a block, copy a packet's values out of arrays that are about to change, and do one step of
+error feedback around any codec.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ def feed_in_turn(
     state: State,
     ctx: EncodeContext,
 ) -> tuple[Packet, State]:
-    """Do `Codec.feed` step by step, for codecs that cannot do it in fewer passes over memory."""
+    """Do `Codec.feed` in separate passes over memory, for codecs that cannot combine the passes."""
     factors = ctx.factors or (1.0,) * len(tensors)
     for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
         ctx.kernels.accumulate(residual, tensor, factor)
     packet, state = codec.encode(residuals, state, without_factors(ctx))
+    # Values of a dense block may be views of the residuals, which the subtraction below changes.
     packet = detached(packet, residuals)
     for block in packet.blocks:
         where, values = decoded(block, ctx.kernels)
@@ -49,19 +50,21 @@ def feed_in_turn(
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:
-    """Return the context for tensors that are finite and multiplied already."""
+    """Return the context for tensors that are finite and already multiplied by the factors."""
     return dataclasses.replace(ctx, factors=None, finite=True)
 
 
 def encode_multiplied(
     codec: Codec, tensors: Sequence[Float32], state: State, ctx: EncodeContext
 ) -> tuple[Packet, State]:
-    """Encode the tensors times `ctx.factors` with any codec."""
+    """Encode the tensors times `ctx.factors`, even if the codec does not take factors."""
     if not codec.takes_factors:
         factors = ctx.factors or ()
         if factors:
             scale = ctx.kernels.scale
-            tensors = [scale(each, factor) for each, factor in zip(tensors, factors, strict=True)]
+            tensors = [
+                scale(tensor, factor) for tensor, factor in zip(tensors, factors, strict=True)
+            ]
         ctx = dataclasses.replace(ctx, factors=None)
     return codec.encode(tensors, state, ctx)
 
@@ -74,15 +77,15 @@ def code_values(
     kernels: Kernels,
     chunk: int = CHUNK_ENTRIES,
 ) -> CodedValues:
-    """Code values of a tensor.
+    """Code values of a tensor in a value dtype.
 
     Args:
         values: [k] float32, finite.
-        indices: [k] their ascending positions; None: all of the tensor's.
-        size: Entries of the tensor.
-        dtype: One of VALUE_DTYPES, or of FEW_BITS.
-        kernels: The array work.
-        chunk: Entries with scales of their own, where values are of few bits.
+        indices: [k] int64, ascending positions of the values; None: the values are all entries.
+        size: Number of entries in the tensor.
+        dtype: Value dtype, one of VALUE_DTYPES and FEW_BITS.
+        kernels: Kernels that do the array work.
+        chunk: Number of entries that share scales, if the dtype is one of FEW_BITS.
     """
     if dtype not in FEW_BITS:
         return kernels.quantise(values, dtype)
@@ -94,11 +97,12 @@ def code_values(
 
 
 def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice, Float32]:
-    """Return where a block's values belong (an index into its tensor), and the values [k].
+    """Return the index of a block's entries in its tensor, and their values [k] float32.
 
     Args:
-        block: Any block.
-        kernels: Of whoever has the tensor, where factors are multiplied out there; None: numpy's.
+        block: Block of any class.
+        kernels: Kernels that multiply low-rank factors, for example on the device; None: numpy's
+            kernels.
     """
     from thinwire.ops.kernels.numpy_ops import dequantise
 
@@ -109,7 +113,7 @@ def decoded(block: Block, kernels: Kernels | None = None) -> tuple[Int64 | slice
 
 
 def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
-    """Return the packet without views of arrays that are about to change, one for each slot."""
+    """Return the packet with copies of values that are views of `arrays`, one array per slot."""
     import numpy as np
 
     blocks = []
@@ -123,7 +127,7 @@ def detached(packet: Packet, arrays: Sequence[Float32]) -> Packet:
 
 
 def on_host(block: Block) -> Block:
-    """Return a block whose values are the host's."""
+    """Return the block with its values in a numpy array on the host."""
     import numpy as np
 
     from thinwire.ops.kernels.numpy_ops import is_on_device
@@ -135,9 +139,10 @@ def on_host(block: Block) -> Block:
 
 
 def rescaled(block: Block, factor: float) -> Block:
-    """Return a block whose values decode to `factor` > 0 times as much; its bytes stay.
+    """Return the block with values that decode to `factor` > 0 times as much.
 
-    The product is rounded to float32, as it travels, and kept from becoming 0 or infinite.
+    Only the block's scale changes. The new scale is rounded to float32, the type of scales on the
+    wire, and limited so that it becomes neither 0 nor infinite.
     """
     import numpy as np
 

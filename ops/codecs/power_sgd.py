@@ -1,4 +1,4 @@
-"""PowerSGD: matrices travel as products of two thin ones."""
+"""PowerSGD: each matrix is sent as the product of two thin matrices."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class PowerSgd(StatelessCodec):
-    """Send each matrix M as ``P Q^T``, of rank r, by one power step from the Q of the last step.
+    """Send each matrix M as ``P Q^T`` of rank r, from one power step that begins at the last Q.
 
         P = orthonormal(M Q);   Q = M^T P
 
-    A tensor of two dimensions or more is a matrix whose columns are its last axis: [in, out] of a
-    dense layer, [height * width * in, out] of a convolution. Tensors whose factors would not be
-    smaller than themselves, such as biases, travel whole, and so do all whose factors leave the
-    range of float32. Of a matrix of zeros nothing is sent.
+    A tensor of two or more dimensions is a matrix whose columns are its last axis: [in, out] for a
+    dense layer, [height * width * in, out] for a convolution. A tensor is sent whole if its factors
+    would not be smaller than the tensor (a bias, for example), or if the factors leave the range of
+    float32. A matrix of zeros is not sent.
 
-    What P Q^T lacks is dropped: an `ErrorFeedback` belongs around this.
+    The difference M - P Q^T is dropped, so an `ErrorFeedback` belongs around this codec.
 
     Attributes:
-        powersgd_rank: r, at least 1; of a matrix at most its smaller side.
-        value_dtype: How entries of the factors travel, one of thinwire.ops.types.VALUE_DTYPES.
+        powersgd_rank: r, at least 1; limited to the smaller side of each matrix.
+        value_dtype: Dtype of the factors' entries on the wire, one of
+            thinwire.ops.types.VALUE_DTYPES.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-    Distributed Optimization", NeurIPS 2019, algorithm 1. Differences: there M Q and M^T P are
-    averaged over the workers, so that all share the factors; with a parameter server each worker
-    takes the step by itself, and the mean of n updates has up to n times the rank.
+    Distributed Optimization", NeurIPS 2019, algorithm 1. Differences: the paper averages M Q and
+    M^T P over the workers, so that all workers share the factors. With a parameter server each
+    worker takes the power step alone, and the mean of n updates has up to n times the rank.
     """
 
     powersgd_rank: int = 2
@@ -54,7 +55,7 @@ class PowerSgd(StatelessCodec):
     kind: ClassVar[Kind] = Kind.GRADIENT
 
     def __post_init__(self) -> None:
-        """Refuse a rank without columns, and an unknown value dtype."""
+        """Reject a rank below 1, and an unknown value dtype."""
         if self.powersgd_rank < 1:
             raise ConfigurationError(
                 f"--powersgd_rank={self.powersgd_rank}: expected 1 or more columns of each factor "
@@ -63,14 +64,14 @@ class PowerSgd(StatelessCodec):
         check_value_dtype(self.value_dtype, known=VALUE_DTYPES)
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return Q of each tensor: zeros, to be drawn in the first step; empty for whole ones."""
+        """Return Q of each tensor: zeros until the first step draws Q; empty if sent whole."""
         del kernels
         import numpy as np
 
         return {"right": [np.zeros(self._shape(tensor), np.float32) for tensor in spec.tensors]}
 
     def _shape(self, tensor: TensorSpec) -> tuple[int, int]:
-        """Return (columns, rank) of a tensor's Q; (0, 0): it travels whole."""
+        """Return (columns, rank) of a tensor's Q; (0, 0) if the tensor is sent whole."""
         if len(tensor.shape) < 2 or not tensor.size:
             return 0, 0
         columns = tensor.shape[-1]
@@ -81,7 +82,7 @@ class PowerSgd(StatelessCodec):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return a low-rank block of each matrix, a dense one of each other tensor.
+        """Return a low-rank block for each matrix and a dense block for each other tensor.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -99,7 +100,7 @@ class PowerSgd(StatelessCodec):
     def _approximated(
         self, slot: int, tensor: Float32, right: Float32, ctx: EncodeContext
     ) -> tuple[Block | None, Float32]:
-        """Return the tensor's block, and Q for the next step."""
+        """Return the tensor's block (None for a matrix of zeros), and Q for the next step."""
         from thinwire.ops.kernels import numpy_ops
 
         if not right.size:
@@ -108,7 +109,7 @@ class PowerSgd(StatelessCodec):
         factors = ctx.kernels.power_step(tensor, right)
         if factors is None:
             return self._whole(slot, tensor, ctx), right
-        coded = [ctx.kernels.quantise(each.reshape(-1), self.value_dtype) for each in factors]
+        coded = [ctx.kernels.quantise(factor.reshape(-1), self.value_dtype) for factor in factors]
         right = factors[1]
         if not right.any():
             return None, right

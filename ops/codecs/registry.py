@@ -1,4 +1,4 @@
-"""Which codec a value of --codec stands for, and which wrappers its choices put around it."""
+"""The registry of codecs: the values of --codec, and the wrappers that flags add to a codec."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from thinwire.ops.types import CHUNK_ENTRIES, ConfigurationError, configured
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CodecChoices:
-    """The flags of codecs: a field for each; None is the codec's own default."""
+    """The flags of codecs, one field per flag; None stands for the codec's own default."""
 
     compression_rate: float = 0.01
     value_dtype: str | None = None
@@ -39,7 +39,7 @@ class CodecChoices:
     powersgd_rank: int = 2
 
 
-#: Momenta where none is given, unless it is left to a script's optimizer.
+#: Default momenta, unless a script's optimizer sets the momentum.
 _MOMENTA = {"dgs_momentum": 0.7, "dgc_momentum": 0.9}
 
 Wrap = Callable[[Codec, CodecChoices, int], Codec]  # (codec, choices, workers) -> codec
@@ -50,10 +50,11 @@ class CodecEntry:
     """How to build one codec.
 
     Attributes:
-        base: What selects or codes; gets the choices that are named like its fields.
-        wrap: What goes around it; None: nothing of its own.
-        own: Choices that `wrap` heeds.
-        warmup_epochs: Where --warmup_epochs is not given.
+        base: Codec class that selects or codes; gets the choices with the names of its fields.
+        wrap: Function that adds the wrappers specific to this codec; None: there are no wrappers
+            specific to this codec.
+        own: Names of the choices that `wrap` uses.
+        warmup_epochs: Number of warm-up epochs if --warmup_epochs is not set.
     """
 
     base: type[Codec]
@@ -63,7 +64,7 @@ class CodecEntry:
 
     @property
     def heeds(self) -> frozenset[str]:
-        """Names of the choices that make a difference."""
+        """Names of the choices that have an effect on this codec."""
         names = {field.name for field in dataclasses.fields(self.base)} | set(self.own)
         if issubclass(self.base, Sparsifier):
             names.add("warmup_epochs")
@@ -75,19 +76,19 @@ class CodecEntry:
 
 
 def _gradient_dropping(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """Aji and Heafield, EMNLP 2017: v <- v + eta h; send the largest of v, and zero them."""
+    """Aji and Heafield, EMNLP 2017: v <- v + eta h; send and zero the largest entries of v."""
     del choices, nb_workers
     return Descend(ErrorFeedback(codec))
 
 
 def _dual_way(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGS, ICPP 2020: a <- a + eta h; send the largest of a; a <- m a there."""
+    """DGS, ICPP 2020: a <- a + eta h; send the largest entries of a; multiply these by m."""
     del nb_workers
     return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
 def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u and v there."""
+    """DGC, ICLR 2018: clip h; u <- m u + h; v <- v + u; send eta v; zero u, v where sent."""
     codec = MomentumCorrection(
         ErrorFeedback(codec),
         momentum=choices.dgc_momentum,
@@ -105,7 +106,7 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
 
 
 def _low_rank(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
-    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, near v; v <- v - P Q^T."""
+    """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, close to v; v <- v - P Q^T."""
     del choices, nb_workers
     return ErrorFeedback(codec)
 
@@ -115,7 +116,7 @@ _DGC_CHOICES = (
     *("dgc_clip_norm", "dgc_clip_scope"),
 )
 
-#: --codec value -> how to build it.
+#: --codec value -> how to build the codec.
 CODECS: dict[str, CodecEntry] = {
     "dense": CodecEntry(Dense),
     "topk": CodecEntry(TopK),
@@ -131,13 +132,13 @@ CODECS: dict[str, CodecEntry] = {
 def build_codec(
     name: str, choices: CodecChoices, nb_workers: int = 1, leaves_momentum: bool = False
 ) -> Codec:
-    """Return the codec `name` with everything that the choices put around it.
+    """Return the codec `name` with all wrappers that the choices add.
 
     Args:
-        name: A key of CODECS.
-        choices: The user's.
-        nb_workers: Of the run.
-        leaves_momentum: Whether a momentum that is not given is left to `with_momentum`.
+        name: Codec name, a key of CODECS.
+        choices: Flags of codecs, as the user set them.
+        nb_workers: Number of workers in the run.
+        leaves_momentum: Whether an unset momentum stays None, for `with_momentum` to set.
 
     Raises:
         ConfigurationError: A choice has an illegal value, or no effect with this codec.
@@ -166,31 +167,33 @@ def build_codec(
 
 
 def _refuse_idle(name: str, row: CodecEntry, choices: CodecChoices) -> None:
-    """Refuse choices that make no difference; rate and value dtype are every codec's."""
+    """Reject choices that have no effect; every codec accepts the rate and the value dtype."""
     usual = {field.name: field.default for field in dataclasses.fields(CodecChoices)}
     heeded = row.heeds | {"compression_rate", "value_dtype"}
     for setting, default in usual.items():
         value = getattr(choices, setting)
         is_off = value is False and default is None
         if value != default and not is_off and setting not in heeded:
-            others = [other for other, each in CODECS.items() if setting in each.heeds]
+            codecs = [codec for codec, entry in CODECS.items() if setting in entry.heeds]
             raise ConfigurationError(
                 f"--{setting}={value} has no effect with --codec={name}; it is for --codec="
-                f"{', '.join(others)}. Leave it out, or change the codec."
+                f"{', '.join(codecs)}. Leave it out, or change the codec."
             )
     if choices.error_decay is not None and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_decay={choices.error_decay:g} without --error_feedback: nothing is kept that "
-            "could decay. Give --error_feedback too, or leave it out."
+            f"--error_decay={choices.error_decay:g} without --error_feedback: there is no residual "
+            "that could decay. Set --error_feedback too, or leave out --error_decay."
         )
     if choices.error_ahead and not choices.error_feedback:
         raise ConfigurationError(
-            f"--error_ahead={choices.error_ahead:g} without --error_feedback: nothing is kept that "
-            "local steps could begin with. Give --error_feedback too, or leave it out."
+            f"--error_ahead={choices.error_ahead:g} without --error_feedback: there is no residual "
+            "that local steps could begin with. Set --error_feedback too, or leave out "
+            "--error_ahead."
         )
     is_exact = choices.value_dtype in (None, "float32")
     if choices.error_feedback and row.base is Dense and is_exact:
         raise ConfigurationError(
-            "--error_feedback with --codec=dense and --value_dtype=float32: everything is sent as "
-            "it is, nothing is left to feed back. Leave it out, or change one of the others."
+            "--error_feedback with --codec=dense and --value_dtype=float32: every entry is sent "
+            "exactly, so there is no error to feed back. Leave out --error_feedback, or change "
+            "--codec or --value_dtype."
         )

@@ -21,16 +21,17 @@ SELECTIONS = ("exact", "carried")
 
 @dataclasses.dataclass(frozen=True)
 class TopK(FusedSparsifier):
-    """AdaComp's selection: of each tensor the k entries of largest magnitude; the rest is dropped.
+    """AdaComp's selection: send the k entries of largest magnitude in each tensor, drop the others.
 
-    ``k = max(1, floor(c * n + 1e-9))``, ties to the lowest index. Zeros are never sent: an
+    ``k = max(1, floor(c * n + 1e-9))``; ties go to the lowest index. Zeros are never sent: an
     all-zero tensor gives no block. With c >= 1 every entry is sent.
 
     Attributes:
-        compression_rate: c, the fraction kept, above 0.
-        value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
-        selection: exact; carried: those above the threshold of the step before, which is adapted
-            so that there are about k, 0.8 k to 1.3 k of them.
+        compression_rate: c, the fraction of entries sent, above 0.
+        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES and
+            FEW_BITS.
+        selection: "exact": the k largest; "carried": the entries above the last step's threshold,
+            which adapts so that about k entries (0.8 k to 1.3 k) are sent.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -38,7 +39,7 @@ class TopK(FusedSparsifier):
     selection: str = "exact"
 
     def __post_init__(self) -> None:
-        """Refuse what no selection is."""
+        """Reject an unknown selection."""
         super().__post_init__()
         if self.selection not in SELECTIONS:
             raise ConfigurationError(
@@ -46,7 +47,7 @@ class TopK(FusedSparsifier):
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the thresholds that are carried from step to step; 0 is none yet."""
+        """Return the thresholds of the last two steps, one per tensor; 0 means not known yet."""
         import numpy as np
 
         del kernels
@@ -61,35 +62,35 @@ class TopK(FusedSparsifier):
         state: State,
         ctx: EncodeContext,
     ) -> list[Selected]:
-        """Add tensors to residuals and take out what to send: its positions, the values there."""
+        """Add tensors to residuals, then remove and return the (positions, values) to send."""
         counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         factors = ctx.factors or (1.0,) * len(tensors)
         hints = _expected(state)
         if self.selection == "exact":
-            found = ctx.kernels.feedback_of_each(residuals, tensors, counts, factors, hints)
+            selected = ctx.kernels.feedback_of_each(residuals, tensors, counts, factors, hints)
         else:
-            given = zip(residuals, tensors, counts, factors, hints, strict=True)
-            found = [ctx.kernels.feedback_carried(*each) for each in given]
-        state["thresholds"][:] = [threshold for _, _, threshold in found]
-        return [(indices, values) for indices, values, _ in found]
+            calls = zip(residuals, tensors, counts, factors, hints, strict=True)
+            selected = [ctx.kernels.feedback_carried(*arguments) for arguments in calls]
+        state["thresholds"][:] = [threshold for _, _, threshold in selected]
+        return [(indices, values) for indices, values, _ in selected]
 
     def select(
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
-        """Return of each tensor the positions to send and the values there."""
+        """Return the (positions, values) to send, one pair per tensor."""
         counts = [kept_entries(rate, tensor.size) for tensor in tensors]
         if self.selection == "exact":
-            return [ctx.kernels.top_k(*each) for each in zip(tensors, counts, strict=True)]
+            return [ctx.kernels.top_k(*pair) for pair in zip(tensors, counts, strict=True)]
         chosen, thresholds = [], state["thresholds"]
         for place, (tensor, count) in enumerate(zip(tensors, counts, strict=True)):
-            found = ctx.kernels.carried_top_k(tensor, count, thresholds[place])
-            indices, values, thresholds[place] = found
+            selected = ctx.kernels.carried_top_k(tensor, count, thresholds[place])
+            indices, values, thresholds[place] = selected
             chosen.append((indices, values))
         return chosen
 
 
 def _expected(state: State) -> list[float]:
-    """Return the thresholds to expect: those of the step before, or lower if thresholds fall."""
+    """Return a hint per tensor: the last step's threshold, or lower if the threshold is falling."""
     last, earlier = state["thresholds"].tolist(), state["earlier"].tolist()
     state["earlier"][:] = last
     return [

@@ -1,4 +1,4 @@
-"""Wrappers around any codec: sign and rate, clipping, how much is sent, small tensors whole."""
+"""Wrappers around any codec: learning rate, clipping, warm-up, and small tensors sent whole."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ CLIP_SCOPES = ("model", "tensor")
 
 @dataclasses.dataclass(frozen=True)
 class Descend(CodecWrapper):
-    """Make changes of weights: hand on ``-learning rate * tensors``.
+    """Send changes of weights: pass ``-learning rate * tensors`` to the inner codec.
 
-    What the inner codec remembers holds the rates of the steps it comes from: a change of the
-    rate leaves it as it is.
+    The inner codec's residual is then a sum of changes, each at its step's learning rate. A new
+    learning rate does not rescale the residual.
 
     Attributes:
-        inner: What sends the changes.
+        inner: Codec that sends the changes.
 
-    Source: Dual-Way Gradient Sparsification, ICPP 2020, whose residuals are of eta times gradients.
+    Source: Dual-Way Gradient Sparsification, ICPP 2020 (its residual sums eta times gradients).
     """
 
     kind: ClassVar[Kind] = Kind.DELTA
@@ -46,7 +46,7 @@ class Descend(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the changes.
+        """Return the inner codec's packet for the changes.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -58,14 +58,14 @@ class Descend(CodecWrapper):
 
 @dataclasses.dataclass(frozen=True)
 class RateAtSend(CodecWrapper):
-    """Make changes of weights: multiply what is sent by minus the learning rate of now.
+    """Send changes of weights: multiply the packet by minus the current learning rate.
 
-    What the inner codec remembers is of gradients: a change of the rate is one of the backlog
-    too. The sign goes in with the tensors, the rate into the packet's scales, so that nothing is
+    The inner codec's residual is a sum of gradients, so a new learning rate applies to the residual
+    too. The sign is applied to the tensors, the rate to the packet's scales, so that no value is
     rounded twice.
 
     Attributes:
-        inner: What sends the gradients.
+        inner: Codec that sends the gradients.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018.
     """
@@ -73,7 +73,7 @@ class RateAtSend(CodecWrapper):
     kind: ClassVar[Kind] = Kind.DELTA
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state: the scales of the packet under way."""
+        """Return the inner codec's state, and an empty list for the newest packet's scales."""
         return super().init(spec, kernels) | {"scales": []}
 
     def encode(
@@ -92,7 +92,8 @@ class RateAtSend(CodecWrapper):
         return Packet(blocks, self.kind), state | {"scales": scales}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back its own packet, without the rate."""
+        """Let the inner codec take its packet back, with the scales from before the rate."""
+        # The residual sums gradients: with the rate in the scales, it would take back changes.
         blocks = tuple(
             dataclasses.replace(block, values=dataclasses.replace(block.values, scale=scale))
             for block, scale in zip(packet.blocks, state["scales"], strict=True)
@@ -105,23 +106,23 @@ class Clip(CodecWrapper):
     """Clip the tensors to an L2 norm before anything accumulates them.
 
     Attributes:
-        inner: What gets the clipped tensors.
+        inner: Codec that gets the clipped tensors.
         norm: Largest L2 norm, above 0.
-        scope: model: of all tensors together; tensor: of each.
+        scope: "model": one norm over all tensors together; "tensor": one norm per tensor.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3: with N workers the
-    norm is the usual one over the square root of N.
+    limit is the usual norm divided by the square root of N.
     """
 
     norm: float = 1.0
     scope: str = "model"
 
     def __post_init__(self) -> None:
-        """Refuse a norm that clips everything, and an unknown scope."""
+        """Reject a norm that is not finite and above 0, and an unknown scope."""
         if not 0 < self.norm < math.inf:
             raise ConfigurationError(
                 f"--dgc_clip_norm={self.norm}: expected a finite number above 0 (0 on the command "
-                "line is no clipping)."
+                "line turns clipping off)."
             )
         if self.scope not in CLIP_SCOPES:
             raise ConfigurationError(
@@ -131,7 +132,7 @@ class Clip(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of the clipped tensors.
+        """Return the inner codec's packet for the clipped tensors.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -153,7 +154,7 @@ class Clip(CodecWrapper):
 
 
 def has_clipping(codec: Codec) -> bool:
-    """Return whether a wrapper of the codec clips what it gets."""
+    """Return whether one of the codec's wrappers is a `Clip`."""
     while isinstance(codec, CodecWrapper):
         if isinstance(codec, Clip):
             return True
@@ -165,13 +166,13 @@ def has_clipping(codec: Codec) -> bool:
 class WarmUp(CodecWrapper):
     """Send more in the first epochs: ``R_e = max(R, R ** ((e + 1) / (E + 1)))`` in epoch e < E.
 
-    With R = 0.001 and E = 4 these are 25, 6.3, 1.6 and 0.4 %, then 0.1 %. An epoch is the run's,
-    by the examples that all workers have consumed.
+    With R = 0.001 and E = 4 the fractions are 25, 6.3, 1.6 and 0.4 %, then 0.1 %. Epochs are
+    counted by the examples that all workers of the run have consumed.
 
     Attributes:
-        inner: A codec that sends a fraction.
-        compression_rate: R.
-        epochs: E, at least 1.
+        inner: Codec that sends a fraction of the entries.
+        compression_rate: R, the fraction of entries sent after the warm-up.
+        epochs: E, the number of warm-up epochs, at least 1.
 
     Source: Lin, Han et al., "Deep Gradient Compression", ICLR 2018, section 3.3.
     """
@@ -180,18 +181,18 @@ class WarmUp(CodecWrapper):
     epochs: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse no epochs, and a rate that keeps nothing."""
+        """Reject a warm-up of less than one epoch, and a rate that keeps nothing."""
         check_rate(self.compression_rate)
         if self.epochs < 1:
             raise ConfigurationError(
-                f"--warmup_epochs={self.epochs}: expected 1 or more (0 on the command line is no "
-                "warm-up)."
+                f"--warmup_epochs={self.epochs}: expected 1 or more (0 on the command line turns "
+                "the warm-up off)."
             )
 
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet of this epoch's fraction.
+        """Return the inner codec's packet, with this epoch's fraction of the entries.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -199,36 +200,37 @@ class WarmUp(CodecWrapper):
         epoch = min(int(ctx.epoch), self.epochs)
         rate = self.compression_rate
         keep = max(rate, rate ** ((epoch + 1) / (self.epochs + 1)))
-        if ctx.keep is None:  # else there will be no later epochs
+        # A `keep` from the caller wins: a worker sets it to flush the residual at the end.
+        if ctx.keep is None:
             ctx = dataclasses.replace(ctx, keep=keep)
         return super().encode(tensors, state, ctx)
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseBelow(CodecWrapper):
-    """Send small tensors whole; biases and the like cost little and are hurt most by waiting.
+    """Send small tensors whole: biases, for example, cost few bytes and suffer most from delay.
 
-    Around other wrappers it is the same as inside them, around what they are around: what these do
-    to tensors they do to small ones, too.
+    A DenseBelow outside other wrappers works like one inside them, directly around the codec: the
+    other wrappers process the small tensors too.
 
     Attributes:
-        inner: What gets the other tensors; it sends values as this does.
-        entries: Tensors with fewer are small; at least 1.
+        inner: Codec for the large tensors; small tensors are sent in the inner codec's value dtype.
+        entries: Smallest number of entries of a large tensor, at least 1.
     """
 
     entries: int = 1
     takes_factors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse a limit that no tensor is below."""
+        """Reject a limit below 1: no tensor is smaller."""
         if self.entries < 1:
             raise ConfigurationError(
                 f"--dense_below={self.entries}: expected 1 or more entries (0 on the command line "
-                "makes no exception)."
+                "treats all tensors alike)."
             )
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
-        """Return the state: the inner codec's, for the tensors that it gets."""
+        """Return the inner codec's state, for the large tensors."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).init(spec, kernels)
         large = [tensor for tensor in spec.tensors if tensor.size >= self.entries]
@@ -237,7 +239,7 @@ class DenseBelow(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return dense blocks and the inner codec's, in order of slots.
+        """Return dense blocks for small tensors and the inner codec's blocks, in order of slots.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.
@@ -258,33 +260,38 @@ class DenseBelow(CodecWrapper):
         state: State,
         ctx: EncodeContext,
     ) -> tuple[Packet, State]:
-        """Do one error-feedback step, of the small tensors and of the others."""
+        """Do one error-feedback step, with separate packets for the small and the large tensors."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).feed(residuals, tensors, state, ctx)
         small, large = self._slots(tensors)
         factors = ctx.factors or (1.0,) * len(tensors)
         packets, states = [], []
-        for codec, slots, own in ((self._dense, small, {}), (self.inner, large, state["inner"])):
+        for codec, slots, codec_state in (
+            (self._dense, small, {}),
+            (self.inner, large, state["inner"]),
+        ):
             context = dataclasses.replace(ctx, factors=tuple(factors[slot] for slot in slots))
-            packet, own = codec.feed(_pick(residuals, slots), _pick(tensors, slots), own, context)
+            packet, codec_state = codec.feed(
+                _pick(residuals, slots), _pick(tensors, slots), codec_state, context
+            )
             packets.append(packet)
-            states.append(own)
+            states.append(codec_state)
         return _joined(packets[0], small, packets[1], large), state | {"inner": states[1]}
 
     def undelivered(self, packet: Packet, state: State) -> State:
-        """Let the inner codec take back what did not arrive."""
+        """Let the inner codec take back the packet, which was not applied."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).undelivered(packet, state)
         return super().undelivered(packet, state)
 
     def residuals(self, state: State) -> list[Float32]:
-        """Return what error feedback keeps of each tensor."""
+        """Return the error-feedback residual of each tensor."""
         if isinstance(self.inner, CodecWrapper):
             return self._inside(self.inner).residuals(state)
         return super().residuals(state)
 
     def _inside(self, inner: CodecWrapper) -> CodecWrapper:
-        """Return the inner wrapper with this inside it."""
+        """Return the inner wrapper with this DenseBelow moved inside that wrapper."""
         if isinstance(inner, DenseBelow):
             return DenseBelow(inner.inner, max(self.entries, inner.entries))
         return dataclasses.replace(inner, inner=DenseBelow(inner.inner, self.entries))
@@ -294,15 +301,15 @@ class DenseBelow(CodecWrapper):
         return Dense(self.inner.value_dtype)
 
     def _slots(self, tensors: Sequence[Float32]) -> tuple[list[int], list[int]]:
-        """Return the numbers of the small tensors, and of the others."""
+        """Return the slots of the small tensors, and the slots of the large ones."""
         small = [slot for slot, tensor in enumerate(tensors) if tensor.size < self.entries]
         return small, [slot for slot, tensor in enumerate(tensors) if tensor.size >= self.entries]
 
 
 def _with_factor(ctx: EncodeContext, count: int, factor: float) -> EncodeContext:
-    """Return the context with one more factor of every tensor."""
+    """Return the context with every tensor's factor multiplied by `factor`."""
     factors = ctx.factors or (1.0,) * count
-    return dataclasses.replace(ctx, factors=tuple(each * factor for each in factors))
+    return dataclasses.replace(ctx, factors=tuple(known * factor for known in factors))
 
 
 def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
@@ -310,7 +317,7 @@ def _pick(tensors: Sequence[Float32], slots: Sequence[int]) -> list[Float32]:
 
 
 def _joined(one: Packet, slots: Sequence[int], other: Packet, others: Sequence[int]) -> Packet:
-    """Return one packet of two, whose blocks' slots are places in `slots` and `others`."""
+    """Merge two packets; slots of their blocks are indices into `slots` and `others`."""
 
     def moved(packet: Packet, to: Sequence[int]) -> list[Block]:
         return [dataclasses.replace(block, slot=to[block.slot]) for block in packet.blocks]

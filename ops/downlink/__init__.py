@@ -1,11 +1,11 @@
-"""The downlink: what a shard's reply holds, so that a worker gets nearer to the shard's model.
+"""The downlink: a down codec selects the weights or updates that a shard sends in its replies.
 
-Replies cost as much bandwidth as pushes, and a worker that already has most of the model need not
-receive all of it. A down codec decides what it lacks: ``dense`` sends everything; ``delta`` what
-has changed, exactly; ``relay`` a round's coded updates, exactly, where these are fewer bytes;
-``sparse`` the entries that differ most, and keeps a replica of each worker's
-weights to know the rest; ``auto`` switches from ``delta`` to ``sparse`` where that pays.
-Rows of the registry: `thinwire.ops.downlink.registry`; the interface: `base.DownCodec`.
+Replies cost as much bandwidth as pushes, and a worker that already has most of the model does not
+need the whole model. ``dense`` sends the whole shard. ``delta`` sends the changed entries, exactly.
+``relay`` sends the coded updates of rounds if they take fewer bytes, with the same exact result.
+``sparse`` sends the entries that differ most; the shard keeps a replica of each worker's weights to
+know the differences. ``auto`` switches a worker from ``relay`` to ``sparse`` if replies are large.
+The registry is `thinwire.ops.downlink.registry`; the interface is `base.DownCodec`.
 """
 
 from thinwire.ops.downlink.base import DownCodec

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class DownCodec(Policy, Protocol):
-    """Decides what a shard's reply holds.
+    """Selects the content of a shard's replies.
 
-    An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller and
-    is changed in place where that saves a copy; only the returned state is valid afterwards.
+    An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller. A
+    method may change the state in place to save a copy; only the returned state is valid then.
     """
 
     @property
@@ -27,14 +27,14 @@ class DownCodec(Policy, Protocol):
 
     @property
     def omits_own_entries(self) -> bool:
-        """Whether a reply may leave out what the worker can add to its weights by itself."""
+        """Whether a reply may omit entries that the worker can compute from its own push."""
 
     @property
     def relays(self) -> bool:
-        """Whether a reply may be the updates of a round as they were coded."""
+        """Whether a reply may hold the coded updates of rounds instead of new weights."""
 
     def init(self, size: int) -> State:
-        """Return the state of a shard with `size` entries that has not replied to anybody."""
+        """Return the state of a shard with `size` entries that has not sent a reply yet."""
 
     def record_update(
         self,
@@ -48,23 +48,24 @@ class DownCodec(Policy, Protocol):
         """Record that an update changed the weights.
 
         Args:
-            indices: The changed entries, ascending; None: all.
-            version: Of the shard after the update.
-            state: From `init`.
-            own: Those of the entries that a worker can add by itself, if the update was its alone.
-            relayed: The updates as they were coded, where their plain mean is all that changed the
-                weights; None: it is not, or the down codec does not relay.
-            before_change: Called before an array of the state changes.
+            indices: [k] int64, ascending positions of the changed entries; None: all entries.
+            version: Version of the shard after the update.
+            state: State from `init`.
+            own: Changed entries that one worker can compute from its own push; None if the update
+                holds more than one push, or if no entries can be omitted.
+            relayed: The round's coded updates; None if anything other than their plain mean changed
+                the weights, or if the down codec does not relay.
+            before_change: Function to call before an array of the state changes.
         """
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return a key that is equal for requests that may share one reply's arrays."""
+        """Return a key; requests with equal keys may share the arrays of one reply."""
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return the reply; its arrays are copies."""
+        """Return the reply to a request; the arrays of the reply are copies."""
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the state of a worker that has left, or whose weights are wrong."""
+        """Drop the state of a worker that has left or that has wrong weights."""
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return the weights [n] of a worker at `base_version`; None: those that the shard had."""
+        """Return a worker's weights [n]; None if they are the shard's weights of `base_version`."""

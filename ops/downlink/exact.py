@@ -1,7 +1,7 @@
 """Exact down codecs, dense and delta: after the reply the worker's floats equal the shard's.
 
-``dense`` is what AdaComp's published code does: it sends the whole model every time. ``delta`` is
-the rule of docs/methods/adacomp.md.
+``dense`` sends the whole model every time, as AdaComp's published code does. ``delta`` implements
+the rule in docs/methods/adacomp.md.
 """
 
 from __future__ import annotations
@@ -21,78 +21,81 @@ if TYPE_CHECKING:
 
 
 def full_reply(shard: ShardView) -> ModelReply:
-    """Return a reply that holds a copy of the whole shard."""
+    """Return a reply with a copy of the whole shard."""
     return ModelReply(Operation.FULL, Update(None, shard.keep(shard.theta)), shard.version, "full")
 
 
 def check_fraction(name: str, value: float) -> None:
-    """Raise ConfigurationError for a value that is not a fraction."""
-    if not 0 <= value <= 1:  # refuses NaN too
+    """Raise ConfigurationError if the value is not from 0 to 1; `name` names the setting."""
+    if not 0 <= value <= 1:  # rejects NaN too
         raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
 
 
 class _WithoutReplicas:
-    """A down codec whose replies depend on the requested base version, not on the worker."""
+    """Base of down codecs without replicas: replies depend on the base version, not the worker."""
 
     keeps_replicas: ClassVar[bool] = False
     omits_own_entries: ClassVar[bool] = False
     relays: ClassVar[bool] = False
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the base version: workers that have the same one share a reply."""
+        """Return the base version: workers with the same base version share a reply."""
         del state
         return request.base_version
 
     def forget(self, worker: int, state: State) -> State:
-        """Return the state unchanged: it holds nothing of a worker."""
+        """Return the state unchanged: the state has no entries per worker."""
         del worker
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return None: no replicas are kept."""
+        """Return None: the down codec keeps no replicas."""
         del worker, base_version, state
         return None
 
 
-#: Positions of updates that `DownDelta` keeps, as a share of the entries: with more of them it is
-#: as fast to look at all entries. And of how many updates.
+#: Limits of the window of newest updates in `DownDelta`: positions of all updates, as a fraction of
+#: the shard's entries (with more, scanning all entries is as fast), and number of updates.
 _WINDOW, _MOST_UPDATES = 0.25, 64
 
 
 def _keep_positions(state: State, indices: Int64, version: int, own: OwnEntries | None) -> None:
-    """Append an update to the window, and drop the oldest ones beyond its size."""
+    """Append an update to the window, and drop the oldest updates beyond the window's limits."""
     import numpy as np
 
     size, window = state["last_changed"].size, state["scratch"].setdefault("window", [])
+    # The window must hold consecutive versions: `_changed_since` merges all updates after a base
+    # version, and a gap would hide the entries of the missing update.
     if window and window[-1]["version"] != version - 1:
         window.clear()
     dtype = np.int32 if size < 1 << 31 else np.int64
-    rest = indices[:0]  # what the sender of the update cannot add itself: hardly ever anything
+    not_own = indices[:0]  # entries that the update's sender cannot compute; almost always none
     if own is not None and len(own.indices) < len(indices):
-        rest = np.setdiff1d(indices, own.indices, assume_unique=True)
-    entry = {"version": version, "indices": indices.astype(dtype), "rest": rest.astype(dtype)}
+        not_own = np.setdiff1d(indices, own.indices, assume_unique=True)
+    entry = {"version": version, "indices": indices.astype(dtype), "rest": not_own.astype(dtype)}
     window.append(entry)
-    num_kept = sum(len(each["indices"]) for each in window)
+    num_kept = sum(len(update["indices"]) for update in window)
     while num_kept > _WINDOW * size or len(window) > _MOST_UPDATES:
         num_kept -= len(window.pop(0)["indices"])
 
 
 def _changed_since(base: int, own: State | None, state: State) -> Int64:
-    """Return what changed after version `base`, ascending, without what the worker adds itself."""
+    """Return the entries changed after version `base`, ascending, without the worker's `own`."""
     import numpy as np
 
     window, last_changed = state["scratch"].get("window"), state["last_changed"]
     if not window or window[0]["version"] > base + 1:
         is_lacking = last_changed > base
         if own is not None:
-            mine = own["indices"]
-            is_lacking[mine[last_changed[mine] == own["version"]]] = False
+            # An own entry may be omitted only if the worker's push is still its last change.
+            own_indices = own["indices"]
+            is_lacking[own_indices[last_changed[own_indices] == own["version"]]] = False
         return np.flatnonzero(is_lacking)
     own_version = None if own is None else own["version"]
-    newer = [each for each in window if each["version"] > base]
-    sets = [each["rest" if each["version"] == own_version else "indices"] for each in newer]
+    newer = [update for update in window if update["version"] > base]
+    sets = [update["rest" if update["version"] == own_version else "indices"] for update in newer]
     joined = np.concatenate(sets)
-    joined.sort()  # not "stable": vectorised, which is faster than to merge what is sorted
+    joined.sort()  # not kind="stable": the vectorized sort is faster than a merge of sorted runs
     is_new = np.ones(joined.size, bool)
     np.not_equal(joined[1:], joined[:-1], out=is_new[1:])
     return joined[is_new].astype(np.int64)
@@ -121,7 +124,7 @@ class DownDense(_WithoutReplicas):
         return state
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return a copy of the model."""
+        """Return a reply with the whole shard."""
         del request, state
         return full_reply(shard)
 
@@ -130,25 +133,29 @@ class DownDense(_WithoutReplicas):
 class DownDelta(_WithoutReplicas):
     """Send the new values of the entries that changed since the worker's version (SET).
 
-    One int32 per entry holds the version of its last change and serves every worker. The positions
-    of the newest updates are kept as well, up to `_WINDOW` of the entries: to merge a few of them
-    takes a fraction of the time of looking at all entries. Where more than `dense_fraction` of the
-    entries changed, the whole shard is smaller and is sent instead.
+    One int32 per entry holds the version of the entry's last change and serves every worker. The
+    state also keeps the positions of the newest updates, up to `_WINDOW` of the entries: merging a
+    few updates takes a fraction of the time of scanning all entries. If more than `dense_fraction`
+    of the entries changed, the whole shard is smaller and is sent instead.
 
-    A worker's own entries are left out where nobody else has changed them since its base: the
-    worker adds what it sent (SET_REST). For that the positions of each worker's newest push are
-    kept; checkpoints do not hold them, for a worker that rejoins receives the whole model.
+    A reply omits the entries of the worker's own push that no other update has changed since the
+    worker's base version: the worker adds the values that it sent (SET_REST). The state keeps the
+    positions of each worker's newest push for this. Checkpoints do not contain these positions,
+    because a worker that rejoins receives the whole model.
+
+    Attributes:
+        dense_fraction: Fraction of changed entries above which the whole shard is sent, 0 to 1.
     """
 
     dense_fraction: float = 0.6
     omits_own_entries: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse a `dense_fraction` that is not a fraction."""
+        """Reject a `dense_fraction` outside 0 to 1."""
         check_fraction("dense_fraction", self.dense_fraction)
 
     def init(self, size: int) -> State:
-        """Return `last_changed` = 0 for every entry, and the newest dense change."""
+        """Return the state of version 0: no entry has changed, and no update was dense."""
         import numpy as np
 
         scratch: State = {"window": []}
@@ -163,27 +170,30 @@ class DownDelta(_WithoutReplicas):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record the version at each changed entry; see `base.DownCodec.record_update`."""
+        """Record the version of the update at each changed entry."""
         del relayed
         if indices is None:
             state["dense_version"] = version
             return state
         before_change(state["last_changed"], indices)
         if own is not None:
+            # The worker adds its values to the weights of its base version. The sum equals the
+            # shard's weights only where no other update changed the entry between the base version
+            # and this push. Read `last_changed` now: this push overwrites it below.
             untouched = state["last_changed"][own.indices] <= own.base_version
-            mine = own.indices if untouched.all() else own.indices[untouched]
-            state["scratch"][str(own.worker)] = own.as_state(mine)
+            indices_to_omit = own.indices if untouched.all() else own.indices[untouched]
+            state["scratch"][str(own.worker)] = own.as_state(indices_to_omit)
         state["last_changed"][indices] = version
         _keep_positions(state, indices, version, own)
         return state
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop a worker's own entries."""
+        """Drop the positions of a worker's newest push."""
         state["scratch"].pop(str(worker), None)
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the base version; the request itself where own entries are left out."""
+        """Return the base version, or the request itself if the reply omits own entries."""
         return request.base_version if self._own_entries(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
@@ -196,17 +206,20 @@ class DownDelta(_WithoutReplicas):
         if base == shard.version:
             nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
             return ModelReply(Operation.NONE, nothing, shard.version, "delta")
-        own = self._own_entries(request, state)
-        changed = _changed_since(base, own, state)
+        own_entries = self._own_entries(request, state)
+        changed = _changed_since(base, own_entries, state)
         if len(changed) > self.dense_fraction * len(shard.theta):
             return full_reply(shard)
-        operation = Operation.SET if own is None else Operation.SET_REST
+        operation = Operation.SET if own_entries is None else Operation.SET_REST
         return ModelReply(operation, Update(changed, shard.theta[changed]), shard.version, "delta")
 
     def _own_entries(self, request: ModelRequest, state: State) -> State | None:
-        """Return the entries of the request's own push that the worker can add by itself."""
-        own: State | None = state["scratch"].get(str(request.worker))
-        pushed = (request.step, request.base_version)
-        if own is None or (own["step"], own["base_version"]) != pushed:
+        """Return the entries that the worker can compute from the push of this request.
+
+        Return None if the worker can compute no entries.
+        """
+        entries: State | None = state["scratch"].get(str(request.worker))
+        push = (request.step, request.base_version)
+        if entries is None or (entries["step"], entries["base_version"]) != push:
             return None
-        return own if len(own["indices"]) else None
+        return entries if len(entries["indices"]) else None

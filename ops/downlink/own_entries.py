@@ -1,8 +1,8 @@
-"""The entries of a worker's own push, which its reply may leave out.
+"""The entries of a worker's own push that the reply to the worker may omit.
 
-A push that is released alone and simply added leaves most of its entries at exactly the value that
-the worker computes from its weights and what it sent, in the same float32 operation. Which entries
-these are is not derived from settings but compared in the shard's weights, bit by bit.
+If a push is applied alone and is simply added, most of its entries end at exactly the value that
+the worker computes from its weights and the sent values with the same float32 operation. The shard
+does not derive these entries from settings: it compares the results with its weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TINY = np.finfo(np.float32).tiny
 class OwnEntries:
     """The entries to which one push, applied alone, did nothing but add its values."""
 
-    worker: int
-    step: int
-    base_version: int
-    version: int  # of the shard after it
-    indices: Int64  # [j] int64, of the shard
+    worker: int  # worker that sent the push
+    step: int  # step of the push
+    base_version: int  # version of the worker's weights when it computed the push
+    version: int  # version of the shard after the push
+    indices: Int64  # [j] int64, positions in the shard
 
     def as_state(self, indices: Int64) -> State:
-        """Return some of the entries as plain data, to be kept in the worker's state."""
+        """Return the entries at `indices` as plain data, for the down codec's state."""
         return {
             "step": self.step,
             "base_version": self.base_version,
@@ -42,33 +42,33 @@ class OwnEntries:
 
 
 def values_at(arrival: Arrival | None, theta: Float32) -> Float32:
-    """Return the weights [k] at the entries of a sparse update; empty without an arrival."""
+    """Return the weights [k] at a sparse update's entries; empty if the arrival is None."""
     return theta[arrival.update.indices] if arrival is not None else np.empty(0, np.float32)
 
 
 def find(
     arrival: Arrival | None, before: Float32, theta: Float32, version: int
 ) -> OwnEntries | None:
-    """Return the entries that equal the former weights plus the sent values, bit for bit.
+    """Return the entries that equal the previous weights plus the sent values, bit for bit.
 
-    Below the normal range kernels differ (TensorFlow's threads flush such numbers to zero), so
-    values and sums in that range do not count; they are sent like all others.
+    Kernels differ on subnormal numbers (TensorFlow's threads flush them to zero). Entries with a
+    subnormal value or sum are therefore not returned, and replies contain them.
 
     Args:
-        arrival: A sparse update of k entries, as received; None where nothing can be left out.
-        before: [k] float32, the weights at its entries before it was applied.
-        theta: [n] float32, the weights after.
-        version: Of the shard, after.
+        arrival: Sparse update of k entries, as received; None if no entries can be omitted.
+        before: [k] float32, the weights at the update's entries before the update was applied.
+        theta: [n] float32, the weights after the update.
+        version: Version of the shard after the update.
 
     Returns:
-        The entries; None without an arrival.
+        The entries; None if the arrival is None.
     """
     if arrival is None:
         return None
     indices, values = arrival.update.indices, arrival.update.values
     after = theta[indices]
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        same = (before + values).view(np.uint32) == after.view(np.uint32)
-        same &= (np.abs(values) >= _TINY) & (np.abs(after) >= _TINY)
-    mine: Int64 = indices if same.all() else indices[same]  # type: ignore[assignment, index]
-    return OwnEntries(arrival.worker, arrival.step, arrival.base_version, version, mine)
+        is_equal = (before + values).view(np.uint32) == after.view(np.uint32)
+        is_equal &= (np.abs(values) >= _TINY) & (np.abs(after) >= _TINY)
+    equal: Int64 = indices if is_equal.all() else indices[is_equal]  # type: ignore[assignment, index]
+    return OwnEntries(arrival.worker, arrival.step, arrival.base_version, version, equal)

@@ -1,8 +1,9 @@
-"""The down codecs by name, and the settings that each of them heeds.
+"""The registry of down codecs, and the check for settings without an effect.
 
-``dense``, ``delta`` and ``relay`` are exact: after applying the reply the worker's floats equal
-the shard's bit for bit. ``sparse`` leaves the smaller part of what a worker lacks for later;
-``auto`` is ``delta`` until ``sparse`` pays.
+``dense``, ``delta`` and ``relay`` are exact: after the worker has applied the reply, its floats
+equal the shard's bit for bit. ``sparse`` sends the largest differences first and keeps the smaller
+ones for later replies. ``auto`` is ``relay`` for a worker until the worker's replies are large, and
+``sparse`` after that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.sparse import DownAuto, DownSparse
 from thinwire.ops.types import ConfigurationError
 
-#: --down_codec value -> policy.
+#: --down_codec value -> class of the down codec.
 DOWN_CODECS: dict[str, type[DownCodec]] = {
     "dense": DownDense,
     "delta": DownDelta,
@@ -27,10 +28,14 @@ DOWN_CODECS: dict[str, type[DownCodec]] = {
 
 
 def refuse_idle(name: str, given: Mapping[str, object]) -> None:
-    """Refuse settings of sparse replies for a down codec that sends none.
+    """Reject settings of sparse replies for a down codec that sends no sparse replies.
+
+    Args:
+        name: Name of the down codec, a key of DOWN_CODECS.
+        given: Setting name -> value.
 
     Raises:
-        ConfigurationError: Naming the setting.
+        ConfigurationError: A setting has no effect; the message names the setting.
     """
     if issubclass(DOWN_CODECS[name], DownSparse):
         return
@@ -38,6 +43,6 @@ def refuse_idle(name: str, given: Mapping[str, object]) -> None:
     for setting in ("down_ratio", "down_value_dtype", "resync_every", "max_staleness"):
         if given[setting] != defaults[setting]:
             raise ConfigurationError(
-                f"--{setting}={given[setting]} is for --down_codec=sparse and auto, and this is "
-                f"--down_codec={name}; change one."
+                f"--{setting}={given[setting]} has no effect with --down_codec={name}; it is for "
+                f"--down_codec=sparse and auto. Leave out --{setting}, or change --down_codec."
             )

@@ -1,9 +1,10 @@
-"""The down codec that relays updates as they were coded.
+"""The down codec that relays the coded updates of rounds.
 
-Where the server adds the plain mean of a round, every worker can do so itself: it decodes the
-round's updates, sums them in order of worker id and adds the mean, by the functions that the shard
-does it by. Then its floats equal the shard's, bit for bit. Of coarse values that takes fewer bytes
-than the new weights in float32, and in any case the shard codes nothing: it passes on what came.
+If the server adds the plain mean of a round's updates, every worker can do the same. The worker
+decodes the round's updates, sums them in order of worker id and adds the mean, with the same
+functions as the shard. The worker's floats then equal the shard's, bit for bit. Updates of coarse
+values take fewer bytes than the new weights in float32. The shard never codes relayed updates: it
+sends the bytes that it received.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int32, Int64
     from thinwire.ops.wire.blocks import WireBlock
 
-#: Bytes of updates that are kept to be relayed, for each entry of the shard; the last round is kept
-#: beyond that. And the most rounds: an entry's change before the newest counts as so old at most.
+#: Limits of the rounds kept for relaying: bytes of updates per entry of the shard (the last round
+#: is kept even above this limit), and number of rounds, which also caps the ages in `at_least`.
 _KEPT_BYTES, _MOST_ROUNDS = 0.5, 64
-#: Bytes that describe a block in a message's header, and the most of them in one.
+#: Bytes that describe one block in a message's header, and the limit of these bytes per message.
 _DESCRIPTION_BYTES, _MOST_DESCRIPTIONS = 20, 256 << 10
-#: Entries that a worker decodes of several rounds, for each of the shard.
+#: Limit of the entries that a worker decodes from several rounds, per entry of the shard.
 _MOST_DECODED = 2
-#: Bytes of a new weight, whose exponent is deflated.
+#: About how many bytes a float32 weight with a deflated exponent takes.
 _WEIGHT_BYTES = 3.5
-#: How many times the bytes of a delta rounds may have where the shard is behind: it merges, gathers
-#: and codes each entry of a delta, and passes rounds on as they are.
+#: Limit of a relayed reply's bytes, as a multiple of a delta reply's, while other requests wait.
+#: The shard must merge, gather and code each entry of a delta, but sends relayed bytes unchanged.
 _MOST_MORE = 1.25
 
 
@@ -50,12 +51,12 @@ class _KeptRound:
     """A round that can be relayed.
 
     Attributes:
-        version: Of the shard after it.
-        round: The updates, in memory of their own.
-        num_bytes: About, of each update, with the descriptions of its blocks.
-        num_entries: Of all updates, decoded.
-        changed_at: [k] int32, the versions that had changed the round's entries last before it, or
-            how many entries there are, where it has changed all.
+        version: Version of the shard after the round.
+        round: Copies of the round's updates.
+        num_bytes: Approximate bytes of each update, with the descriptions of the update's blocks.
+        num_entries: Number of entries in all updates together, after decoding.
+        changed_at: [k] int32, the version of the last change before this round, for each entry that
+            the round changed; the number of the shard's entries if the round changed all of them.
     """
 
     version: int
@@ -66,9 +67,11 @@ class _KeptRound:
 
     @functools.cached_property
     def at_least(self) -> Int64:
-        """[_MOST_ROUNDS + 1]: at how many entries the change before is at least so old.
+        """[_MOST_ROUNDS + 1] int64: element i counts entries last changed i or more versions ago.
 
-        Needed only where some worker lacks the round, so never with a single one.
+        The ages are relative to this round's version and ignore this round's own changes. The
+        property is computed on first use, when some worker lacks the round; a run with one worker
+        never computes it.
         """
         import numpy as np
 
@@ -80,13 +83,14 @@ class _KeptRound:
 
 @dataclasses.dataclass(frozen=True)
 class DownRelay(DownDelta):
-    """Be ``delta``, but relay all rounds since a worker's version where that pays.
+    """Work like ``delta``, but relay all rounds since a worker's version if that pays.
 
-    It does where it takes no more bytes; or up to a quarter more, while others wait for the shard.
+    Relaying pays if the reply takes no more bytes than a delta reply, or up to a quarter more while
+    other requests wait for the shard.
 
-    A round can be relayed if a plain mean of updates as they came, times one factor, is all that
-    has changed the weights. The update that the worker's own push has brought is left out: the
-    worker has it.
+    A round can be relayed if the only change of the weights was the plain mean of the received
+    updates, times one factor. The reply omits the update from the worker's own push, which the
+    worker already has.
     """
 
     relays: ClassVar[bool] = True
@@ -102,23 +106,25 @@ class DownRelay(DownDelta):
     ) -> State:
         """Record the changed entries, and the round if it can be relayed."""
         rounds = state["scratch"].setdefault("rounds", [])
-        kept = None if relayed is None else _keep(relayed, indices, version, state)
-        if kept is None or (rounds and rounds[-1].version != version - 1):
+        kept_round = None if relayed is None else _keep(relayed, indices, version, state)
+        # The list must hold consecutive versions: a worker that skips a round has wrong weights.
+        if kept_round is None or (rounds and rounds[-1].version != version - 1):
             rounds.clear()
-        if kept is not None:
-            rounds.append(kept)
-        num_kept = sum(sum(each.num_bytes) for each in rounds)
+        if kept_round is not None:
+            rounds.append(kept_round)
+        num_bytes = sum(sum(earlier.num_bytes) for earlier in rounds)
         most = _KEPT_BYTES * state["last_changed"].size
-        while len(rounds) > 1 and (num_kept > most or len(rounds) > _MOST_ROUNDS):
-            num_kept -= sum(rounds.pop(0).num_bytes)
+        while len(rounds) > 1 and (num_bytes > most or len(rounds) > _MOST_ROUNDS):
+            num_bytes -= sum(rounds.pop(0).num_bytes)
+        # `_keep` reads `last_changed` of the versions before this one; this call overwrites it.
         return super().record_update(indices, version, state, own, before_change=before_change)
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the request where rounds are relayed: each has its own left out."""
+        """Return the request itself if rounds are relayed: each reply omits a different push."""
         return super().sharing_key(request, state) if _to_relay(request, state) is None else request
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return all rounds that a worker lacks, if that pays; else what has changed."""
+        """Return all rounds that a worker lacks, if that pays; else the changed entries."""
         rounds = _to_relay(request, state)
         if rounds is None:
             return super().gather(request, shard, state)
@@ -128,22 +134,25 @@ class DownRelay(DownDelta):
 def _keep(
     relayed: RelayedRound, indices: Int64 | None, version: int, state: State
 ) -> _KeptRound | None:
-    """Return what is kept of a round; None of one that no reply would hold."""
+    """Return a round with copied blocks; None if the round is too large for any reply."""
     size = state["last_changed"].size
     num_bytes = tuple(
-        sum(block_bytes(block) + _DESCRIPTION_BYTES for block in each.blocks)
-        for each in relayed.updates
+        sum(block_bytes(block) + _DESCRIPTION_BYTES for block in update.blocks)
+        for update in relayed.updates
     )
+    # A reply omits at most one update, its receiver's own: subtract the largest.
     if sum(num_bytes) - max(num_bytes) > _MOST_MORE * _WEIGHT_BYTES * size:
         return None
-    counts = [sum(map(_num_values, each.blocks)) for each in relayed.updates]
+    counts = [sum(map(_num_values, update.blocks)) for update in relayed.updates]
     num_entries = size * len(counts) if indices is None else sum(counts)
-    own = tuple(
-        dataclasses.replace(each, blocks=tuple(map(_copied, each.blocks)))
-        for each in relayed.updates
+    copies = tuple(
+        dataclasses.replace(update, blocks=tuple(map(_copied, update.blocks)))
+        for update in relayed.updates
     )
     changed_at = size if indices is None else state["last_changed"][indices]
-    return _KeptRound(version, RelayedRound(own, relayed.rate), num_bytes, num_entries, changed_at)
+    return _KeptRound(
+        version, RelayedRound(copies, relayed.rate), num_bytes, num_entries, changed_at
+    )
 
 
 def _num_values(block: Block | WireBlock) -> int:
@@ -151,7 +160,7 @@ def _num_values(block: Block | WireBlock) -> int:
 
 
 def _copied(block: Block | WireBlock) -> Block | WireBlock:
-    """Return a block that no longer holds the message, with all else in it, that it came in."""
+    """Copy the block out of the received message so that the message's buffer can be freed."""
     if isinstance(block, Block):
         return block
     index_bytes, value_bytes = bytes(block.index_bytes), bytes(block.value_bytes)
@@ -159,28 +168,29 @@ def _copied(block: Block | WireBlock) -> Block | WireBlock:
 
 
 def _to_relay(request: ModelRequest, state: State) -> RelayedRounds | None:
-    """Return the rounds after the request's version, if they are to be had and that pays."""
-    base, kept = request.base_version, state["scratch"].get("rounds")
-    if base is None or not kept or not kept[0].version <= base + 1 <= kept[-1].version:
+    """Return the rounds after the request's version; None if they are not kept or do not pay."""
+    base, stored = request.base_version, state["scratch"].get("rounds")
+    if base is None or not stored or not stored[0].version <= base + 1 <= stored[-1].version:
         return None
-    lacking: list[_KeptRound] = kept[base + 1 - kept[0].version :]
+    lacking: list[_KeptRound] = stored[base + 1 - stored[0].version :]
     size = state["last_changed"].size
-    if len(lacking) > 1 and sum(each.num_entries for each in lacking) > _MOST_DECODED * size:
+    if len(lacking) > 1 and sum(lacked.num_entries for lacked in lacking) > _MOST_DECODED * size:
         return None
     rounds = RelayedRounds(
-        tuple(each.round for each in lacking), request.worker, request.step, 0.0, 0
+        tuple(lacked.round for lacked in lacking), request.worker, request.step, 0.0, 0
     )
     num_bytes, num_entries, num_blocks, most_blocks = 0.0, 0, 0, 0
-    for each in lacking:
-        others = [not rounds.is_own(update) for update in each.round.updates]
+    for lacked in lacking:
+        is_sent = [not rounds.is_own(update) for update in lacked.round.updates]
         num_bytes += sum(
-            count for count, other in zip(each.num_bytes, others, strict=True) if other
+            count for count, sent in zip(lacked.num_bytes, is_sent, strict=True) if sent
         )
-        for update in each.round.updates:
+        for update in lacked.round.updates:
             num_blocks += len(update.blocks)
             most_blocks = max(most_blocks, len(update.blocks))
-        if any(others):  # entries that none of these rounds has changed before
-            num_entries += int(each.at_least[min(each.version - base, _MOST_ROUNDS)])
+        # Count an entry in the first lacking round that changed it: a delta holds the entry once.
+        if any(is_sent):
+            num_entries += int(lacked.at_least[min(lacked.version - base, _MOST_ROUNDS)])
     if not num_bytes or num_blocks * _DESCRIPTION_BYTES > _MOST_DESCRIPTIONS:
         return None
     num_entries = min(num_entries, size)

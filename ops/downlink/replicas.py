@@ -1,17 +1,20 @@
-"""What a shard keeps of the weights that its workers hold.
+"""Copies of workers' weights on a shard: replicas for sparse replies, and backups by version.
 
-A **replica** is a dense copy of one worker's weights, for replies that leave something out
-(`thinwire.ops.downlink.sparse`). It holds the very floats that the worker holds: both do the same
-float32 operation with the same decoded values. What a reply leaves out stays in the difference
-between the shard and the replica, so nothing is ever lost. The functions here work on this state:
+A **replica** is a dense copy of one worker's weights, for replies that omit some differences
+(`thinwire.ops.downlink.sparse`). The replica has the same bits as the worker's weights: the shard
+and the worker do the same float32 operation with the same decoded values. An omitted difference
+remains between the shard and the replica, so no difference is lost. The functions of this module
+work on this state:
 
-    replicas: worker -> {"weights": [n] float32, "version": of the shard at the worker's last reply}
-    resync: "iterations": of worker 1, the last at its "step"; "snapshot": [n] float32, or
-        [0] while nobody waits for it; "pending": the workers that have yet to receive it
-    scratch: not saved. "difference": [largest slice] float32, "last": worker -> its `LastReply`
+    replicas: worker -> {"weights": [n] float32, "version": shard's version at the last reply}
+    resync: "iterations": number of worker 1's iterations; "step": step of the last counted one;
+        "snapshot": [n] float32, or [0] while no worker waits for the snapshot; "pending": workers
+        that have yet to receive the snapshot
+    scratch: not saved. "difference": [largest slice] float32; "last": worker -> `LastReply`
 
-`BackupWeights` are copies by version of the shard, for weightings that compare a gradient with the
-weights it was computed from (w_bak of DC-ASGD). Workers that received the same version share one.
+`BackupWeights` holds copies of the shard's weights by version, for weightings that compare a
+gradient with the weights it was computed from (w_bak in DC-ASGD). Workers that received the same
+version share one copy.
 
 Source: the server of DGS, Yan et al. (ICPP 2020); docs/methods/compression.md.
 """
@@ -34,23 +37,23 @@ from thinwire.ops.types import Block, CodedValues, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: A worker sends the checksum of its model with each push whose step is a multiple of this.
+#: A worker sends its model's checksum with each push whose step is a multiple of this number.
 CHECKSUM_INTERVAL = 1000
-#: The worker whose iterations decide when to resynchronise.
+#: Number of the worker whose iterations determine when to resynchronize.
 _PACEMAKER = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class LastReply:
-    """A worker's last sparse reply, which a retry of the same push receives again."""
+    """The last sparse reply to a worker, which a retry of the same push receives again."""
 
-    step: int
-    base_version: int  # of the worker before it
+    step: int  # step of the push that the reply answered
+    base_version: int  # version of the worker's weights before the reply
     reply: ModelReply
 
 
 def keep(worker: int, shard: ShardView, state: State) -> None:
-    """Keep a replica of a worker that is about to receive the whole of the shard."""
+    """Make the shard's weights the replica of a worker that is about to receive the whole shard."""
     replicas = state["replicas"]
     if str(worker) not in replicas:
         replicas[str(worker)] = {"weights": np.empty_like(shard.theta)}
@@ -68,7 +71,7 @@ def drop(worker: int, state: State) -> None:
 
 
 def _settle(worker: int, state: State) -> None:
-    """Drop what was to be sent to a worker: its replica is new or gone."""
+    """Drop a worker's last reply and pending snapshot: its replica was replaced or dropped."""
     state["scratch"]["last"].pop(str(worker), None)
     resync = state["resync"]
     if str(worker) in resync["pending"]:
@@ -78,14 +81,14 @@ def _settle(worker: int, state: State) -> None:
 
 
 def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: State) -> None:
-    """Count the iterations of worker 1; take the snapshot in each `every`-th of them.
+    """Count the iterations of worker 1; take a snapshot of the shard in every `every`-th iteration.
 
-    The original takes it in the iterations 151, 301 and so on; its first iteration is a gradient of
-    the start that it discards. So these are the pushes 150, 300 and so on. All workers with a
-    replica are to receive the snapshot; one that a worker still waits for is replaced.
+    The DGS program takes its snapshot in iterations 151, 301 and so on. The program discards its
+    first iteration, so these are pushes 150, 300 and so on. All workers with a replica receive the
+    snapshot. A new snapshot replaces a snapshot that workers still wait for.
     """
     resync = state["resync"]
-    if request.worker != _PACEMAKER or request.step <= resync["step"]:  # a retry counts once
+    if request.worker != _PACEMAKER or request.step <= resync["step"]:  # count a retry only once
         return
     resync["step"] = request.step
     resync["iterations"] += 1
@@ -97,7 +100,8 @@ def count_iteration(request: ModelRequest, every: int, shard: ShardView, state: 
 def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
     """Return a reply with the snapshot, which becomes the worker's replica.
 
-    What the shard has learned since is the difference to the replica, which later replies bring.
+    The shard's changes since the snapshot are the difference to the replica; later replies send
+    them.
     """
     replica = state["replicas"][str(worker)]
     snapshot = state["resync"]["snapshot"]
@@ -109,17 +113,17 @@ def send_snapshot(worker: int, shard: ShardView, state: State) -> ModelReply:
 
 
 def send_all(worker: int, shard: ShardView, state: State, is_resync: bool = False) -> ModelReply:
-    """Return a reply with the whole shard, and keep a replica of it."""
+    """Return a reply with the whole shard, which becomes the worker's replica."""
     keep(worker, shard, state)
     update = Update(None, shard.keep(shard.theta))
     return ModelReply(Operation.FULL, update, shard.version, "full", is_resync)
 
 
 def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
-    """Return a reply with the worker's whole replica: it continues where it was interrupted.
+    """Return a reply with the worker's whole replica: the worker resumes at these weights.
 
-    Later replies bring what the replica lacks. A shard that was restored from a snapshot replies
-    like this, and the run continues bit for bit.
+    Later replies send the differences to the shard. A shard that was restored from a checkpoint
+    replies like this, and the run continues bit for bit.
     """
     replica = state["replicas"][str(worker)]
     state["scratch"]["last"].pop(str(worker), None)
@@ -130,21 +134,22 @@ def send_replica(worker: int, shard: ShardView, state: State) -> ModelReply:
 def send_largest(
     request: ModelRequest, shard: ShardView, ratio: float, value_dtype: str, state: State
 ) -> ModelReply:
-    """Return a reply with those entries of each slice in which the replica differs most.
+    """Return a reply with the entries of each slice in which the replica differs most.
 
-    float32 values are the shard's own and overwrite (SET): such an entry is equal afterwards, bit
-    for bit, where an addition would round. Others are rounded differences (ADD); the replica adds
-    the rounded ones as the worker does, so the rounding errors remain to be sent.
+    float32 values are the shard's values and overwrite the worker's (SET). A sent entry then equals
+    the shard's bit for bit, where an addition would round. Values of other dtypes are rounded
+    differences (ADD). The replica adds the same rounded differences as the worker, so the rounding
+    errors remain in the difference and are sent later.
 
     Args:
-        request: Of a worker whose weights equal its replica.
-        shard: The model to get nearer to.
-        ratio: Fraction of each slice's entries; at least one is sent, and no zero difference.
-        value_dtype: One of thinwire.ops.types.VALUE_DTYPES.
-        state: Its replica is updated as the worker's weights will be.
+        request: Request of a worker with weights that equal its replica.
+        shard: Shard that replies.
+        ratio: Fraction of each slice's entries to send; at least one entry, but no zero difference.
+        value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES.
+        state: State of the down codec; its replica is updated as the worker's weights will be.
 
     Returns:
-        The blocks, or the whole shard where that is not more bytes.
+        A reply with one block per slice, or with the whole shard if that takes no more bytes.
     """
     replica = state["replicas"][str(request.worker)]
     blocks = []
@@ -167,7 +172,7 @@ def send_largest(
 
 
 def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
-    """Return the reply to this very push, if the request is a retry of it."""
+    """Return the earlier reply to the same push if the request is a retry; else None."""
     last: LastReply | None = state["scratch"]["last"].get(str(request.worker))
     if last is None or (last.step, last.base_version) != (request.step, request.base_version):
         return None
@@ -175,13 +180,13 @@ def repeated_reply(request: ModelRequest, state: State) -> ModelReply | None:
 
 
 def sparse_bytes(shard: ShardView, ratio: float, value_dtype: str) -> float:
-    """Return about how many bytes a sparse reply with this fraction of a shard's entries takes."""
+    """Estimate the bytes of a sparse reply with the fraction `ratio` of a shard's entries."""
     sizes = [stop - start for start, stop in itertools.pairwise(shard.offsets)]
     return sum(reply_bytes(kept_entries(ratio, size), size, value_dtype) for size in sizes)
 
 
 def checksum(pieces: Iterable[Float32]) -> int:
-    """Return the CRC-32 of some weights, little-endian, one piece after the other."""
+    """Return the CRC-32 of the little-endian bytes of all pieces, in order."""
     total = 0
     for piece in pieces:
         total = zlib.crc32(np.ascontiguousarray(piece, "<f4").data, total)
@@ -191,7 +196,7 @@ def checksum(pieces: Iterable[Float32]) -> int:
 def _largest_differences(
     theta: Float32, copy: Float32, ratio: float, shard: ShardView, state: State
 ) -> Int64:
-    """Return where a slice differs most from its replica: ascending, ties to the lowest index."""
+    """Return the ascending positions where a slice differs most; ties go to the lowest index."""
     scratch = state["scratch"]
     if scratch["difference"].size < theta.size:
         scratch["difference"] = np.empty(_largest_slice(shard), np.float32)
@@ -203,12 +208,14 @@ def _largest_differences(
 def _update_replica(
     copy: Float32, theta: Float32, indices: Int64, value_dtype: str, shard: ShardView
 ) -> CodedValues:
-    """Update a replica at these entries as its worker will; return the coded values to send."""
+    """Update the replica at `indices` as the worker will; return the coded values to send."""
     values = theta[indices]
     if value_dtype == "float32":
         copy[indices] = values
         return CodedValues(value_dtype, values)
     values -= copy[indices]
+    # Add the decoded values, not the exact ones: the worker adds the decoded values, and a replica
+    # that differs from the worker's weights would never be corrected.
     coded: CodedValues = shard.kernels.quantise(values, value_dtype)
     copy[indices] += shard.kernels.dequantise(coded)
     return coded
@@ -219,14 +226,14 @@ def _largest_slice(shard: ShardView) -> int:
 
 
 class BackupWeights:
-    """The shard's weights at the versions that workers received last.
+    """Copies of the shard's weights at the versions that workers received last.
 
-    Only a weighting whose `needs_copies` is true costs this memory.
+    The copies take memory only with a weighting that has `needs_copies`.
     """
 
     def __init__(self) -> None:
         """Start without workers."""
-        self._versions: dict[int, int] = {}  # worker -> version that it received last
+        self._versions: dict[int, int] = {}  # worker -> version that the worker received last
         self._copies: dict[int, Float32] = {}  # version -> [n] float32, read-only
 
     @property
@@ -236,11 +243,11 @@ class BackupWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the copies."""
+        """Memory of the copies, in bytes."""
         return sum(copy.nbytes for copy in self._copies.values())
 
     def record(self, worker: int, version: int, theta: Float32) -> None:
-        """Record that a worker receives `theta` [n] at `version`, instead of what it had."""
+        """Record that a worker now holds `theta` [n] at `version`, and drop unused copies."""
         if version not in self._copies:
             copy = theta.copy()
             copy.flags.writeable = False
@@ -254,7 +261,7 @@ class BackupWeights:
         self._drop_unused()
 
     def save(self) -> State:
-        """Return durable state; the arrays never change, so they are not copied."""
+        """Return the state for a checkpoint; the arrays never change, so they are not copied."""
         return {
             "versions": {str(worker): version for worker, version in self._versions.items()},
             "copies": {str(version): copy for version, copy in self._copies.items()},

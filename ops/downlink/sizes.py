@@ -1,4 +1,4 @@
-"""About how many bytes replies take, without coding them."""
+"""Estimates of the bytes that replies take, without coding the replies."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
-    """Return about how many bytes `count` of `size` entries take, with positions at their entropy.
+    """Estimate the bytes of `count` of `size` entries, with positions coded at their entropy.
 
     >>> round(reply_bytes(10, 1000)), reply_bytes(1000, 1000), reply_bytes(0, 1000)
-    (50, 4000, 0)
+    (50, 4000.0, 0.0)
     """
     position_bits = 0.0
     if 0 < count < size:
@@ -25,7 +25,7 @@ def reply_bytes(count: int, size: int, value_dtype: str = "float32") -> float:
 
 
 def block_bytes(block: Block | WireBlock) -> float:
-    """Return about how many bytes a block takes, without its description."""
+    """Estimate the bytes of a block, without the block's description in the header."""
     if not isinstance(block, Block):
         return block.num_bytes
     values = block.values

@@ -1,7 +1,7 @@
-"""Down codecs that send the larger part of what a worker lacks and leave the rest for later.
+"""Down codecs that send a worker's largest differences first and the smaller ones later.
 
-To know what each worker lacks the shard keeps a replica of its weights; see
-`thinwire.ops.downlink.replicas`.
+The shard keeps a replica of each worker's weights to know the worker's differences to the shard
+(`thinwire.ops.downlink.replicas`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class DownSparse:
-    """Send those entries of each slice in which the worker differs most from the shard.
+    """Send the entries of each slice in which the worker differs most from the shard.
 
-    The shard keeps a replica of each worker's weights, updated by what was really sent; what a
-    reply left out stays in the difference and is sent later. A worker without a replica, or whose
-    weights are not those of its replica, receives the whole model.
+    The shard keeps a replica of each worker's weights and updates the replica with the decoded
+    values of each reply. Differences that a reply omits stay in the replica and are sent later. A
+    worker without a replica, or with weights that differ from its replica, receives the whole
+    model.
 
     Attributes:
-        compression_rate: Of the uplink; the default of `down_ratio`.
-        down_ratio: The fraction of each slice's entries that is sent, above 0; 1 and more is all.
-        down_value_dtype: How values travel, one of thinwire.ops.types.VALUE_DTYPES.
-        resync_every: After every so many iterations of worker 1 all workers receive, with their
-            next reply, the model as it was at that moment; 0: never.
-        max_staleness: A worker whose base is more updates old receives the whole model; 0: no
-            limit.
+        compression_rate: Fraction of entries sent on the uplink; the default of `down_ratio`.
+        down_ratio: Fraction of each slice's entries to send, above 0; 1 or more sends all entries.
+        down_value_dtype: Dtype of values on the wire, one of thinwire.ops.types.VALUE_DTYPES.
+        resync_every: Number of worker 1's iterations between two snapshots of the model, which each
+            worker receives with its next reply; 0: no snapshots.
+        max_staleness: Largest age of a worker's base version, in updates; a worker with an older
+            base receives the whole model; 0: no limit.
 
     Source: the server of DGS with secondary compression, Yan et al. (ICPP 2020);
-    docs/methods/compression.md. The resynchronisation is its program's, which the paper does not
-    mention. Differences: float32 values overwrite instead of being added, so that no rounding adds
-    up.
+    docs/methods/compression.md. The resynchronization comes from the DGS program; the paper does
+    not mention it. Differences: float32 values overwrite instead of being added, so that rounding
+    errors do not accumulate.
     """
 
     compression_rate: float = 0.01
@@ -56,29 +57,29 @@ class DownSparse:
     omits_own_entries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse ratios that send nothing, unknown value dtypes, and negative intervals."""
+        """Reject ratios that send nothing, unknown value dtypes, and negative intervals."""
         check_rate(self.compression_rate)
         if self.down_ratio is not None:
             check_rate(self.down_ratio, "down_ratio")
         check_value_dtype(self.down_value_dtype, "down_value_dtype", VALUE_DTYPES)
         if self.resync_every < 0:
             raise ConfigurationError(
-                f"--resync_every={self.resync_every}: expected a number of iterations from 1 on, "
-                "or 0 for no resynchronisation."
+                f"--resync_every={self.resync_every}: expected 1 or more iterations, "
+                "or 0 for no resynchronization."
             )
         if self.max_staleness < 0:
             raise ConfigurationError(
-                f"--max_staleness={self.max_staleness}: expected a number of updates from 1 on, or "
-                "0 for no limit."
+                f"--max_staleness={self.max_staleness}: expected 1 or more updates, or 0 "
+                "for no limit."
             )
 
     @property
     def ratio(self) -> float:
-        """The fraction of entries that is sent."""
+        """The fraction of each slice's entries to send."""
         return self.compression_rate if self.down_ratio is None else self.down_ratio
 
     def init(self, size: int) -> State:
-        """Return the state without replicas; see `thinwire.ops.downlink.replicas`."""
+        """Return the state without replicas; `thinwire.ops.downlink.replicas` describes it."""
         import numpy as np
 
         del size
@@ -95,30 +96,30 @@ class DownSparse:
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Return the state unchanged: the replicas show what each worker lacks."""
+        """Return the state unchanged: the replicas show each worker's differences."""
         del indices, version, own, relayed, before_change
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the request: no two of them share a reply."""
+        """Return the request itself: no two requests share a reply."""
         del state
         return request
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the replica of a worker that has left, or whose weights differ from it."""
+        """Drop the replica of a worker that has left or that has other weights than the replica."""
         from thinwire.ops.downlink import replicas
 
         replicas.drop(worker, state)
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return the weights [n] of a worker that received `base_version` last."""
+        """Return the weights [n] of a worker if it received `base_version` last; else None."""
         replica = state["replicas"].get(str(worker))
         is_current = replica is not None and replica["version"] == base_version
         return replica["weights"] if is_current else None
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return what brings a worker nearer to the shard; a retry receives the same reply."""
+        """Return the worker's largest differences; a retry receives the same reply again."""
         from thinwire.ops.downlink import replicas
 
         worker, base = request.worker, request.base_version
@@ -128,6 +129,8 @@ class DownSparse:
             return replicas.send_all(worker, shard, state)
         if base is None or not request.step:
             return replicas.send_replica(worker, shard, state)
+        # Look for a repeated reply before the version check: the first reply has advanced the
+        # replica's version, so a retry would fail the check and receive the whole model.
         if (repeated := replicas.repeated_reply(request, state)) is not None:
             return repeated
         if base != replica["version"]:
@@ -140,33 +143,34 @@ class DownSparse:
         return replicas.send_largest(request, shard, ratio, self.down_value_dtype, state)
 
     def _count_iteration(self, request: ModelRequest, shard: ShardView, state: State) -> None:
-        """Count worker 1's iterations, if they matter, and take the snapshot when it is due."""
+        """Count worker 1's iterations if snapshots are on, and take a snapshot when one is due."""
         from thinwire.ops.downlink import replicas
 
         if self.resync_every:
             replicas.count_iteration(request, self.resync_every, shard, state)
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return the fraction of entries that this reply may have."""
+        """Return the fraction of each slice's entries to send in this reply."""
         del request, shard
         return self.ratio
 
 
 @dataclasses.dataclass(frozen=True)
 class DownAuto(DownSparse):
-    """Be `relay` for each worker until its replies are large one after another, then `sparse`.
+    """Work like `relay` for each worker until its replies stay large, then like `sparse`.
 
     A reply is large if it changes more than `switch_fraction` of the shard's entries, takes more
-    bytes than the sparse reply would, and more than `push_factor` times those of its push. The
-    last of `patience` large ones in a row is still exact; a replica is kept from then on. A single
-    one only shows that the worker was busy elsewhere, compiling or evaluating. So replies stay
-    exact where they cost about as much as pushes, as in DGC's warm-up; and without `down_ratio` no
-    reply is made smaller than its push.
+    bytes than a sparse reply, and takes more than `push_factor` times the bytes of its push. After
+    `patience` large replies in a row, the last of them still exact, the worker gets a replica and
+    sparse replies. A single large reply only shows that the worker was busy, compiling or
+    evaluating. Replies therefore stay exact while they cost about as much as pushes, for example in
+    DGC's warm-up. Without `down_ratio` no reply is made smaller than its push.
 
     Attributes:
-        switch_fraction: Of the entries.
-        push_factor: Of the bytes of the push that a reply answers; 0: the push does not matter.
-        patience: Large replies in a row after which a worker gets sparse ones.
+        switch_fraction: Fraction of the shard's entries above which a reply can be large.
+        push_factor: Multiple of the push's bytes above which a reply can be large; 0: the size of
+            the push does not matter.
+        patience: Number of large replies in a row after which a worker gets sparse replies.
 
     Source: DGS's secondary compression "on demand"; docs/methods/compression.md.
     """
@@ -178,18 +182,18 @@ class DownAuto(DownSparse):
     relays: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse values out of range."""
+        """Reject values out of range."""
         super().__post_init__()
         check_fraction("switch_fraction", self.switch_fraction)
-        if not self.push_factor >= 0:  # refuses NaN too
+        if not self.push_factor >= 0:  # rejects NaN too
             raise ConfigurationError(f"push_factor={self.push_factor}: expected 0 or more.")
         if self.patience < 1:
             raise ConfigurationError(f"patience={self.patience}: expected 1 or more replies.")
 
     def init(self, size: int) -> State:
-        """Return the states of both, since when each worker is exact, and its large replies."""
-        own: State = {"exact_since": {}, "large_replies": {}}
-        return super().init(size) | {"delta": DownRelay().init(size)} | own
+        """Return the states of `sparse` and `relay`, and empty tables of exact workers."""
+        workers: State = {"exact_since": {}, "large_replies": {}}
+        return super().init(size) | {"delta": DownRelay().init(size)} | workers
 
     def record_update(
         self,
@@ -202,7 +206,7 @@ class DownAuto(DownSparse):
     ) -> State:
         """Record the changed entries for the workers without a replica.
 
-        A round of the only workers there are is relayed to nobody.
+        A round is not kept for relaying if its only sender is the only worker with exact replies.
         """
         if own is not None and str(own.worker) in state["replicas"]:
             own = None
@@ -223,12 +227,13 @@ class DownAuto(DownSparse):
         return super().forget(worker, state)
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
-        """Return what changed since the worker's version; with a replica, what brings it nearer."""
-        self._count_iteration(request, shard, state)  # exact replies count too
+        """Return all changes since the worker's version, or a sparse reply if it has a replica."""
+        self._count_iteration(request, shard, state)  # count exact replies too
         if str(request.worker) in state["replicas"]:
             return super().gather(request, shard, state)
         since = state["exact_since"].get(str(request.worker))
-        # A model that was once sent in part is of no version: only the whole one helps.
+        # After a sparse reply the worker's weights equal no version of the shard, so a delta from
+        # its base version would be wrong. Send the whole shard; exact replies start at its version.
         if since is None or request.base_version is None or request.base_version < since:
             state["exact_since"][str(request.worker)] = shard.version
             return full_reply(shard)
@@ -242,7 +247,7 @@ class DownAuto(DownSparse):
         return reply
 
     def _has_grown(self, worker: int, is_large: bool, state: State) -> bool:
-        """Count a worker's large replies in a row; return whether they are enough to switch."""
+        """Count a worker's large replies in a row; return whether the count reaches `patience`."""
         counts = state["large_replies"]
         before = counts.pop(str(worker), 0)
         count = before + 1 if is_large else 0
@@ -251,13 +256,13 @@ class DownAuto(DownSparse):
         return count >= self.patience
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
-        """Return `down_ratio`; if it is not set, the size of the push or more."""
+        """Return `down_ratio`; if unset, at least `ratio` and enough to match the push's bytes."""
         if self.down_ratio is not None:
             return self.down_ratio
         return max(self.ratio, request.push_bytes / shard.theta.nbytes)
 
     def _is_large(self, reply: ModelReply, request: ModelRequest, shard: ShardView) -> bool:
-        """Whether an exact reply outgrows the push, and what `sparse` would send."""
+        """Return whether an exact reply is large compared with its push and with a sparse reply."""
         from thinwire.ops.downlink import replicas, sizes
 
         update, size = reply.update, len(shard.theta)

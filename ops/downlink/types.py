@@ -1,4 +1,4 @@
-"""The nouns of the downlink: a worker's request for the model, and a shard's reply to it."""
+"""Data types of the downlink: a worker's request for the model, and the shard's reply."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Operation(enum.Enum):
-    """How a reply changes the worker's weights; the values equal those of the wire."""
+    """How a reply changes the worker's weights; the numbers are also used on the wire."""
 
     NONE = 0
     FULL = 1
     SET = 2
     ADD = 3
-    SET_REST = 4  # after the worker has added its own push
-    RELAY = 5  # repeat what rounds have done to the weights
+    SET_REST = 4  # SET, after the worker has added its own push to its weights
+    RELAY = 5  # decode the updates of rounds and apply their means
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,32 +31,32 @@ class ModelRequest:
     """A worker's request for the model: a pull, or a push that awaits its reply."""
 
     worker: int
-    step: int  # of the push; 0 for a pull
-    base_version: int | None  # of the worker's weights; None: unknown to this shard
-    push_bytes: int = 0  # of that push, coded
-    is_urgent: bool = False  # others wait meanwhile: what costs the shard least counts
+    step: int  # step of the push; 0 for a pull
+    base_version: int | None  # version of the worker's weights; None: unknown to this shard
+    push_bytes: int = 0  # bytes of the coded push
+    is_urgent: bool = False  # True: other requests wait, so the shard's CPU time matters most
 
 
 @dataclasses.dataclass(frozen=True)
 class ShardView:
-    """What a down codec sees of the shard."""
+    """The shard's data that a down codec can read."""
 
     theta: Float32  # [n], read-only
-    version: int  # T: updates applied so far
+    version: int  # T: number of updates applied so far
     kernels: Kernels
-    offsets: tuple[int, ...]  # where each slice begins in theta, and n at the end
-    keep: Keep = copied  # keeps what an array of the shard holds now, for a reply
-    before_change: BeforeChange = unguarded  # called before replicas change
+    offsets: tuple[int, ...]  # start of each slice in theta, then n
+    keep: Keep = copied  # returns the current content of a shard's array, for a reply
+    before_change: BeforeChange = unguarded  # to be called before a replica changes
 
 
 @dataclasses.dataclass(frozen=True)
 class RelayedUpdate:
-    """One worker's update as it was coded.
+    """One worker's coded update.
 
     Attributes:
-        worker: Whose it is.
-        step: Of its push.
-        blocks: As they came, or decoded.
+        worker: Worker that sent the update.
+        step: Step of the push that held the update.
+        blocks: Blocks of the update, as received or decoded.
     """
 
     worker: int
@@ -66,12 +66,12 @@ class RelayedUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class RelayedRound:
-    """A round whose plain mean changed the weights: ``theta -= rate * mean(updates)``.
+    """A round that changed the weights by ``theta -= rate * mean(updates)`` and nothing else.
 
     Attributes:
-        updates: In the order in which they are summed, that of worker ids. One without blocks
-            counts in the mean like any other.
-        rate: Exact in float32.
+        updates: Updates in the order of the sum, by worker id. An update without blocks counts in
+            the mean like the other updates.
+        rate: Factor of the mean, exact in float32.
     """
 
     updates: tuple[RelayedUpdate, ...]
@@ -80,14 +80,15 @@ class RelayedRound:
 
 @dataclasses.dataclass(frozen=True)
 class RelayedRounds:
-    """All rounds since a worker's version, but for what it has sent itself.
+    """All rounds since a worker's version, for a reply that omits the worker's own update.
 
     Attributes:
-        rounds: One after the other.
-        worker: Who receives them.
-        step: Of its push that this answers, whose update it has; 0: it has none.
-        num_bytes: About how many bytes the others' updates take, with their descriptions.
-        num_entries: About how many entries they change.
+        rounds: Rounds in order of versions.
+        worker: Worker that receives the rounds.
+        step: Step of the worker's push that the reply answers; the worker has this push's update.
+            0 for a pull: the worker has no update.
+        num_bytes: Approximate bytes of the other workers' updates, with their descriptions.
+        num_entries: Approximate number of entries that the rounds change.
     """
 
     rounds: tuple[RelayedRound, ...]
@@ -97,18 +98,18 @@ class RelayedRounds:
     num_entries: int
 
     def is_own(self, update: RelayedUpdate) -> bool:
-        """Return whether the receiver has sent this update, and so has it."""
+        """Return whether the receiver sent this update, so that the reply can omit it."""
         return self.step > 0 and (update.worker, update.step) == (self.worker, self.step)
 
 
 @dataclasses.dataclass(frozen=True)
 class RepeatedRound:
-    """A relayed round as its receiver has it.
+    """A relayed round as the receiving worker decodes it.
 
     Attributes:
-        updates: The blocks of each, in the order in which they are summed; None: what the receiver
-            has sent itself.
-        rate: The factor of their mean.
+        updates: Blocks of each update, in the order of the sum; None stands for the receiver's own
+            update.
+        rate: Factor of the updates' mean.
     """
 
     updates: tuple[tuple[Block, ...] | None, ...]
@@ -121,12 +122,12 @@ class ModelReply:
 
     Attributes:
         operation: How the worker applies the update.
-        update: In the shard's coordinates; or blocks, one for each slice (slot = slice number),
-            already coded; or rounds to be repeated.
-        version: Of the shard, which the worker has after applying the update.
-        kind: For the counters: the whole model, everything that changed, or the largest part of
-            what the worker lacks, or the coded updates of rounds.
-        is_resync: The whole model was sent although the worker's weights were known.
+        update: Update in the shard's coordinates; or coded blocks, one per slice (slot = slice
+            number); or rounds for the worker to repeat.
+        version: Version of the worker's weights after it has applied the update.
+        kind: Kind of reply for the counters: "full" (the whole model), "delta" (all changed
+            entries), "sparse" (the largest differences) or "relay" (coded updates of rounds).
+        is_resync: True if the whole model was sent although the worker's weights were known.
     """
 
     operation: Operation

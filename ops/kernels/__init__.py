@@ -1,7 +1,8 @@
-"""The array work of the policies: select, quantise, apply, count hits.
+"""Array operations of the policies: select, quantize, apply updates, count hits.
 
-Policies call a `Kernels`, whose functions numpy or TensorFlow implement, so that the same policy
-runs on a processor and on a GPU. `load_kernels` returns the ones that --kernels names.
+Policies call the functions of a `Kernels` object. numpy or TensorFlow implements these functions,
+so the same policy runs on a CPU and on a GPU. `load_kernels` returns the implementation that
+--kernels names.
 """
 
 from thinwire.ops.kernels.base import Kernels

@@ -1,9 +1,11 @@
-"""The interface of the kernels: the array work of the policies, one function each.
+"""The interface of the kernels: one function for each array operation of the policies.
 
-Two implementations, numpy and `tf.function`s that run on any device; a conformance test holds them
-equal. With TensorFlow's kernels a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s,
-and gradients may be: both stay on the device, and what is selected comes back as numpy arrays. To
-a codec a DeviceArray is an array: it has the operators that codecs use.
+There are two implementations: numpy functions, and `tf.function`s that run on any device. A
+conformance test checks that the results of the two implementations are equal. With the TensorFlow
+kernels, a codec's residuals are `thinwire.ops.kernels.device.DeviceArray`s, and gradients may be
+DeviceArrays, too. Residuals and gradients then stay on the device, and selected entries are
+returned as numpy arrays. A DeviceArray has the operators that codecs use, so codecs handle a
+DeviceArray like a numpy array.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-    #: Ascending positions [m], and the values there [m].
+    #: Ascending positions [m], and the values [m] at these positions.
     Selected = tuple[Int64, Float32]
-    #: The same, and a magnitude to begin with next time.
+    #: Positions [m], values [m], and the magnitude threshold for the next selection.
     SelectedWithThreshold = tuple[Int64, Float32, float]
-    #: The positions that a release hit; None: all.
+    #: Positions of the entries that a release changed; None means all entries.
     HitSet = NDArray[np.integer] | None
 
 
 class SelectWithFeedback(Protocol):
-    """Selection from a residual plus an addend."""
+    """Function that selects entries from the sum of a residual and an addend."""
 
     def __call__(
         self,
@@ -40,11 +42,11 @@ class SelectWithFeedback(Protocol):
         threshold: float = 0.0,
         /,
     ) -> SelectedWithThreshold:
-        """Do ``residual += factor * addend``, take the selected entries out, return them."""
+        """Do ``residual += factor * addend``, remove the selected entries and return them."""
 
 
 class SelectOfEach(Protocol):
-    """Selection from each of several residuals plus their addends."""
+    """Function that selects entries from several residuals, each with its own addend."""
 
     def __call__(
         self,
@@ -55,71 +57,78 @@ class SelectOfEach(Protocol):
         hints: Sequence[float],
         /,
     ) -> list[SelectedWithThreshold]:
-        """Do what the function for one residual does with each."""
+        """Apply a `SelectWithFeedback` function to each residual."""
 
 
 class SelectOfChunks(Protocol):
-    """Selection from each chunk of a residual plus an addend."""
+    """Function that selects entries from each chunk of a residual plus an addend."""
 
     def __call__(
         self, residual: Float32, addend: Float32, k: int, chunk: int, factor: float = 1.0, /
     ) -> Selected:
-        """Do ``residual += factor * addend``, take the selected entries out, return them."""
+        """Do ``residual += factor * addend``, remove the selected entries and return them."""
 
 
 class Accumulate(Protocol):
-    """Adding to an array in place."""
+    """Function that adds to an array in place."""
 
     def __call__(
         self, target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0, /
     ) -> None:
-        """Do ``target = decay * target + factor * addend`` in place."""
+        """Compute ``target = decay * target + factor * addend`` in place."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """One implementation; each function is documented where numpy implements it.
+    """One implementation of the kernels. The numpy implementation documents each function.
 
-    Selection is in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`, values of few bits are
-    in `few_bits`, the rest in `thinwire.ops.kernels.numpy_ops`.
+    The selection functions are in `thinwire.ops.kernels.numpy_select` and `numpy_chunks`. The
+    functions for values of few bits are in `few_bits`. All other functions are in
+    `thinwire.ops.kernels.numpy_ops`.
 
     Attributes:
-        name: "numpy" or "tf".
-        top_k: (x [n], k).
-        feedback_top_k: The k largest of a residual plus an addend, exactly.
-        feedback_of_each: The same of several residuals plus their addends.
-        carried_top_k: (x [n], k, threshold of the step before).
-        feedback_carried: `carried_top_k` of a residual plus an addend.
-        chunk_top_k: (x [n], k, entries of a chunk).
-        feedback_chunk_top_k: The k largest of each chunk of a residual plus an addend.
-        random_k: (n, k, rng) -> positions.
+        name: Name of the implementation, "numpy" or "tf".
+        top_k: (x [n], k) -> positions and values of the k entries of largest magnitude.
+        feedback_top_k: Adds an addend to a residual, then removes and returns the k largest
+            entries, exactly.
+        feedback_of_each: Does `feedback_top_k` for several residuals, each with its own addend.
+        carried_top_k: (x [n], k, threshold of the previous step) -> about k of the largest entries,
+            and the next threshold.
+        feedback_carried: Does `carried_top_k` for the sum of a residual and an addend.
+        chunk_top_k: (x [n], k, entries per chunk) -> the k largest entries of each chunk.
+        feedback_chunk_top_k: Does `chunk_top_k` for the sum of a residual and an addend.
+        random_k: (n, k, rng) -> k random positions below n.
         accumulate: Adds to an array in place.
-        zeros: (sizes) -> arrays for a codec's state.
-        joined: (arrays) -> one array of all their entries.
-        first_not_finite: (tensors) -> the number of the first with NaN or infinity, or None.
-        norm: (x [n]) -> its L2 norm.
-        as_saved: (state) -> the state with numpy arrays alone.
-        as_kept: (saved, fresh state) -> the state, its arrays where those of the fresh one are.
+        zeros: (sizes) -> one array of zeros for each size, for a codec's state.
+        joined: (arrays) -> one array with the entries of all arrays.
+        first_not_finite: (tensors) -> index of the first tensor with NaN or infinity, or None.
+        norm: (x [n]) -> L2 norm of x.
+        as_saved: (state) -> the state with numpy arrays only.
+        as_kept: (saved state, fresh state) -> the saved state, with its arrays on the device where
+            the fresh state has device arrays.
         quantise: (values [k], dtype) -> coded values.
         quantise_chunks: (values [k], edges [c + 1], dtype of few bits) -> (codes [k], scales
             [c, m]).
         dequantise: (coded values) -> values [k].
-        apply_sparse: (theta [n] in place, indices, values, rate).
-        apply_dense: (theta [n] in place, values [n], rate).
+        apply_sparse: (theta [n], indices [k], values [k], rate); changes theta in place.
+        apply_dense: (theta [n], values [n], rate); changes theta in place.
         scale: (values, rate) -> rate * values.
         hits: (window, indices or None for all, scratch [n]) -> sigma [k] int32.
         damp: (sigma [k]) -> 1 / max(1, sigma) float32.
-        compensate: (values [k], theta [k], base [k], strength) -> values carried on to theta.
+        compensate: (values [k], theta [k], base [k], strength) -> gradient values corrected for the
+            change of the weights from base to theta.
         adapt: (mean square [k], values [k], decay, strength) -> (mean square, strengths [k]).
-        contribution: (values [size], block entries, averages [n], alpha) -> (averages, sums of
-            magnitudes).
+        contribution: (values [size], entries per block, averages [n], alpha) -> (averages [n], sums
+            of magnitudes [n]).
         to_levels: (rows [m, e], bits) -> (levels [m, e], lows [m], steps [m]).
-        best_first: (parts of scores [m], order of classes [m]) -> positions by class and score.
-        block_flags: (sums [n]) -> (which are not 0, which are not finite).
-        take_blocks: (values [size], numbers [m], rows [m, e] to be filled).
-        code_blocks: (values [size], numbers [m], block entries, bits) -> (levels [m, e], lows [m],
-            steps [m], errors [size]).
-        power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], Q), or None.
+        best_first: (parts of scores [m], classes [m]) -> positions by class, then by descending
+            score.
+        block_flags: (sums [n]) -> (flags of sums that are not 0, flags of infinite or NaN sums).
+        take_blocks: (values [size], block numbers [m], rows [m, e]); copies the blocks into rows.
+        code_blocks: (values [size], block numbers [m], entries per block, bits) -> (levels [m, e],
+            lows [m], steps [m], errors [size]).
+        power_step: (matrix [rows * columns], Q [columns, rank]) -> (P [rows, rank], new Q), or None
+            if the result leaves the range of float32.
         entries: (P [rows, rank], Q [columns, rank], first, size) -> entries of P Q^T [size].
     """
 
@@ -163,7 +172,7 @@ class Kernels:
     def apply(
         self, theta: Float32, indices: Int64 | None, values: Float32, rate: float | Float32
     ) -> None:
-        """Subtract ``rate * values`` from `theta` [n] in place, where `indices` are; None: all."""
+        """Subtract ``rate * values`` from `theta` [n] in place at `indices`; None means all."""
         if indices is None:
             self.apply_dense(theta, values, rate)
         else:

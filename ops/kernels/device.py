@@ -1,4 +1,4 @@
-"""Arrays that live where TensorFlow's tensors do, with what codecs use of numpy's arrays."""
+"""Arrays on TensorFlow's device, with the operators of numpy arrays that codecs use."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ PLACES = tf.TensorSpec([None], tf.int64)
 NUMBER = tf.TensorSpec([], tf.int32)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-#: XLA fuses what else were a pass over memory each, and has no operation that only a CPU can do;
-#: it compiles for every length anew. Where no GPU is, TensorFlow's own operations start faster.
+#: True if there is a GPU, else None. XLA fuses operations that otherwise need one pass over memory
+#: each, but XLA lacks operations that only a CPU can do, and compiles again for every array length.
+#: Without a GPU, TensorFlow's own operations start faster.
 USES_XLA = True if tf.config.list_physical_devices("GPU") else None
 
 
 def traced(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return a decorator that makes one graph of a function, for arguments like these."""
+    """Return a decorator that compiles a function to one graph for arguments of these types."""
     decorator: Callable[[_Function], _Function] = tf.function(input_signature=signature)
     return decorator
 
 
 def fused(*signature: tf.TensorSpec) -> Callable[[_Function], _Function]:
-    """Return `traced` with the passes over memory fused into one where a GPU is."""
+    """Return a decorator like `traced` that also fuses passes over memory if there is a GPU."""
     decorator: Callable[[_Function], _Function] = tf.function(
         input_signature=signature, jit_compile=USES_XLA
     )
@@ -44,22 +45,23 @@ def _put(x: Any, places: Any, values: Any) -> Any:
 
 
 class DeviceArray:
-    """[n] float32 on the device; what changes it in place gives it another tensor.
+    """An array [n] float32 on the device. An in-place operation gives the array another tensor.
 
-    Operands may be numpy arrays: these are copied to the device. `np.asarray` copies it to the
-    host; no operator does that.
+    Operands may be numpy arrays: the operators copy numpy operands to the device. `np.asarray`
+    copies a DeviceArray to the host; no operator copies a DeviceArray to the host.
 
     Attributes:
-        value: A tensor, never written to.
+        value: [n] float32 tensor on the device, never written to.
     """
 
-    __array_ufunc__ = None  # numpy's operators leave the work to this class
+    __array_ufunc__ = None  # numpy's operators then call the operators of this class
     dtype = np.dtype(np.float32)
 
     def __init__(self, value: Any) -> None:
-        """Take a tensor, or copy an array to the device."""
+        """Take a tensor, or copy a numpy array to the device."""
         if isinstance(value, np.ndarray):
-            value = value.copy()  # TensorFlow may keep the array itself where it is on a processor
+            # On a CPU, TensorFlow may use the array's own memory, which the caller may overwrite.
+            value = value.copy()
         self.value = tf.convert_to_tensor(value, tf.float32)
 
     @property
@@ -68,20 +70,20 @@ class DeviceArray:
         return int(self.value.shape[0])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return a copy on the host."""
+        """Return a copy of the array on the host."""
         del copy
         return np.asarray(self.value.numpy(), dtype)
 
     def __getitem__(self, where: Any) -> DeviceArray:
-        """Return the entries of a slice, or at positions [k] int64."""
+        """Return the entries of a slice, or the entries at positions [k] int64."""
         value = self.value
         return DeviceArray(value[where] if isinstance(where, slice) else _taken(value, where))
 
     def __setitem__(self, where: Any, values: Any) -> None:
-        """Set the entries at positions [k] int64, or all of them, to values [k] or a number.
+        """Set the entries at positions [k] int64, or all entries, to values [k] or a number.
 
         Raises:
-            IndexError: For a slice of only some entries.
+            IndexError: `where` is a slice of only some entries.
         """
         if not isinstance(where, slice):
             spread = tf.broadcast_to(tensor_of(values), [len(where)])
@@ -92,7 +94,7 @@ class DeviceArray:
             raise IndexError(f"{where} of a DeviceArray cannot be set; expected positions or [:]")
 
     def any(self) -> bool:
-        """Return whether an entry is not 0."""
+        """Return True if any entry is not 0."""
         return bool(tf.reduce_any(self.value != 0))
 
     def zeros(self) -> DeviceArray:
@@ -104,46 +106,46 @@ class DeviceArray:
         return self.size
 
     def __add__(self, other: Any) -> DeviceArray:
-        """Return the sum with an array [n] or a number."""
+        """Return the sum of this array and an array [n] or a number."""
         return DeviceArray(self.value + tensor_of(other))
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> DeviceArray:
-        """Return the difference from an array [n] or a number."""
+        """Return this array minus an array [n] or a number."""
         return DeviceArray(self.value - tensor_of(other))
 
     def __iadd__(self, other: Any) -> DeviceArray:
-        """Add an array [n] or a number."""
+        """Add an array [n] or a number in place."""
         self.value = self.value + tensor_of(other)
         return self
 
     def __isub__(self, other: Any) -> DeviceArray:
-        """Subtract an array [n] or a number."""
+        """Subtract an array [n] or a number in place."""
         self.value = self.value - tensor_of(other)
         return self
 
     def __imul__(self, factor: Any) -> DeviceArray:
-        """Multiply by an array [n] or a number."""
+        """Multiply by an array [n] or a number in place, entry by entry."""
         self.value = self.value * tensor_of(factor)
         return self
 
     def __mul__(self, factor: Any) -> DeviceArray:
-        """Return the product with an array [n] or a number."""
+        """Return this array times an array [n] or a number, entry by entry."""
         return DeviceArray(self.value * tensor_of(factor))
 
     __rmul__ = __mul__
 
 
 def tensor_of(array: Any) -> Any:
-    """Return the tensor of a `DeviceArray`, or a float32 one of anything else."""
+    """Return the tensor of a `DeviceArray`, or convert any other array to a float32 tensor."""
     if isinstance(array, DeviceArray):
         return array.value
     return tf.convert_to_tensor(array, tf.float32)
 
 
 def as_saved(state: Any) -> Any:
-    """Return a state with numpy arrays for what lives on the device."""
+    """Return the state with numpy arrays instead of the arrays on the device."""
     if isinstance(state, dict):
         return {key: as_saved(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -152,9 +154,9 @@ def as_saved(state: Any) -> Any:
 
 
 def as_kept(saved: Any, fresh: Any) -> Any:
-    """Return a saved state with everything on the device that a fresh one has there."""
+    """Return the saved state with arrays on the device where the fresh state has device arrays."""
     if isinstance(saved, dict) and isinstance(fresh, dict):
         return {key: as_kept(value, fresh.get(key)) for key, value in saved.items()}
     if isinstance(saved, list) and isinstance(fresh, list) and len(saved) == len(fresh):
-        return [as_kept(value, other) for value, other in zip(saved, fresh, strict=True)]
+        return [as_kept(value, goal) for value, goal in zip(saved, fresh, strict=True)]
     return DeviceArray(saved) if isinstance(fresh, DeviceArray) else saved

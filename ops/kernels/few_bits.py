@@ -1,21 +1,23 @@
-"""Values of 1, 2 and 4 bits: a sign, and one of a few magnitudes that are a chunk's own.
+"""Coding of values with 1, 2 or 4 bits: a sign, and one of the few magnitudes of the chunk.
 
 ====== ==== =======================================================================
-dtype  bits magnitudes of a chunk whose largest one is M
+dtype  bits magnitudes of a chunk in which M is the largest magnitude
 ====== ==== =======================================================================
 int4   4    M/15, 3M/15, 5M/15, ... M: 16 uniform levels from -M to M
 int2   2    M/3, M: 4 uniform levels from -M to M
-means2 2    the mean of the magnitudes up to their mean, and that of those above it
+means2 2    the mean of the magnitudes up to the overall mean, the mean of the larger
 sign   1    the mean of the magnitudes
 ====== ==== =======================================================================
 
-A value is coded as the nearest magnitude, half-way ones as the larger; those of means2 as the mean
-of their own side. M and the means are rounded to bfloat16, as they travel, before anything is
-compared with them. All products are rounded to float32 once, so that every side decodes alike.
+int4 and int2 code a value as the nearest magnitude, and a value half-way between two magnitudes as
+the larger one. means2 codes a value as the mean of the value's own side of the overall mean. M and
+the means are sent as bfloat16, so M and the means are rounded to bfloat16 before values are
+compared with them. Each product is rounded to float32 once, so that all nodes decode to equal
+values.
 
-Source: 2 bits of the kept values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et al.,
-"1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al., "Error
-feedback fixes SignSGD", ICML 2019, algorithm 2 (there of a whole layer, here of a chunk).
+Source: 2 bits of the selected values: SparseLoCo (arXiv 2508.15706); conditional means: Seide et
+al., "1-bit stochastic gradient descent", INTERSPEECH 2014; the scaled sign: Karimireddy et al.,
+"Error feedback fixes SignSGD", ICML 2019, algorithm 2 (the paper scales layers, not chunks).
 """
 
 from __future__ import annotations
@@ -37,23 +39,23 @@ _SIGN_BIT = np.uint32(1 << 31)
 
 
 def num_magnitudes(dtype: str) -> int:
-    """Return how many magnitudes a value can have."""
+    """Return how many magnitudes a value of this dtype can have."""
     return int(1 << (FEW_BITS[dtype] - 1))
 
 
 def num_scales(dtype: str) -> int:
-    """Return how many scales a chunk has."""
+    """Return how many scales a chunk of this dtype has."""
     return 2 if dtype == "means2" else 1
 
 
 def dense_edges(size: int, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: where the chunks of a block with all its entries begin, and its end."""
+    """Return [c + 1] int64: the start of each chunk of a dense block, and the block's end."""
     inner = np.arange(chunk - first, size, chunk, dtype=np.int64)
     return np.concatenate([[0], inner, [size]]) if size else np.zeros(1, np.int64)
 
 
 def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
-    """Return [c + 1] int64: where the values at ascending positions change chunk, and their end."""
+    """Return [c + 1] int64: the index of each chunk's first value, and the number of values."""
     if not indices.size:
         return np.zeros(1, np.int64)
     numbers = (indices + first) // chunk
@@ -62,22 +64,22 @@ def sparse_edges(indices: Int64, chunk: int, first: int = 0) -> Int64:
 
 
 def edges_of(indices: Int64 | None, size: int, chunk: int, first: int = 0) -> Int64:
-    """Return `sparse_edges`, or `dense_edges` where the positions are None."""
+    """Return `dense_edges` if the positions are None, else `sparse_edges`."""
     if indices is None:
         return dense_edges(size, chunk, first)
     return sparse_edges(indices, chunk, first)
 
 
 def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
-    """Code values, each chunk by itself.
+    """Code the values of each chunk with scales of the chunk.
 
     Args:
         values: [k] float32, finite.
-        edges: [c + 1] int64, from 0 to k, ascending: where the chunks begin, and k.
-        dtype: One of FEW_BITS.
+        edges: [c + 1] int64, ascending: the start of each chunk, the first 0, and k at the end.
+        dtype: Name of the coding, one of FEW_BITS.
 
     Returns:
-        Codes [k] uint8 and scales [c, m] float32, as a `ChunkedValues` has them.
+        Codes [k] uint8 and scales [c, m] float32, in the layout of a `ChunkedValues`.
     """
     scales = np.empty((edges.size - 1, num_scales(dtype)), np.float32)
     if not values.size:
@@ -94,28 +96,29 @@ def quantise_chunks(values: Float32, edges: Int64, dtype: str) -> tuple[NDArray[
             above = magnitudes > np.repeat((sums / lengths).astype(np.float32), lengths)
             levels = above.view(np.uint8)
             upper = np.add.reduceat(np.where(above, magnitudes, 0), starts, dtype=np.float64)
-            most = np.add.reduceat(above, starts, dtype=np.int64)
-            scales[:] = rounded(side_means(sums, upper, most, lengths))
+            num_above = np.add.reduceat(above, starts, dtype=np.int64)
+            scales[:] = rounded(side_means(sums, upper, num_above, lengths))
     return with_signs(levels, np.signbit(values), dtype), scales
 
 
 def side_means(
     sums: NDArray[np.float64], upper: NDArray[np.float64], most: Int64, lengths: Int64
 ) -> NDArray[np.float64]:
-    """Return [c, 2]: the means of the magnitudes that are not above their chunk's, and that are.
+    """Return [c, 2]: the mean of magnitudes up to the chunk's mean, and of magnitudes above it.
 
     Args:
-        sums: [c] of all magnitudes.
-        upper: [c] of those above the mean.
-        most: [c] how many these are; where none is, all are equal, and so are both means.
-        lengths: [c] how many there are.
+        sums: [c] sum of all magnitudes of each chunk.
+        upper: [c] sum of the magnitudes above the chunk's mean.
+        most: [c] number of magnitudes above the chunk's mean. If the number is 0, all magnitudes of
+            the chunk are equal, and so are the two means.
+        lengths: [c] number of magnitudes in each chunk.
     """
     lower = np.maximum(sums - upper, 0) / np.maximum(lengths - most, 1)
     return np.stack([lower, np.where(most, upper / np.maximum(most, 1), lower)], axis=1)
 
 
 def rounded(scales: NDArray[Any]) -> Float32:
-    """Return non-negative numbers rounded to the nearest bfloat16, to even, as float32."""
+    """Return non-negative numbers rounded to the nearest bfloat16, ties to even, as float32."""
     bits = np.minimum(scales, _LARGEST_BFLOAT16).astype(np.float32).view(np.uint32)
     bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     nearest: Float32 = (bits & _UPPER_HALF).view(np.float32)
@@ -124,7 +127,7 @@ def rounded(scales: NDArray[Any]) -> Float32:
 
 
 def boundaries(dtype: str) -> list[np.float32]:
-    """Return the parts of the largest magnitude from which the next higher one is nearer."""
+    """Return the boundaries between neighboring magnitudes, as parts of the largest magnitude."""
     count = num_magnitudes(dtype)
     return [np.float32(2 * number / (2 * count - 1)) for number in range(1, count)]
 
@@ -140,13 +143,13 @@ def uniform_levels(magnitudes: Float32, scales: Float32, dtype: str) -> NDArray[
 def with_signs(
     levels: NDArray[np.uint8], negative: NDArray[np.bool_], dtype: str
 ) -> NDArray[np.uint8]:
-    """Return [k] uint8: numbers of magnitudes with the signs above them."""
+    """Return [k] uint8 codes: the number of the magnitude, and the sign in the bit above it."""
     codes: NDArray[np.uint8] = levels | negative.view(np.uint8) << np.uint8(FEW_BITS[dtype] - 1)
     return codes
 
 
 def dequantise_chunks(coded: ChunkedValues) -> Float32:
-    """Return the values [k] float32 that codes stand for."""
+    """Return the values [k] float32 that the codes represent."""
     count = num_magnitudes(coded.dtype)
     if coded.dtype == "means2":
         table = coded.scales

@@ -1,4 +1,4 @@
-"""Which kernels a value of --kernels stands for."""
+"""Loading of the kernels that a value of --kernels names."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ KERNEL_CHOICES = ("auto", "tf", "numpy")
 def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
     """Return the kernels for a value of --kernels.
 
-    Without a GPU "auto" means numpy, which is ahead there (`bench/machine/kernels.py`).
+    Without a GPU, "auto" selects numpy, which is faster there (`bench/machine/kernels.py`).
 
     Args:
-        choice: auto, tf or numpy. TensorFlow is imported only if its kernels are taken.
-        on_gpu: Whether the tensors live on a GPU; there auto means tf.
+        choice: "auto", "tf" or "numpy". TensorFlow is imported only if its kernels are selected.
+        on_gpu: True if the tensors are on a GPU. "auto" then selects "tf".
 
     Raises:
-        ConfigurationError: Another choice.
+        ConfigurationError: The choice is unknown.
     """
     if choice not in KERNEL_CHOICES:
         raise ConfigurationError(
@@ -35,12 +35,13 @@ def load_kernels(choice: str, on_gpu: bool = False) -> Kernels:
 
 
 def _keep_freed_memory() -> None:
-    """Have temporary arrays reuse memory instead of taking it from the system again and again.
+    """Make the C library keep freed memory, so that temporary arrays reuse the memory.
 
-    The GNU C library hands blocks back, so that each new one is filled in page by page: of 25 M
-    entries selecting 1 % took a third longer for it. It stops doing so for blocks up to the largest
-    of at most 32 MiB that was ever freed, and keeps twice that much. The block here is never
-    touched, so takes no memory; elsewhere this does nothing.
+    By default, the GNU C library returns freed blocks to the system, and the system fills each new
+    block page by page. Selecting 1 % of 25 M entries then takes a third longer. The library keeps
+    blocks up to the largest size (at most 32 MiB) of a block that was ever freed, and twice that
+    size in total. The block that this function frees is never touched, so the block takes no
+    memory. With other C libraries, this function has no effect.
     """
     import numpy as np
 

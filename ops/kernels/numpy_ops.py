@@ -1,12 +1,14 @@
 """The kernels in numpy, named like the fields of `thinwire.ops.kernels.base.Kernels`.
 
-Arithmetic is float32, in the order written here: product = rate * value, then theta - product. The
-TensorFlow kernels keep the order, so both agree bit for bit above the subnormal range (which
-TensorFlow's threads flush to zero). From top to bottom: arrays of a codec's state; applying
-updates; hits of entries (AdaComp's staleness); delay compensation (DC-ASGD); values in fewer bits;
-blocks of a gradient, their contributions and their levels (DGT); products of thin matrices
-(PowerSGD). Selection has modules of its own, `thinwire.ops.kernels.numpy_select` and
-`numpy_chunks`, and so have values of few bits with scales for each chunk, `few_bits`.
+Arithmetic is float32, in a fixed order: product = rate * value, then theta - product. The
+TensorFlow kernels use the same order, so the results are equal bit for bit above the subnormal
+range (TensorFlow's threads flush subnormal numbers to zero).
+
+Sections of this module: arrays of a codec's state; applying updates; hits of entries (AdaComp's
+staleness); delay compensation (DC-ASGD); values in fewer bits; blocks of a gradient with their
+contributions and levels (DGT); products of thin matrices (PowerSGD). Selection is in
+`thinwire.ops.kernels.numpy_select` and `numpy_chunks`. Values of few bits, with scales for each
+chunk, are in `few_bits`.
 """
 
 from __future__ import annotations
@@ -26,62 +28,63 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-# Entries that are worked on at a time, so that what a pass touches stays in cache.
-_FINITE_PIECE = 1 << 18  # the second look at each is in cache
-_REGION = 1 << 19  # of the scratch of `hits`, however large the model
-_PIECE = 1 << 16  # magnitudes of blocks, and dense updates with their product
-_TILE_ENTRIES = 1 << 15  # a tile of a product of matrices, and its addend
+# Entries per pass of each function, chosen so that the touched memory stays in cache.
+_FINITE_PIECE = 1 << 18  # `peak` reads each piece twice; the second read is from cache
+_REGION = 1 << 19  # part of the scratch array of `hits`, independent of the model size
+_PIECE = 1 << 16  # magnitudes of blocks; dense updates with their product
+_TILE_ENTRIES = 1 << 15  # a tile of a matrix product, with its addend
 
-#: Makes the adaptive strength of `adapt` finite where no gradient has been seen.
+#: Makes the strength of `adapt` finite for entries that have not had a gradient.
 FLOOR = 1e-7
 
 LARGEST_FLOAT16 = np.float32(65504)
 LARGEST_BFLOAT16 = np.array([0x7F7F0000], np.uint32).view(np.float32)[0]
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
-_LARGEST_CODE = 127  # int8 codes run from -127 to 127, so that zero is exact and both signs equal
-_LARGEST_FACTOR = np.float32(1e37)  # leaves a margin for sums and rounding below float32's 3.4e38
+_LARGEST_CODE = 127  # int8 codes from -127 to 127: zero is exact, and the two signs are symmetric
+_LARGEST_FACTOR = np.float32(1e37)  # below float32's largest, 3.4e38: margin for sums and rounding
 
 
 # -- arrays of a codec's state ---------------------------------------------------------------------
 
 
 def zeros(sizes: Sequence[int]) -> list[Float32]:
-    """Return an array [n] of zeros for each size; side by side in memory."""
+    """Return an array [n] of zeros for each size. The arrays are adjacent in memory."""
     return np.split(np.zeros(sum(sizes), np.float32), np.cumsum(sizes)[:-1])
 
 
 def joined(arrays: Sequence[Float32]) -> Float32:
-    """Return one array [sum of n] of all entries of [n] float32 arrays, in order."""
+    """Return one array [sum of n] with the entries of all [n] float32 arrays, in order."""
     return np.concatenate(arrays)
 
 
 def aligned(size: int) -> Float32:
-    """Return zeros [size] float32, 64-byte aligned for TensorFlow's zero-copy import."""
+    """Return zeros [size] float32, aligned to 64 bytes for TensorFlow's import without a copy."""
     raw = np.zeros(size + 16, np.float32)
     start = (-raw.ctypes.data % 64) // 4
     return raw[start : start + size]
 
 
 def all_finite(values: Float32) -> bool:
-    """Return whether [k] float32 values hold no NaN and no infinity; without temporaries."""
+    """Return True if values [k] float32 have no NaN or infinity; without temporary arrays."""
     return peak(values) < math.inf
 
 
 def peak(values: Float32) -> float:
-    """Return the largest magnitude of [k] float32, without temporaries; infinity for NaN, too."""
+    """Return the largest magnitude of [k] float32, infinity for NaN; without temporary arrays."""
     largest = 0.0
     for start in range(0, values.size, _FINITE_PIECE):
         piece = values[start : start + _FINITE_PIECE]
         high, low = float(piece.max()), float(piece.min())
-        if not (high < math.inf and low > -math.inf):  # NaN travels through max
+        # max and min of NaN are NaN, and a comparison with NaN is False: `not` covers NaN, too.
+        if not (high < math.inf and low > -math.inf):
             return math.inf
         largest = max(largest, high, -low)
     return largest
 
 
 def first_not_finite(tensors: Sequence[Float32]) -> int | None:
-    """Return the number of the first of [n] float32 arrays with NaN or infinity; None: none."""
+    """Return the index of the first tensor [n] float32 with NaN or infinity, or None."""
     for number, tensor in enumerate(tensors):
         if not all_finite(tensor):
             return number
@@ -89,22 +92,23 @@ def first_not_finite(tensors: Sequence[Float32]) -> int | None:
 
 
 def norm(tensor: Float32) -> float:
-    """Return the L2 norm of a finite [n] float32."""
+    """Return the L2 norm of a finite tensor [n] float32."""
     with np.errstate(over="ignore"):
         square = float(np.dot(tensor, tensor))
     if 1e-30 < square < math.inf:
         return math.sqrt(square)
-    largest = float(np.max(np.abs(tensor), initial=0.0))  # squares leave the range of float32
+    # The sum of squares leaves the range of float32: divide by the largest magnitude first.
+    largest = float(np.max(np.abs(tensor), initial=0.0))
     return largest * float(np.linalg.norm(tensor / np.float32(largest))) if largest else 0.0
 
 
 def as_saved(state: State) -> State:
-    """Return a state as plain data; its arrays are that already."""
+    """Return the state unchanged: its arrays are numpy arrays."""
     return state
 
 
 def as_kept(saved: State, fresh: State) -> State:
-    """Return what `as_saved` gave as state again, its arrays where those of a fresh state are."""
+    """Return the saved state unchanged: its arrays are numpy arrays, as in a fresh state."""
     del fresh
     return saved
 
@@ -116,10 +120,10 @@ def apply_sparse(theta: Float32, indices: Int64, values: Float32, rate: float | 
     """Do ``theta[indices] -= rate * values`` in place.
 
     Args:
-        theta: [n] float32.
+        theta: [n] float32, changed in place.
         indices: [k] int64, unique.
         values: [k] float32.
-        rate: One rate, or [k] float32 with one per entry.
+        rate: One rate for all entries, or rates [k] float32, one for each entry.
     """
     np.subtract.at(theta, indices, scale(values, rate))
 
@@ -129,9 +133,9 @@ def apply_dense(theta: Float32, values: Float32, rate: float | Float32) -> None:
     rates, product = np.asarray(rate, np.float32), np.empty(min(_PIECE, values.size), np.float32)
     for start in range(0, values.size, _PIECE):
         part = slice(start, start + _PIECE)
-        more = values[part]
+        piece = values[part]
         times = rates[part] if rates.ndim else rates
-        theta[part] -= np.multiply(more, times, out=product[: more.size])
+        theta[part] -= np.multiply(piece, times, out=product[: piece.size])
 
 
 def scale(values: Float32, rate: float | Float32) -> Float32:
@@ -149,18 +153,19 @@ def hits(
     indices: Int64 | None,
     scratch: NDArray[Any],
 ) -> NDArray[np.int32]:
-    """Count how many index sets of a window hold each entry: the per-entry staleness sigma.
+    """Count how many index sets of a window contain each entry: the per-entry staleness sigma.
 
-    Costs O(length of the window * k). The scratch is walked in regions that stay in cache.
+    The cost is O(length of the window * k). The scratch array is processed in regions that stay in
+    cache.
 
     Args:
-        window: Ascending, unique positions [k] of any integer dtype; None is a dense update, which
-            holds every entry.
-        indices: [k] int64, ascending: the entries to count for; None: all.
-        scratch: [n] integers for a shard of n entries, all zero; all zero again afterwards.
+        window: Index sets of updates. A set is ascending, unique positions [k] of any integer
+            dtype, or None for a dense update, which contains every entry.
+        indices: [k] int64, ascending: the entries to count hits for. None means all entries.
+        scratch: [n] integers, all zero, for a shard of n entries. All zero again after the call.
 
     Returns:
-        [k] (or [n]) int32.
+        [k] int32, or [n] int32 if `indices` is None.
     """
     sparse = [touched for touched in window if touched is not None]
     num_dense = len(window) - len(sparse)
@@ -169,9 +174,10 @@ def hits(
         for touched in sparse:
             np.add.at(sigma, touched.astype(np.int64), np.int32(1))
         return sigma
-    most = int(np.iinfo(scratch.dtype).max)
-    for first in range(0, len(sparse), most):
-        _add_hits(sparse[first : first + most], indices, scratch, sigma)
+    # A counter in scratch overflows beyond this number of sets.
+    largest_count = int(np.iinfo(scratch.dtype).max)
+    for first in range(0, len(sparse), largest_count):
+        _add_hits(sparse[first : first + largest_count], indices, scratch, sigma)
     return sigma
 
 
@@ -181,45 +187,45 @@ def _add_hits(
     scratch: NDArray[Any],
     sigma: NDArray[np.int32],
 ) -> None:
-    """Add to sigma [k] how many sets hold each entry; no more sets than scratch can count."""
+    """Add to sigma [k] how many sets contain each entry. Scratch must be able to count all sets."""
     edges = np.arange(0, scratch.size + _REGION, _REGION)
     borders = indices.searchsorted(edges)
     stops = [touched.searchsorted(edges.astype(touched.dtype)) for touched in window]
     counter = scratch[:_REGION]
-    one = scratch.dtype.type(1)
+    increment = scratch.dtype.type(1)
     for region, start in enumerate(edges[:-1].tolist()):
-        mine = slice(borders[region], borders[region + 1])
-        if mine.start == mine.stop:
+        part = slice(borders[region], borders[region + 1])
+        if part.start == part.stop:
             continue
         positions = [
             touched[stop[region] : stop[region + 1]].astype(np.int64) - start
             for touched, stop in zip(window, stops, strict=True)
         ]
         for touched in positions:
-            counter[touched] += one
-        sigma[mine] += counter.take(indices[mine] - start)
-        for touched in positions:
+            counter[touched] += increment
+        sigma[part] += counter.take(indices[part] - start)
+        for touched in positions:  # scratch must be all zero for the next region and call
             counter[touched] = 0
 
 
 def damp(sigma: NDArray[Any]) -> Float32:
-    """Return the share of the learning rate that an entry hit sigma times gets: 1 / max(1, sigma).
+    """Return each entry's share of the learning rate: 1 / max(1, sigma).
 
     Args:
-        sigma: [k] integers.
+        sigma: [k] integers, how often each entry was hit.
     """
     shares: Float32 = np.float32(1) / np.maximum(sigma, 1).astype(np.float32)
     return shares
 
 
 def union(sets: Sequence[Int64]) -> Int64:
-    """Return all positions that any of the sets has, ascending and once each.
+    """Return all positions that are in any of the sets, ascending and once each.
 
-    Not np.unique: that hashes, and takes a hundred times as long where runs are sorted already,
-    which a stable sort merges.
+    This function does not use np.unique. np.unique hashes; a stable sort merges the runs, which are
+    sorted already, a hundred times faster.
 
     Args:
-        sets: At least one; each ascending, [k] int64.
+        sets: At least one set; each set is ascending positions [k] int64.
     """
     if len(sets) == 1:
         return sets[0]
@@ -237,12 +243,12 @@ def union(sets: Sequence[Int64]) -> Int64:
 def compensate(
     values: Float32, theta: Float32, base: Float32, strength: float | Float32
 ) -> Float32:
-    """Return ``g + L * g * g * (theta - base)``: the gradient g, carried on to theta.
+    """Return ``g + L * g * g * (theta - base)``: gradient g, corrected from base to theta.
 
     Args:
-        values: g, [k] float32, computed at `base`.
-        theta: [k] float32, where the weights are now.
-        base: [k] float32, where they were.
+        values: g, [k] float32, the gradient computed at the weights `base`.
+        theta: [k] float32, the current weights.
+        base: [k] float32, the weights at which g was computed.
         strength: L, one number or [k] float32.
 
     Returns:
@@ -259,29 +265,30 @@ def compensate(
 def adapt(
     mean_square: Float32, values: Float32, decay: float, strength: float
 ) -> tuple[Float32, Float32]:
-    """Return the next running mean of g * g, and the strengths L that follow from it.
+    """Return the next running mean of g * g, and the compensation strengths L for that mean.
 
     ``m = decay * m + (1 - decay) * g * g`` and ``L = strength / sqrt(m + 1e-7)``.
 
     Args:
         mean_square: m, [k] float32, not negative; 0 at the start.
-        values: g, [k] float32.
-        decay: From 0 (only this gradient) to below 1.
-        strength: Not negative.
+        values: Gradient g, [k] float32.
+        decay: Weight of the previous mean, from 0 (use only this gradient) to below 1.
+        strength: Numerator of L, not negative.
 
     Returns:
         m and L, [k] float32 each, new arrays.
     """
     averaged = values * values
     averaged *= np.float32(1 - decay)
-    scratch = np.multiply(mean_square, np.float32(decay))  # one: fresh pages cost more than sums
+    # One scratch array for all steps: fresh memory pages cost more than the arithmetic.
+    scratch = np.multiply(mean_square, np.float32(decay))
     averaged += scratch
     np.sqrt(np.add(averaged, np.float32(FLOOR), out=scratch), out=scratch)
     return averaged, np.divide(np.float32(strength), scratch, out=scratch)
 
 
 # -- values in fewer bits --------------------------------------------------------------------------
-# What comes out is finite if what went in was.
+# Values that are finite stay finite after coding and decoding.
 
 
 def quantise(values: Float32, dtype: str) -> CodedValues:
@@ -289,11 +296,11 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
 
     Args:
         values: [k] float32, finite.
-        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504);
-            int8 (one scale = max|v| / 127 for all values, round half to even).
+        dtype: float32 (no copy); bfloat16 (round to nearest even); float16 (cut to +-65504); int8
+            (one scale = max|v| / 127 for all values, round half to even).
 
     Raises:
-        ValueError: Another dtype.
+        ValueError: The dtype is unknown.
     """
     if dtype == "float32":
         return CodedValues(dtype, values)
@@ -311,12 +318,12 @@ def quantise(values: Float32, dtype: str) -> CodedValues:
 
 
 def dequantise(coded: CodedValues) -> Float32:
-    """Return the values [k] float32 that `coded` stands for: data * scale, rounded once.
+    """Return the values [k] float32 that `coded` represents: data * scale, rounded once.
 
-    With scale 1 float32 comes back without a copy.
+    float32 data with scale 1 is returned without a copy.
 
     Raises:
-        ValueError: An unknown dtype.
+        ValueError: The dtype is unknown.
     """
     if isinstance(coded, ChunkedValues):
         return few_bits.dequantise_chunks(coded)
@@ -334,24 +341,25 @@ def dequantise(coded: CodedValues) -> Float32:
 
 
 def int8_scale(largest: float) -> float:
-    """Return the float32 scale for a block with this largest magnitude: finite and above zero."""
+    """Return the float32 scale of a block with this largest magnitude: finite and above zero."""
     if largest == 0:
         return 1.0
     scale = np.float32(largest / _LARGEST_CODE)
-    if float(scale) * _LARGEST_CODE > _LARGEST_FLOAT32:  # rounding up would decode to infinity
+    # If the scale was rounded up, the largest code may decode to infinity: round down.
+    if float(scale) * _LARGEST_CODE > _LARGEST_FLOAT32:
         scale = np.nextafter(scale, np.float32(0))
     return max(float(scale), _SMALLEST_SCALE)
 
 
 def unknown_dtype(dtype: str) -> ValueError:
-    """Return the error for a value dtype that does not exist."""
+    """Return the error for an unknown value dtype."""
     return ValueError(
         f"value dtype {dtype!r} is unknown; expected float32, bfloat16, float16 or int8."
     )
 
 
 def _to_bfloat16(values: Float32) -> np.ndarray:
-    """Return [k] uint16: the upper halves, rounded to nearest even, never to infinity."""
+    """Return [k] uint16: upper halves of float32, rounded to nearest even, never to infinity."""
     bits = np.clip(values, -LARGEST_BFLOAT16, LARGEST_BFLOAT16).view(np.uint32)
     odd = bits >> 16
     odd &= 1
@@ -368,19 +376,20 @@ def _to_bfloat16(values: Float32) -> np.ndarray:
 def contribution(
     values: Float32, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Carry the averages of blocks on: ``alpha * average + (1 - alpha) * mean magnitude``.
+    """Update the averages of blocks: ``alpha * average + (1 - alpha) * mean magnitude``.
 
-    The average of a block whose sum is not finite stays as it is.
+    The average of a block with a sum that is not finite stays unchanged.
 
     Args:
         values: [size] float32.
-        block_entries: Of a block; the last may have fewer, and its mean is over those.
+        block_entries: Entries per block. The last block may have fewer entries; the mean of the
+            last block is over its own entries.
         averages: [n] float32, n = ceil(size / block_entries).
-        alpha: Weight of the past, 0 to 1.
+        alpha: Weight of the previous average, 0 to 1.
 
     Returns:
-        The new averages [n] float32, and the sums of magnitudes [n] float32: 0 only for a block
-        of zeros, not finite where a value is not, or where the sum is too large for a float32.
+        The new averages [n] float32, and the sums of magnitudes [n] float32. A sum is 0 only for a
+        block of zeros. A sum is not finite if a value is not, or if the sum exceeds float32.
     """
     sums = np.empty(averages.size, np.float32)
     num_full = values.size // block_entries
@@ -400,15 +409,15 @@ def contribution(
 def contribution_at(
     values: Float32, edges: Int64, size: int, block_entries: int, averages: Float32, alpha: float
 ) -> tuple[Float32, Float32]:
-    """Do `contribution` for a tensor of which only some entries are given, the rest being 0.
+    """Do `contribution` for a sparse tensor: some entries are given, all other entries are 0.
 
     Args:
         values: [k] float32, in order of their positions.
         edges: [n + 1] int64: the values of block b are ``values[edges[b] : edges[b + 1]]``.
-        size: Entries of the tensor.
-        block_entries: Of a block.
+        size: Number of entries of the tensor.
+        block_entries: Entries per block.
         averages: [n] float32.
-        alpha: Weight of the past.
+        alpha: Weight of the previous average.
     """
     sums = np.zeros(averages.size, np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -421,27 +430,27 @@ def contribution_at(
 def carried_on(
     averages: Float32, sums: Float32, size: int, block_entries: int, alpha: float
 ) -> Float32:
-    """Return the averages [n] after one more step, from the sums of magnitudes [n]."""
+    """Return the averages [n] after one more step, given the sums of magnitudes [n]."""
     means = sums / np.float32(block_entries)
     if means.size:
         means[-1] = sums[-1] / np.float32(size - (means.size - 1) * block_entries)
-    new = np.float32(alpha) * averages
-    new += np.float32(1 - alpha) * means
-    return np.where(np.isfinite(sums), new, averages)
+    updated = np.float32(alpha) * averages
+    updated += np.float32(1 - alpha) * means
+    return np.where(np.isfinite(sums), updated, averages)
 
 
 # -- levels of a block's values --------------------------------------------------------------------
-# ``step = (hi - lo) / 2**bits``, ``level = floor((v - lo) / step)`` cut to the levels there are,
-# and a level stands for ``lo + (level + 0.5) * step``. A block of equal values has step 0 and
-# stands for ``lo``. Values must be finite, and so must ``hi - lo``. Source: docs/methods/dgt.md.
+# ``step = (hi - lo) / 2**bits``, ``level = floor((v - lo) / step)``, at most ``2**bits - 1``.
+# A level represents ``lo + (level + 0.5) * step``. A block of equal values has step 0, and its
+# levels represent ``lo``. Values and ``hi - lo`` must be finite. Source: docs/methods/dgt.md.
 
 
 def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
     """Code blocks of equal length.
 
     Args:
-        rows: [m, e] float32, one block a row, e above 0.
-        bits: 16, 8 or 4.
+        rows: [m, e] float32, one block per row, e above 0.
+        bits: Bits per level: 16, 8 or 4.
 
     Returns:
         Levels [m, e] uint16 (16 bits) or uint8; lows [m] and steps [m] float32.
@@ -454,12 +463,12 @@ def to_levels(rows: Float32, bits: int) -> tuple[NDArray[Any], Float32, Float32]
 def to_levels_at(
     values: Float32, starts: Int64, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32]:
-    """Code blocks of any length above 0, one after the other.
+    """Code adjacent blocks of any length above 0.
 
     Args:
         values: [k] float32.
-        starts: [m] int64, ascending from 0: where each block begins.
-        bits: 16, 8 or 4.
+        starts: [m] int64, ascending from 0: the start of each block.
+        bits: Bits per level: 16, 8 or 4.
 
     Returns:
         Levels [k]; lows [m] and steps [m].
@@ -474,7 +483,7 @@ def to_levels_at(
 
 
 def from_levels(levels: NDArray[Any], lows: Float32, steps: Float32) -> Float32:
-    """Return what levels stand for; lows and steps are broadcast against them."""
+    """Return the values that the levels represent. lows and steps are broadcast to the levels."""
     values = levels.astype(np.float32)
     values += np.float32(0.5)
     values *= steps
@@ -489,9 +498,10 @@ def step_of(lows: Float32, highs: Float32, bits: int) -> Float32:
 
 def _levels(values: Float32, lows: Float32, steps: Float32, bits: int) -> NDArray[Any]:
     levels = values - lows
-    levels /= np.where(steps > 0, steps, np.float32(1))  # of equal values: 0 / 1
+    # A block of equal values has step 0: divide its differences, which are 0, by 1.
+    levels /= np.where(steps > 0, steps, np.float32(1))
     np.minimum(levels, np.float32(2**bits - 1), out=levels)
-    return levels.astype(_dtype(bits))  # cuts off what is behind the point: floor, as none is < 0
+    return levels.astype(_dtype(bits))  # the cast truncates: floor, as no level is negative
 
 
 def _dtype(bits: int) -> type:
@@ -502,21 +512,21 @@ def _dtype(bits: int) -> type:
 
 
 def is_on_device(array: Any) -> bool:
-    """Return whether an array is a `thinwire.ops.kernels.device.DeviceArray`."""
+    """Return True if the array is a `thinwire.ops.kernels.device.DeviceArray`."""
     return not isinstance(array, np.ndarray)
 
 
 def block_flags(sums: Float32) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which sums of magnitudes [n] are not 0, and which are not finite."""
+    """Return two flags for each sum of magnitudes [n]: is not 0, is not finite."""
     return sums != 0, ~np.isfinite(sums)
 
 
 def best_first(scores: Sequence[Float32], classes: NDArray[np.uint8]) -> Int64:
-    """Return positions by class, in each by descending score, ties by position.
+    """Return positions by class, and within a class by descending score, then by position.
 
     Args:
-        scores: Parts of [m] float32; those of class 1 finite.
-        classes: [m] 0: before all others; 1; 2: left out.
+        scores: Arrays that together have m float32 scores. Scores in class 1 are finite.
+        classes: [m] uint8: 0 is before all others, 1 is after class 0, 2 is omitted.
     """
     order = np.lexsort((-joined(scores), classes))  # lexsort is stable
     positions: Int64 = order[: int(np.count_nonzero(classes < 2))]
@@ -527,9 +537,9 @@ def take_blocks(values: NDArray[Any], numbers: Int64, out: NDArray[Any]) -> None
     """Copy some blocks of full length.
 
     Args:
-        values: [size], of any dtype.
-        numbers: [m] int64 of the blocks.
-        out: [m, entries of a block], overwritten.
+        values: [size], any dtype.
+        numbers: [m] int64, numbers of the blocks.
+        out: [m, entries per block], overwritten with the blocks.
     """
     np.take(rows_of(values, out.shape[1]), numbers, axis=0, out=out, mode="clip")
 
@@ -541,13 +551,13 @@ def code_blocks(
 
     Args:
         values: [size] float32.
-        numbers: [m] int64 of the blocks, ascending.
-        block_entries: e.
-        bits: 16, 8 or 4.
+        numbers: [m] int64, ascending numbers of the blocks.
+        block_entries: e, the entries per block.
+        bits: Bits per level: 16, 8 or 4.
 
     Returns:
-        Levels [m, e], lows [m], steps [m], and errors [size] float32: value minus what its level
-        stands for, 0 in other blocks.
+        Levels [m, e], lows [m], steps [m], and errors [size] float32. The error of an entry is its
+        value minus the value that its level represents; entries of other blocks have error 0.
     """
     errors = np.zeros(values.size, np.float32)
     rows, missed = rows_of(values, block_entries), rows_of(errors, block_entries)
@@ -564,7 +574,7 @@ def code_blocks(
 
 
 def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
-    """Return a view of the blocks of full length, [m, e]."""
+    """Return a view [m, e] of the blocks of full length."""
     body = values.size - values.size % block_entries
     return values[:body].reshape(-1, block_entries)
 
@@ -575,17 +585,17 @@ def rows_of(values: NDArray[Any], block_entries: int) -> NDArray[Any]:
 def entries(left: Float32, right: Float32, first: int, size: int) -> Float32:
     """Return some entries of ``left @ right.T``, counted row by row.
 
-    Every entry is summed by itself and in one order, so that any cut of a matrix decodes to the
-    very same bits on every machine; a product by BLAS does not promise that.
+    Each entry is summed separately and in a fixed order, so that any part of the matrix decodes to
+    the same bits on every machine. A matrix product of BLAS does not guarantee equal bits.
 
     Args:
         left: [rows, rank] float32, rank at least 1.
         right: [columns, rank] float32.
-        first: First entry.
-        size: How many.
+        first: Index of the first entry.
+        size: Number of entries.
 
     Returns:
-        [size] float32; not finite where factors or sums are not.
+        [size] float32; not finite where factors or sums are not finite.
     """
     rows, rank = left.shape
     across = np.ascontiguousarray(right.T)  # [rank, columns]
@@ -608,14 +618,14 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
 
     Args:
         tensor: M, row by row: [rows * columns] float32, finite.
-        right: Q [columns, rank] float32, rank at most rows; only what it spans matters.
+        right: Q [columns, rank] float32, rank at most rows. Only the span of its columns matters.
 
     Returns:
-        P [rows, rank] and the new Q [columns, rank], float32; None where they leave the range of
+        P [rows, rank] and the new Q [columns, rank], float32; None if P or Q leaves the range of
         float32.
 
     Source: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, algorithm 1. Differences:
-    Householder's QR instead of Gram-Schmidt; it is at ease with columns that depend on each other.
+    Householder's QR instead of Gram-Schmidt, because QR works with linearly dependent columns.
     """
     matrix = tensor.reshape(-1, len(right))
     return subspace_step(lambda: matrix @ right, lambda left: matrix.T @ left)
@@ -624,7 +634,7 @@ def power_step(tensor: Float32, right: Float32) -> tuple[Float32, Float32] | Non
 def subspace_step(
     image_of: Callable[[], Float32], following_of: Callable[[Float32], Float32]
 ) -> tuple[Float32, Float32] | None:
-    """Do `power_step`, given the two products wherever the matrix is.
+    """Do `power_step` with functions that compute the two products, wherever the matrix is.
 
     Args:
         image_of: Returns M Q [rows, rank] float32.
@@ -642,14 +652,14 @@ def subspace_step(
 
 
 def directed(right: Float32, rng: np.random.Generator) -> Float32:
-    """Return the columns with a largest magnitude of 1; columns of zeros are drawn anew.
+    """Scale each column to a largest magnitude of 1; replace columns of zeros by random ones.
 
-    A column of zeros would give zeros for ever; the length of the others is without meaning and
-    would sooner or later leave the range of float32.
+    A column of zeros would stay zero in all later steps. The lengths of the other columns have no
+    meaning, and would leave the range of float32 after some steps.
 
     Args:
         right: [columns, rank] float32, finite.
-        rng: Drawn from only where there is a column of zeros.
+        rng: Random generator, used only if there is a column of zeros.
     """
     largest = np.abs(right).max(axis=0)
     empty = largest == 0

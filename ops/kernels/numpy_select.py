@@ -1,10 +1,10 @@
-"""Selection in numpy: the k entries of largest magnitude, and positions drawn at random.
+"""Selection in numpy: the k entries of largest magnitude, and random positions.
 
-Exact top-k: a sampled threshold lets one pass over cache-sized pieces find slightly more than k
-candidates; the exact k are then chosen among those. Where the sample misleads, all entries are
-looked at, so the result never depends on luck. With a threshold that is carried over from the step
-before about k entries are selected, for less work. Either is done in the same pass that adds a step
-to an error-feedback residual.
+Exact top-k: one pass over cache-sized pieces compares all entries with a threshold from a sample,
+and finds slightly more than k candidates. The exact k entries are then selected among the
+candidates. If fewer than k entries reach the threshold, all entries are compared, so the result
+does not depend on the sample. A threshold from the previous step selects about k entries with less
+work. Each of the two selections can add an addend to an error-feedback residual in the same pass.
 
 Source: AdaComp's selection; docs/methods/adacomp.md.
 """
@@ -20,47 +20,48 @@ import numpy as np
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Of fewer entries all are sorted: sampling costs more than it saves.
+#: All entries of an array smaller than this are sorted: sampling costs more than it saves.
 EXACT_BELOW = 4096
-#: A carried threshold that more or fewer than this times k entries reach is not good enough.
+#: A selection rejects the previous step's threshold if more than TOO_MANY k or fewer than TOO_FEW k
+#: entries reach the threshold.
 TOO_MANY, TOO_FEW = 1.3, 0.8
 
-_ACCUMULATE_PIECE = 1 << 16  # entries; target, addend and product stay in the second-level cache
-_PEELED_FRACTION = 0.05  # of entries kept; above it the bit peeling has too many rounds
-_SCANNED_FRACTION = 0.2  # of entries kept; above it a threshold leaves too little out
-_SAMPLED_KEPT = 200  # kept entries expected in the sample: its rank is good to 7 %
-_HINTED = 1.4  # times k: candidates that a hint aims at; seldom fewer than k then reach it
-_COUNTED = 1 << 14  # magnitudes: from here on they are counted by size before any are ordered
-_COUNTED_BITS = 17  # of a magnitude's lower bits: those of one count differ by a 64th
-_SMALL = 1024  # entries: to sort fewer with others' costs less than a call
-_TOGETHER = 3  # small arrays: fewer are faster one by one
+_ACCUMULATE_PIECE = 1 << 16  # entries; target, addend and product fit in the second-level cache
+_PEELED_FRACTION = 0.05  # largest selected part; above it, bit peeling takes too many rounds
+_SCANNED_FRACTION = 0.2  # largest selected part; above it, a threshold excludes too few entries
+_SAMPLED_KEPT = 200  # selected entries expected in the sample; the rank is then accurate to 7 %
+_HINTED = 1.4  # the rank of the hint is this times k; fewer than k entries seldom reach it
+_COUNTED = 1 << 14  # magnitudes; at least as many are counted by size before any are sorted
+_COUNTED_BITS = 17  # lower bits that counting ignores: counted magnitudes are 1/64 apart
+_SMALL = 1024  # entries; sorting smaller arrays together costs less than one call for each
+_TOGETHER = 3  # small arrays; fewer than this are faster one by one
 _MAGNITUDE = np.int32(0x7FFFFFFF)  # the bits of a float32 without its sign
-_FEW = 32  # magnitudes are too few to extrapolate from
-_SLOPE = 0.3  # with which magnitudes fall where nothing is known: like this power of the rank
+_FEW = 32  # magnitudes; up to this many are too few to extrapolate from
+_SLOPE = 0.3  # assumed slope if unknown: magnitudes fall with this power of the rank
 _SAFETY = 4.0  # standard deviations by which the threshold is lowered
-_PIECE = 1 << 17  # entries per element-wise pass: its buffers stay in the second-level cache
-_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: stays in the last-level cache
-_WORD = 32  # bits peeled at a time
+_PIECE = 1 << 17  # entries per element-wise pass: its buffers fit in the second-level cache
+_REGION = 1 << 21  # entries per gather, a multiple of _PIECE: fits in the last-level cache
+_WORD = 32  # bits per word of the bit peeling
 
 
 def accumulate(target: Float32, addend: Float32, factor: float = 1.0, decay: float = 1.0) -> None:
     """Do ``target = decay * target + factor * addend`` in place, each product rounded.
 
     Args:
-        target: [n] float32.
+        target: [n] float32, changed in place.
         addend: [n] float32.
-        factor: Of the addend.
-        decay: Of the target.
+        factor: Factor of the addend.
+        decay: Factor of the target.
     """
     product = np.empty(min(_ACCUMULATE_PIECE, target.size) if factor != 1 else 0, np.float32)
     for start in range(0, target.size, _ACCUMULATE_PIECE):
         part = slice(start, start + _ACCUMULATE_PIECE)
-        piece, more = target[part], addend[part]
+        piece, addition = target[part], addend[part]
         if decay != 1:
             piece *= np.float32(decay)
         if factor != 1:
-            more = np.multiply(more, np.float32(factor), out=product[: more.size])
-        piece += more
+            addition = np.multiply(addition, np.float32(factor), out=product[: addition.size])
+        piece += addition
 
 
 def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
@@ -75,11 +76,12 @@ def random_k(n: int, k: int, rng: np.random.Generator) -> Int64:
 def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
     """Return the k entries of largest magnitude.
 
-    Ties go to the lowest index. Zeros are never selected, so fewer than k may come back.
+    Among equal magnitudes, the lowest indices are selected. Zeros are never selected, so fewer than
+    k entries may be returned.
 
     Args:
         x: [n] float32, finite.
-        k: How many; n or more returns every non-zero.
+        k: Number of entries to select; n or more selects every non-zero entry.
 
     Returns:
         Ascending indices [<= k] int64 and their values [<= k] float32.
@@ -95,18 +97,18 @@ def top_k(x: Float32, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Float32, addend: Float32, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Add to a residual, take out its k largest entries, keep the rest: one error-feedback step.
+    """Add to a residual, then remove and return its k largest entries: one error-feedback step.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
         addend: [n] float32, finite.
-        k: As for `top_k`.
-        factor: Of the addend.
-        hint: A magnitude that somewhat more than k entries should reach; the result does not
-            depend on it, only the time. 0: none.
+        k: Number of entries to select, as for `top_k`.
+        factor: Factor of the addend.
+        hint: A magnitude that slightly more than k entries should reach; 0 if unknown. The hint
+            changes only the running time, not the result.
 
     Returns:
-        What `top_k` of the sum returns, and a hint for the next step with this residual.
+        The result of `top_k` for the sum, and a hint for the next step with this residual.
     """
     if np.float32(hint) > 0 and _is_worth_a_scan(residual.size, k):
         threshold = np.float32(hint)
@@ -118,13 +120,13 @@ def feedback_top_k(
         if candidates.size >= k:
             magnitudes = np.abs(values)
             lowest, hint = _lowest_and_hint(magnitudes, k)
-            kept = _reaching(magnitudes, lowest, k).nonzero()[0]
-            indices, values = _chosen(candidates, values, kept)
+            selected = _reaching(magnitudes, lowest, k).nonzero()[0]
+            indices, values = _chosen(candidates, values, selected)
             residual[indices] = 0
             return indices, values, hint
     else:
         accumulate(residual, addend, factor)
-    if hint > 0:  # gradients grow and shrink, and take the threshold with them
+    if hint > 0:  # gradients have shrunk since the hint: fewer than k entries reach it
         indices, values = _once_more(residual, np.abs(values), k)
     else:
         indices, values = _exact(residual, k)
@@ -140,42 +142,46 @@ def feedback_of_each(
     factors: Sequence[float],
     hints: Sequence[float],
 ) -> list[tuple[Int64, Float32, float]]:
-    """Do `feedback_top_k` with each residual; small ones together, which otherwise cost calls.
+    """Do `feedback_top_k` for each residual.
+
+    Small residuals are sorted together, because a call for each of them would cost more.
 
     Args:
-        residuals: Of each array [n], changed in place.
-        addends: Of each.
-        counts: Of each, k.
-        factors: Of each addend.
-        hints: Of each.
+        residuals: Arrays [n], changed in place.
+        addends: Addend of each residual.
+        counts: Number k of entries to select from each residual.
+        factors: Factor of each addend.
+        hints: Hint of each residual.
     """
-    given = list(zip(residuals, addends, counts, factors, hints, strict=True))
+    inputs = list(zip(residuals, addends, counts, factors, hints, strict=True))
     small = [place for place, residual in enumerate(residuals) if 0 < residual.size < _SMALL]
     if len(small) < _TOGETHER:
-        return [feedback_top_k(*each) for each in given]
+        return [feedback_top_k(*arguments) for arguments in inputs]
     for place in small:
         accumulate(residuals[place], addends[place], factors[place])
     taken = _take_of_small([residuals[n] for n in small], [counts[n] for n in small])
-    found = {place: (*each, 0.0) for place, each in zip(small, taken, strict=True)}
-    return [found.get(place) or feedback_top_k(*each) for place, each in enumerate(given)]
+    results = {place: (*result, 0.0) for place, result in zip(small, taken, strict=True)}
+    return [
+        results.get(place) or feedback_top_k(*arguments) for place, arguments in enumerate(inputs)
+    ]
 
 
 def _take_of_small(
     residuals: Sequence[Float32], counts: Sequence[int]
 ) -> Iterator[tuple[Int64, Float32]]:
-    """Take the k largest entries out of each of some residuals, by one sorting of them all."""
-    sizes = np.array([each.size for each in residuals])
+    """Remove and yield the k largest entries of each residual, sorting all residuals together."""
+    sizes = np.array([residual.size for residual in residuals])
     ends = sizes.cumsum()
-    starts, kept = ends - sizes, np.minimum(counts, sizes)
+    starts, num_kept = ends - sizes, np.minimum(counts, sizes)
     joined = np.concatenate(residuals)
-    bits = joined.view(np.int32) & _MAGNITUDE  # ascend with the magnitude
-    number = np.arange(sizes.size).repeat(sizes)
-    keys = (number << 32) + (_MAGNITUDE - bits)  # by array, the largest magnitude first
-    limits = np.sort(keys)[np.maximum(starts + kept - 1, 0)]
-    limits[kept == 0] = -1
-    is_chosen = keys <= limits[number]
-    surplus = np.add.reduceat(is_chosen, starts, dtype=np.int64) - kept
-    for place in (surplus > 0).nonzero()[0]:  # ties: the first ones stay
+    bits = joined.view(np.int32) & _MAGNITUDE  # as integers, in the order of the magnitudes
+    numbers = np.arange(sizes.size).repeat(sizes)
+    keys = (numbers << 32) + (_MAGNITUDE - bits)  # sorted by array, then by descending magnitude
+    limits = np.sort(keys)[np.maximum(starts + num_kept - 1, 0)]
+    limits[num_kept == 0] = -1
+    is_chosen = keys <= limits[numbers]
+    surplus = np.add.reduceat(is_chosen, starts, dtype=np.int64) - num_kept
+    for place in (surplus > 0).nonzero()[0]:  # ties: deselect the last ones
         start, stop = starts[place], ends[place]
         ties = start + (keys[start:stop] == limits[place]).nonzero()[0]
         is_chosen[ties[ties.size - surplus[place] :]] = False
@@ -191,27 +197,28 @@ def _take_of_small(
 
 
 def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """Return the entries that reach a threshold, and the threshold for next time.
+    """Return the entries that reach a threshold, and the threshold for the next step.
 
-    The next one is where k of these entries were above it; if there were fewer, it is lowered along
-    the slope of the magnitudes that were found. Where more than 1.3 k reach it the k largest of
-    those are taken; where fewer than 0.8 k do, the k largest of all.
+    The next threshold is the k-th largest magnitude of the selected entries. If fewer than k were
+    selected, the threshold is lowered along the slope of the selected magnitudes. If more than
+    1.3 k entries reach the threshold, the k largest of these entries are selected. If fewer than
+    0.8 k entries reach the threshold, the k largest of all entries are selected.
 
     Args:
         x: [n] float32, finite.
-        k: How many there should be, 1 to n; 0 of an empty array.
-        threshold: Of the time before; 0: not known.
+        k: Number of entries to aim for, 1 to n; 0 for an empty array.
+        threshold: Threshold from the previous step; 0 if unknown.
 
     Returns:
-        Ascending indices [m] int64, their values [m] float32, never zeros, and the threshold.
+        Ascending indices [m] int64, their values [m] float32, never zeros, and the next threshold.
     """
     if threshold > 0 and x.size > EXACT_BELOW:
         indices, values = at_least(x, np.float32(threshold), k)
         if indices.size >= TOO_FEW * k:
             following = magnitude_at(np.abs(values), k)
             if indices.size > TOO_MANY * k:
-                kept = largest(values, k)
-                indices, values = indices.take(kept), values.take(kept)
+                selected = largest(values, k)
+                indices, values = indices.take(selected), values.take(selected)
             return indices, values, following
     indices, values = top_k(x, k)
     return indices, values, lowest_of(values, k)
@@ -220,14 +227,14 @@ def carried_top_k(x: Float32, k: int, threshold: float) -> tuple[Int64, Float32,
 def feedback_carried(
     residual: Float32, addend: Float32, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """Do `carried_top_k` of a residual plus an addend, and take out what is selected.
+    """Do `carried_top_k` for a residual plus an addend, and remove the selected entries.
 
     Args:
         residual: [n] float32, changed in place: ``+= factor * addend``, then zero where selected.
         addend: [n] float32, finite.
-        k: How many there should be, 1 to n; 0 of an empty array.
-        factor: Of the addend.
-        threshold: Of the step before; 0: not known.
+        k: Number of entries to aim for, 1 to n; 0 for an empty array.
+        factor: Factor of the addend.
+        threshold: Threshold from the previous step; 0 if unknown.
     """
     if threshold > 0 and residual.size > EXACT_BELOW:
         indices, values = add_at_least(residual, addend, np.float32(threshold), factor, k)
@@ -242,7 +249,7 @@ def feedback_carried(
 
 
 def largest(values: Float32, k: int) -> Int64:
-    """Return ascending positions of the k largest magnitudes, the first ones among equals."""
+    """Return ascending positions of the k largest magnitudes; the first among equal ones."""
     if values.size <= k:
         return np.arange(values.size)
     if k <= 0:
@@ -251,32 +258,33 @@ def largest(values: Float32, k: int) -> Int64:
 
 
 def lowest_of(values: Float32, k: int) -> float:
-    """Return the smallest magnitude of [m] values; 0 where there are not the k > 0 wanted."""
+    """Return the smallest magnitude if there are exactly k > 0 values, else 0."""
     return float(np.abs(values).min()) if values.size == k > 0 else 0.0
 
 
 def magnitude_at(magnitudes: Float32, rank: float) -> float:
-    """Return the magnitude of this rank, from the largest magnitudes [m], m > 0, of an array.
+    """Return the magnitude of a rank, given the m > 0 largest magnitudes of an array.
 
-    Beyond them it is taken to fall on like a power of the rank, as it does from rank m / 2 to m.
+    For a rank above m, the magnitude is extrapolated as a power of the rank, fitted between the
+    ranks m / 2 and m.
     """
-    count, wanted = magnitudes.size, math.ceil(rank)
-    if wanted <= count:
-        return float(np.partition(magnitudes, count - wanted)[count - wanted])
+    count, whole_rank = magnitudes.size, math.ceil(rank)
+    if whole_rank <= count:
+        return float(np.partition(magnitudes, count - whole_rank)[count - whole_rank])
     half = max(1, count // 2)
-    ordered = np.partition(magnitudes, count - half)  # two ranks in one call: ten times longer
+    ordered = np.partition(magnitudes, count - half)  # two ranks in one call: ten times slower
     lowest, middle = float(ordered[: count - half + 1].min()), float(ordered[count - half])
     power = math.log(middle / lowest) / math.log(count / half) if half < count else _SLOPE
-    return float(lowest * (count / wanted) ** power)
+    return float(lowest * (count / whole_rank) ** power)
 
 
 def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, Float32]:
-    """Return the entries of x [n] whose magnitude reaches a threshold > 0: indices, values.
+    """Return the entries of x with a magnitude of at least a threshold > 0: indices, values.
 
     Args:
         x: [n] float32.
-        threshold: Of the magnitude.
-        expected: About how many there are; the result does not depend on it, only the time.
+        threshold: Smallest magnitude to return.
+        expected: Expected number of entries. The number changes the running time, not the result.
     """
     if expected > _PEELED_FRACTION * x.size:
         return _scan_dense(x, threshold)
@@ -286,7 +294,7 @@ def at_least(x: Float32, threshold: np.float32, expected: int) -> tuple[Int64, F
 def add_at_least(
     residual: Float32, addend: Float32, threshold: np.float32, factor: float, expected: int
 ) -> tuple[Int64, Float32]:
-    """Do ``residual += factor * addend`` [n] in place, then `at_least` of it."""
+    """Do ``residual += factor * addend`` [n] in place, then apply `at_least` to the residual."""
     if expected > _PEELED_FRACTION * residual.size:
         accumulate(residual, addend, factor)
         return _scan_dense(residual, threshold)
@@ -294,7 +302,7 @@ def add_at_least(
 
 
 def _scan_dense(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
-    """Return the entries of x that reach a threshold, where they are not few."""
+    """Return the entries of x that reach a threshold, if many entries do."""
     indices = (np.abs(x) >= threshold).nonzero()[0]
     return indices, x.take(indices)
 
@@ -302,10 +310,10 @@ def _scan_dense(x: Float32, threshold: np.float32) -> tuple[Int64, Float32]:
 def _sampled_threshold(
     x: Float32, addend: Float32 | None, k: int, factor: float = 1.0
 ) -> np.float32:
-    """Return a magnitude that somewhat more than k entries should reach; 0: look at everything."""
+    """Return a magnitude that slightly more than k entries should reach, or 0 to compare all."""
     if not _is_worth_a_scan(x.size, k):
         return np.float32(0)
-    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd: does not walk down one column of a matrix
+    stride = max(1, k // _SAMPLED_KEPT) | 1  # odd, so as not to sample one column of a matrix
     sample = x[::stride]
     if addend is not None:
         sample = sample + np.float32(factor) * addend[::stride]
@@ -323,9 +331,9 @@ def _is_worth_a_scan(size: int, k: int) -> bool:
 def _scan(
     x: Float32, addend: Float32 | None, threshold: np.float32, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """Return the entries of x that reach a threshold > 0, where they are few.
+    """Return the entries of x that reach a threshold > 0, if few entries do.
 
-    With an addend, x changes in place while in cache: ``+= factor * addend``.
+    With an addend, x changes in place while its entries are in cache: ``+= factor * addend``.
     """
     masks = np.empty((2, min(_PIECE, x.size)), bool)
     packed = np.empty(-(-min(_REGION, x.size) // _WORD), np.uint32)
@@ -344,20 +352,22 @@ def _scan(
             bits = np.packbits(above, bitorder="little")
             octets[first // 8 : first // 8 + bits.size] = bits
         num_words = -(-region.size // _WORD)
+        # The last word may still have bits of the previous region: clear them.
         octets[-(-region.size // 8) : packed.itemsize * num_words] = 0
-        found = _set_bits(packed[:num_words])
-        values.append(region.take(found))
-        found += start
-        indices.append(found)
+        positions = _set_bits(packed[:num_words])
+        values.append(region.take(positions))
+        positions += start
+        indices.append(positions)
     return np.concatenate(indices), np.concatenate(values)
 
 
 def _set_bits(words: np.ndarray) -> Int64:
     """Return the ascending positions of the bits set in [w] uint32, lowest bit first.
 
-    Peels the lowest bit of every non-zero word, round by round: at 1 % twice as fast as ``nonzero``
-    of the boolean mask, whose branches are mispredicted at every hit. A third of the words has
-    one; where more than a tenth has, numpy's ``nonzero`` does without branches.
+    Each round peels the lowest bit of every non-zero word. With 1 % of the bits set, peeling is
+    twice as fast as ``nonzero`` of the boolean mask, which mispredicts a branch at every set bit.
+    About a third of the words then has a set bit. If more than a tenth of the words has a set bit,
+    numpy's ``nonzero`` of the words runs without branches.
     """
     origins = (words != 0).nonzero()[0]
     words = words.take(origins)
@@ -367,29 +377,33 @@ def _set_bits(words: np.ndarray) -> Int64:
         below = words - np.uint32(1)  # the lowest bit cleared, the zeros below it set
         rounds.append(origins + np.bitwise_count(below & ~words))
         words &= below
-        more = (words != 0).nonzero()[0]
-        words, origins = words.take(more), origins.take(more)
+        remaining = (words != 0).nonzero()[0]
+        words, origins = words.take(remaining), origins.take(remaining)
     if not rounds:
         return np.empty(0, np.int64)
-    found = np.concatenate(rounds)
-    found.sort(kind="stable")  # few ascending runs: merged, not sorted
-    return found
+    positions = np.concatenate(rounds)
+    positions.sort(kind="stable")  # few ascending runs: merged, not sorted
+    return positions
 
 
 def _exact(x: Float32, k: int) -> tuple[Int64, Float32]:
-    """Select among all: numpy finds what is set in a mask in a fifth of the time of non-zeros."""
+    """Select among all entries.
+
+    The position search runs on a boolean mask: numpy is five times faster with a mask than with
+    floats.
+    """
     if k <= 0:
         return np.empty(0, np.int64), np.empty(0, np.float32)
     indices = (x != 0).nonzero()[0]
     values = x.take(indices)
     if indices.size <= k:
         return indices, values
-    # Of the others alone: partitioning many equal zeros takes ten times as long.
+    # Partition non-zero values only: many equal zeros would take ten times as long.
     return _chosen(indices, values, _are_largest(np.abs(values), k).nonzero()[0])
 
 
 def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]:
-    """Do `top_k` of x when the m < k magnitudes above some threshold are known."""
+    """Do `top_k` of x, given the m < k magnitudes above some threshold."""
     if magnitudes.size > _FEW:
         threshold = np.float32(magnitude_at(magnitudes, _HINTED * k))
         indices, values = at_least(x, threshold, k)
@@ -399,26 +413,26 @@ def _once_more(x: Float32, magnitudes: Float32, k: int) -> tuple[Int64, Float32]
 
 
 def _lowest_and_hint(magnitudes: Float32, k: int) -> tuple[np.float32, float]:
-    """Return the k-th largest of m >= k magnitudes, and about that of rank `_HINTED` k."""
-    wanted = math.ceil(_HINTED * k)
+    """Return the k-th largest of m >= k magnitudes, and about the magnitude of rank `_HINTED` k."""
+    hint_rank = math.ceil(_HINTED * k)
     if magnitudes.size < _COUNTED:
         ordered = np.partition(magnitudes, magnitudes.size - k)
-        if magnitudes.size < wanted:
-            return ordered[-k], magnitude_at(magnitudes, wanted)
-        return ordered[-k], magnitude_at(ordered[:-k], wanted - k)
-    # The bits of a float that is not negative ascend with it.
+        if magnitudes.size < hint_rank:
+            return ordered[-k], magnitude_at(magnitudes, hint_rank)
+        return ordered[-k], magnitude_at(ordered[:-k], hint_rank - k)
+    # For floats that are not negative, the order of the bits is the order of the values.
     sizes = magnitudes.view(np.int32) >> _COUNTED_BITS
     smallest = int(sizes.min())
     sizes -= np.int32(smallest)
     counts = np.bincount(sizes)
-    reached = counts[::-1].cumsum()  # how many are of the largest size, of the two largest, ...
+    reached = counts[::-1].cumsum()  # how many have the largest size, the two largest sizes, ...
     place = int(reached.searchsorted(k))
-    same = magnitudes[sizes == counts.size - 1 - place]
-    rank = int(reached[place]) - k  # among these, from the smallest
-    lowest = np.partition(same, rank)[rank]
-    if magnitudes.size < wanted:
-        return lowest, magnitude_at(magnitudes, wanted)
-    size = smallest + counts.size - 1 - int(reached.searchsorted(wanted))
+    same_size = magnitudes[sizes == counts.size - 1 - place]
+    rank = int(reached[place]) - k  # index of the k-th largest in `same_size`, in ascending order
+    lowest = np.partition(same_size, rank)[rank]
+    if magnitudes.size < hint_rank:
+        return lowest, magnitude_at(magnitudes, hint_rank)
+    size = smallest + counts.size - 1 - int(reached.searchsorted(hint_rank))
     return lowest, float(np.int32(size << _COUNTED_BITS).view(np.float32))
 
 
@@ -427,15 +441,15 @@ def _chosen(indices: Int64, values: Float32, kept: Int64) -> tuple[Int64, Float3
 
 
 def _are_largest(magnitudes: Float32, k: int) -> np.ndarray:
-    """Return [m] bool: whether each magnitude is of the k largest, 0 < k <= m."""
+    """Return [m] bool: True for the k largest magnitudes, 0 < k <= m."""
     return _reaching(magnitudes, np.partition(magnitudes, magnitudes.size - k)[-k], k)
 
 
 def _reaching(magnitudes: Float32, smallest_kept: np.float32, k: int) -> np.ndarray:
-    """Return [m] bool: `_are_largest` when the k-th largest is known."""
-    kept = magnitudes >= smallest_kept
-    surplus = np.count_nonzero(kept) - k
+    """Return [m] bool: True for the k largest magnitudes, given the k-th largest one."""
+    is_kept = magnitudes >= smallest_kept
+    surplus = np.count_nonzero(is_kept) - k
     if surplus:
         ties = (magnitudes == smallest_kept).nonzero()[0]
-        kept[ties[ties.size - surplus :]] = False
-    return kept
+        is_kept[ties[ties.size - surplus :]] = False
+    return is_kept

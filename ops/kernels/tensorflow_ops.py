@@ -1,9 +1,9 @@
-"""The kernels as `tf.function`s: any device, one trace whatever n and k are.
+"""The kernels as `tf.function`s, for any device; each is traced once for all lengths n and k.
 
-They take numpy arrays, tensors or `DeviceArray`s; what is selected or coded comes back in numpy
-arrays, the rest stays on the device. In arithmetic TensorFlow's threads flush subnormal numbers to
-zero, there the numpy bodies differ from these by less than the smallest normal number; where XLA
-compiles a body, product and sum may be rounded once instead of twice.
+The functions take numpy arrays, tensors or `DeviceArray`s. Selected and coded values are returned
+as numpy arrays; all other results stay on the device. TensorFlow's threads flush subnormal numbers
+to zero, so results may differ from numpy's by less than the smallest normal number. Where XLA
+compiles a function, a product and a sum may be rounded once instead of twice.
 """
 
 from __future__ import annotations
@@ -83,7 +83,12 @@ def _to_int8(values: Any, scale: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER)
 def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
-    """Return of each chunk the largest magnitude and the sum of them, and which exceed the mean."""
+    """Return figures of each chunk, and which magnitudes exceed the mean of their chunk.
+
+    Returns:
+        Largest magnitude [c], sum of magnitudes [c], flags of magnitudes above the mean [k], and
+        sum [c] and number [c] of these magnitudes.
+    """
     magnitudes = tf.abs(values)
     largest = tf.math.unsorted_segment_max(magnitudes, chunks, count)
     exact = tf.cast(magnitudes, tf.float64)
@@ -91,8 +96,8 @@ def _chunk_figures(values: Any, chunks: Any, count: Any) -> Any:
     lengths = tf.math.unsorted_segment_sum(tf.ones_like(exact), chunks, count)
     above = magnitudes > tf.gather(tf.cast(sums / lengths, tf.float32), chunks)
     upper = tf.math.unsorted_segment_sum(tf.where(above, exact, 0.0), chunks, count)
-    most = tf.math.unsorted_segment_sum(tf.cast(above, tf.int64), chunks, count)
-    return largest, sums, above, upper, most
+    num_above = tf.math.unsorted_segment_sum(tf.cast(above, tf.int64), chunks, count)
+    return largest, sums, above, upper, num_above
 
 
 @traced(FLOATS, PLACES, FLOATS, FLOATS)
@@ -108,7 +113,7 @@ def _is_negative(values: Any) -> Any:
 
 @traced(PLACES)
 def _damp(sigma: Any) -> Any:
-    # In double precision: float32 division may be done by an approximate reciprocal.
+    # In double precision: float32 division may use an approximate reciprocal.
     return tf.cast(1.0 / tf.cast(tf.maximum(sigma, 1), tf.float64), tf.float32)
 
 
@@ -125,18 +130,20 @@ def _adapt(mean_square: Any, values: Any, decay: Any, share: Any, strength: Any)
 
 @traced(FLOATS, NUMBER, FLOATS, *[FLOAT] * 2)
 def _contribution(values: Any, block_entries: Any, averages: Any, alpha: Any, share: Any) -> Any:
-    """Sums and averages of blocks; a sum of subnormal numbers alone is made the least normal."""
+    """Return the new averages and the sums of magnitudes of blocks."""
     num_full = tf.size(values) // block_entries
     rows = tf.reshape(values[: num_full * block_entries], [num_full, block_entries])
     tail = values[num_full * block_entries :][None][: tf.size(averages) - num_full]
     magnitudes = tf.constant(_MAGNITUDE_BITS, tf.uint32)
-    sums, some = [], []
+    sums, any_set = [], []
     for part in (rows, tail):
         bits = tf.bitwise.bitwise_and(tf.bitcast(part, tf.uint32), magnitudes)
         sums.append(tf.reduce_sum(tf.abs(part), 1))
-        some.append(tf.reduce_any(bits != 0, 1))
+        any_set.append(tf.reduce_any(bits != 0, 1))
+    # TensorFlow flushes subnormal sums to zero, but a sum may be 0 only for a block of zeros. A
+    # block with only subnormal numbers gets the smallest normal number as its sum.
     total = tf.concat(sums, 0)
-    total = tf.where((total == 0) & tf.concat(some, 0), np.finfo(np.float32).tiny, total)
+    total = tf.where((total == 0) & tf.concat(any_set, 0), np.finfo(np.float32).tiny, total)
     counts = tf.concat(
         [tf.fill([num_full], block_entries), tf.fill([tf.shape(tail)[0]], tf.shape(tail)[1])], 0
     )
@@ -174,15 +181,15 @@ def _take_blocks(values: Any, numbers: Any, block_entries: Any) -> Any:
 
 @traced(FLOATS, PLACES, NUMBER, NUMBER)
 def _code_blocks(values: Any, numbers: Any, block_entries: Any, bits: Any) -> Any:
-    """Levels, lows and steps of some blocks, and the errors of all entries."""
+    """Return levels, lows and steps of some blocks, and the errors of all entries."""
     rows = _take_blocks(values, numbers, block_entries)
     levels, lows, steps = _to_levels(rows, bits)
-    stands_for = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
+    decoded = (tf.cast(levels, tf.float32) + 0.5) * steps[:, None] + lows[:, None]
     num_rows, size = tf.size(values) // block_entries, tf.size(values)
     shape = tf.stack([num_rows, block_entries])
-    errors = tf.scatter_nd(tf.cast(numbers, tf.int32)[:, None], rows - stands_for, shape)
-    rest = tf.zeros([size - num_rows * block_entries])
-    return levels, lows, steps, tf.concat([tf.reshape(errors, [-1]), rest], 0)
+    errors = tf.scatter_nd(tf.cast(numbers, tf.int32)[:, None], rows - decoded, shape)
+    padding = tf.zeros([size - num_rows * block_entries])
+    return levels, lows, steps, tf.concat([tf.reshape(errors, [-1]), padding], 0)
 
 
 @traced(tf.TensorSpec([None, None], tf.uint16))
@@ -192,7 +199,7 @@ def _octets(levels: Any) -> Any:
 
 @traced(tf.TensorSpec([None, None], tf.uint16))
 def _nibbles(levels: Any) -> Any:
-    """Two levels in a byte, as they are sent: half as much leaves the device."""
+    """Pack two levels into one byte, as on the wire: half as many bytes leave the device."""
     octets = tf.cast(levels, tf.uint8)
     return tf.bitwise.bitwise_or(octets[:, ::2], tf.bitwise.left_shift(octets[:, 1::2], 4))
 
@@ -213,22 +220,25 @@ def _plus_outer(total: Any, down: Any, across: Any) -> Any:
 
 
 def _rates(rate: float | Float32, size: int) -> Any:
-    """Return the rate as [k], or [1] to broadcast."""
+    """Return the rate as [k], or as [1], which is broadcast."""
     return np.broadcast_to(np.asarray(rate, np.float32), (size if np.ndim(rate) else 1,))
 
 
 def zeros(sizes: Sequence[int]) -> list[Float32]:
-    """See `numpy_ops.zeros`; on the device."""
+    """Return a DeviceArray [n] of zeros for each size."""
     return cast("list[Float32]", [DeviceArray(tf.zeros(size)) for size in sizes])
 
 
 def joined(arrays: Sequence[Any]) -> Float32:
-    """See `numpy_ops.joined`; on the device."""
-    return cast("Float32", DeviceArray(tf.concat([tensor_of(each) for each in arrays], 0)))
+    """Return one DeviceArray with the entries of all arrays, in order."""
+    return cast("Float32", DeviceArray(tf.concat([tensor_of(array) for array in arrays], 0)))
 
 
 def first_not_finite(tensors: Sequence[Any]) -> int | None:
-    """See `numpy_ops.first_not_finite`; one copy of flags for all tensors."""
+    """Return the index of the first tensor with NaN or infinity, or None.
+
+    All flags are copied from the device together.
+    """
     if not any(isinstance(tensor, DeviceArray) for tensor in tensors):
         return numpy_ops.first_not_finite(tensors)
     finite = tf.stack([_is_finite(tensor_of(tensor)) for tensor in tensors]).numpy()
@@ -236,24 +246,24 @@ def first_not_finite(tensors: Sequence[Any]) -> int | None:
 
 
 def norm(tensor: Any) -> float:
-    """See `numpy_ops.norm`; on a device squares are summed in double precision."""
+    """Return the L2 norm of a finite tensor; a DeviceArray is summed in double precision."""
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.norm(tensor)
     return float(_norm(tensor.value))
 
 
 def apply_sparse(theta: Float32, indices: Any, values: Any, rate: float | Float32) -> None:
-    """See `numpy_ops.apply_sparse`; theta is a numpy array or a `tf.Variable` [n]."""
+    """Do ``theta[indices] -= rate * values``; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         product = _product(rates, values)
         tf.raw_ops.ResourceScatterSub(resource=theta.handle, indices=indices, updates=product)
         return
-    theta[indices] = _changed(theta[indices], values, rates).numpy()  # the rest is not read
+    theta[indices] = _changed(theta[indices], values, rates).numpy()
 
 
 def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
-    """See `numpy_ops.apply_dense`; theta is a numpy array or a `tf.Variable` [n]."""
+    """Do ``theta -= rate * values``; theta is a numpy array or a `tf.Variable` [n]."""
     rates = _rates(rate, int(values.shape[0]))
     if isinstance(theta, tf.Variable):
         theta.assign_sub(_product(rates, values))
@@ -262,48 +272,54 @@ def apply_dense(theta: Float32, values: Any, rate: float | Float32) -> None:
 
 
 def scale(values: Any, rate: float | Float32) -> Any:
-    """See `numpy_ops.scale`; of a device's array there."""
+    """Return ``rate * values``; a DeviceArray if the values are one."""
     if isinstance(values, DeviceArray):
         return DeviceArray(_product(_rates(rate, values.size), values.value))
     return _product(_rates(rate, int(values.shape[0])), values).numpy()
 
 
 def damp(sigma: Any) -> Float32:
-    """See `numpy_ops.damp`."""
+    """Return the share of the learning rate for each entry, 1 / max(1, sigma)."""
     shares: Float32 = _damp(tf.cast(sigma, tf.int64)).numpy()
     return shares
 
 
 def compensate(values: Any, theta: Any, base: Any, strength: float | Float32) -> Float32:
-    """See `numpy_ops.compensate`."""
+    """Return ``g + L * g * g * (theta - base)``, the gradient corrected from base to theta."""
     strengths = _rates(strength, int(values.shape[0]))
     compensated: Float32 = _compensate(values, theta, base, strengths).numpy()
     return compensated
 
 
 def adapt(mean_square: Any, values: Any, decay: float, strength: float) -> tuple[Float32, Float32]:
-    """See `numpy_ops.adapt`; square root and quotient may differ in the last bit."""
+    """Return the next running mean of g * g and the compensation strengths.
+
+    Square root and quotient may differ from `numpy_ops.adapt` in the last bit.
+    """
     averaged, strengths = _adapt(mean_square, values, decay, 1 - decay, strength)
     return averaged.numpy(), strengths.numpy()
 
 
 def contribution(values: Any, block_entries: int, averages: Any, alpha: float) -> tuple[Any, Any]:
-    """See `numpy_ops.contribution`; sums differ in their last bits, and stay where values are."""
-    given = tensor_of(values), block_entries, tensor_of(averages)
-    averaged, sums = _contribution(*given, alpha, 1 - alpha)
+    """Return the averages and the sums of magnitudes of blocks, on the device if values are.
+
+    The sums may differ from `numpy_ops.contribution` in their last bits.
+    """
+    inputs = tensor_of(values), block_entries, tensor_of(averages)
+    averaged, sums = _contribution(*inputs, alpha, 1 - alpha)
     if isinstance(values, DeviceArray):
         return DeviceArray(averaged), DeviceArray(sums)
     return averaged.numpy(), sums.numpy()
 
 
 def to_levels(rows: Any, bits: int) -> tuple[NDArray[Any], Float32, Float32]:
-    """See `numpy_ops.to_levels`."""
+    """Code rows [m, e] as levels with 16, 8 or 4 bits, lows [m] and steps [m]."""
     levels, lows, steps = _to_levels(rows, bits)
     return _levels_on_host(levels, bits), lows.numpy(), steps.numpy()
 
 
 def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
-    """Return levels [m, e] as few bytes as they can cross in."""
+    """Copy levels [m, e] to the host, in as few bytes as possible."""
     if bits == 16:
         return cast("NDArray[Any]", levels.numpy())
     if bits == 8 or levels.shape[1] % 2:
@@ -313,15 +329,18 @@ def _levels_on_host(levels: Any, bits: int) -> NDArray[Any]:
 
 
 def block_flags(sums: Any) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """See `numpy_ops.block_flags`."""
+    """Return two flags for each sum of magnitudes: is not 0, is not finite."""
     if not isinstance(sums, DeviceArray):
         return numpy_ops.block_flags(sums)
-    some, bad = _block_flags(sums.value)
-    return some.numpy(), bad.numpy()
+    not_zero, not_finite = _block_flags(sums.value)
+    return not_zero.numpy(), not_finite.numpy()
 
 
 def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
-    """See `numpy_ops.best_first`; on the device if one part of the scores is there."""
+    """Return positions by class, then by descending score, then by position.
+
+    The positions are sorted on the device if a part of the scores is a DeviceArray.
+    """
     if not any(isinstance(part, DeviceArray) for part in scores):
         return numpy_ops.best_first(scores, classes)
     order = _best_first(tensor_of(joined(scores)), classes)
@@ -329,7 +348,7 @@ def best_first(scores: Sequence[Any], classes: NDArray[np.uint8]) -> Int64:
 
 
 def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
-    """See `numpy_ops.take_blocks`; nothing else leaves the device."""
+    """Copy some blocks into `out` [m, e]. Only these blocks are copied from the device."""
     if isinstance(values, DeviceArray):
         np.copyto(out, _take_blocks(values.value, numbers, out.shape[1]).numpy())
     else:
@@ -339,7 +358,7 @@ def take_blocks(values: Any, numbers: Int64, out: NDArray[Any]) -> None:
 def code_blocks(
     values: Any, numbers: Int64, block_entries: int, bits: int
 ) -> tuple[NDArray[Any], Float32, Float32, Any]:
-    """See `numpy_ops.code_blocks`; the errors stay on the device."""
+    """Code some blocks of full length. The errors of a DeviceArray stay on the device."""
     if not isinstance(values, DeviceArray):
         return numpy_ops.code_blocks(values, numbers, block_entries, bits)
     levels, lows, steps, errors = _code_blocks(values.value, numbers, block_entries, bits)
@@ -347,9 +366,9 @@ def code_blocks(
 
 
 def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
-    """See `numpy_ops.power_step`; of a matrix on the device only the factors come to the host.
+    """Do one step of subspace iteration; only the factors are copied from the device.
 
-    Products are summed in another order.
+    Products are summed in another order than in `numpy_ops.power_step`.
     """
     if not isinstance(tensor, DeviceArray):
         return numpy_ops.power_step(tensor, right)
@@ -360,7 +379,7 @@ def power_step(tensor: Any, right: Float32) -> tuple[Float32, Float32] | None:
 
 
 def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
-    """See `numpy_ops.entries`; the same sums in the same order, on the device."""
+    """Return entries of ``left @ right.T`` on the device, summed in the order of numpy_ops."""
     product = tf.zeros([len(left), len(right)])
     for down, across in zip(left.T, right.T, strict=True):
         product = _plus_outer(product, down, across)
@@ -368,7 +387,7 @@ def entries(left: Float32, right: Float32, first: int, size: int) -> Any:
 
 
 def quantise(values: Any, dtype: str) -> CodedValues:
-    """See `numpy_ops.quantise`."""
+    """Code values as float32, bfloat16, float16 or int8, on the device if they are there."""
     if dtype == "float32":
         return numpy_ops.quantise(np.asarray(values), dtype)
     values = tensor_of(values)
@@ -383,28 +402,31 @@ def quantise(values: Any, dtype: str) -> CodedValues:
 
 
 def quantise_chunks(values: Any, edges: Int64, dtype: str) -> tuple[NDArray[np.uint8], Float32]:
-    """See `few_bits.quantise_chunks`; sums in double precision are of another order."""
-    if not isinstance(values, DeviceArray):  # selected ones, which are few, are on the host
+    """Code the values of each chunk with a few bits and scales of the chunk.
+
+    Sums are in double precision, in another order than in `few_bits.quantise_chunks`.
+    """
+    if not isinstance(values, DeviceArray):  # selected values are few, and are on the host
         return few_bits.quantise_chunks(values, edges, dtype)
     if not values.size:
         return few_bits.quantise_chunks(np.empty(0, np.float32), edges, dtype)
-    given, lengths = values.value, np.diff(edges)
+    tensor, lengths = values.value, np.diff(edges)
     chunks = np.repeat(np.arange(lengths.size), lengths)
-    largest, sums, above, upper, most = _chunk_figures(given, chunks, lengths.size)
+    largest, sums, above, upper, num_above = _chunk_figures(tensor, chunks, lengths.size)
     if dtype.startswith("int"):
         scales = few_bits.rounded(largest.numpy())[:, None]
-        levels = _uniform_levels(given, chunks, scales[:, 0], few_bits.boundaries(dtype)).numpy()
+        levels = _uniform_levels(tensor, chunks, scales[:, 0], few_bits.boundaries(dtype)).numpy()
     elif dtype == "sign":
         scales = few_bits.rounded(sums.numpy() / lengths)[:, None]
         levels = np.zeros(values.size, np.uint8)
     else:
         levels = above.numpy().view(np.uint8)
-        means = few_bits.side_means(sums.numpy(), upper.numpy(), most.numpy(), lengths)
+        means = few_bits.side_means(sums.numpy(), upper.numpy(), num_above.numpy(), lengths)
         scales = few_bits.rounded(means)
-    return few_bits.with_signs(levels, _is_negative(given).numpy(), dtype), scales
+    return few_bits.with_signs(levels, _is_negative(tensor).numpy(), dtype), scales
 
 
-#: What these functions leave out is numpy's.
+#: Functions that this module does not replace are the numpy functions.
 KERNELS = dataclasses.replace(
     numpy_ops.KERNELS,
     name="tf",

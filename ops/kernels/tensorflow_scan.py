@@ -1,7 +1,7 @@
-"""Selection as `tf.function`s on a processor: as long as what is found.
+"""Selection as `tf.function`s on a CPU, with results as long as the number of selected entries.
 
-XLA needs shapes that follow from the lengths alone (`tensorflow_select`); without it TensorFlow's
-own `where` and `nth_element`, which only a processor has, take a twelfth of the time.
+XLA needs shapes that depend only on the lengths of the inputs (`tensorflow_select`). Without XLA,
+TensorFlow's `where` and `nth_element`, which only a CPU can run, take a twelfth of the time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAGNITUDE_BITS = 0x7FFFFFFF
 
 
 def magnitudes_of(x: Any) -> Any:
-    """Return the bits of floats [n] without their signs: int32 of the same order."""
+    """Return the bits of floats [n] without their signs: int32 in the order of the magnitudes."""
     return tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), tf.constant(_MAGNITUDE_BITS))
 
 
@@ -25,23 +25,28 @@ def _places_of(mask: Any) -> Any:
 
 
 def _at_rank(magnitudes: Any, rank: Any) -> Any:
-    """Return the magnitude of a rank, 1 for the largest."""
+    """Return the magnitude at a rank; rank 1 is the largest magnitude."""
     return tf.raw_ops.NthElement(input=magnitudes, n=rank - 1, reverse=True)
 
 
 def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
-    """Candidates above a sampled threshold, or all but zeros where these are too few; k of them."""
+    """Return the places and values of the k largest magnitudes.
+
+    Candidates reach a sampled threshold. If fewer than k entries do, all non-zero entries are
+    candidates.
+    """
     magnitudes = magnitudes_of(x)
     threshold = tf.maximum(_at_rank(magnitudes[::stride], rank), 1)  # zeros are never selected
     places = _places_of(magnitudes >= threshold)
     if tf.size(places) < k:
         places = _places_of(magnitudes > 0)
     if tf.size(places) > k:
-        found = tf.gather(magnitudes, places)
-        least = _at_rank(found, k)
-        above, ties = found > least, _places_of(found == least)
-        last = ties[k - tf.reduce_sum(tf.cast(above, tf.int32)) - 1]  # of equals the first ones
-        equal = tf.logical_and(found == least, tf.range(tf.size(found, tf.int64)) <= last)
+        selected = tf.gather(magnitudes, places)
+        least = _at_rank(selected, k)
+        above, ties = selected > least, _places_of(selected == least)
+        # Among magnitudes equal to the k-th largest, the first ones are selected.
+        last = ties[k - tf.reduce_sum(tf.cast(above, tf.int32)) - 1]
+        equal = tf.logical_and(selected == least, tf.range(tf.size(selected, tf.int64)) <= last)
         places = tf.gather(places, _places_of(tf.logical_or(above, equal)))
     places = tf.ensure_shape(places, [None])
     return places, tf.gather(x, places)
@@ -49,21 +54,21 @@ def _largest(x: Any, k: Any, stride: Any, rank: Any) -> tuple[Any, Any]:
 
 @traced(FLOATS, *[NUMBER] * 3)
 def top_k(x: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Return the k largest: ascending places int64 and values; 0 < k <= n."""
+    """Return the k largest entries: ascending places int64 and values; 0 < k <= n."""
     return _largest(x, k, stride, rank)
 
 
 @traced(FLOATS, FLOATS, FLOAT, *[NUMBER] * 3)
 def feedback_top_k(residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any) -> Any:
-    """Return what is left of the residual plus an addend, and `top_k` of it."""
+    """Return the residual plus the addend without its k largest entries, and `top_k` of the sum."""
     total = residual + factor * addend
     places, values = _largest(total, k, stride, rank)
-    rest = tf.tensor_scatter_nd_update(total, places[:, None], tf.zeros_like(values))
-    return rest, places, values
+    remainder = tf.tensor_scatter_nd_update(total, places[:, None], tf.zeros_like(values))
+    return remainder, places, values
 
 
 @traced(FLOATS, FLOAT)
 def reaching(x: Any, threshold: Any) -> Any:
-    """Return the entries of at least this magnitude > 0."""
+    """Return the places and values of entries with at least this magnitude > 0."""
     places = _places_of(magnitudes_of(x) >= tf.bitcast(threshold, tf.int32))
     return places, tf.gather(x, places)

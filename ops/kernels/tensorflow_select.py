@@ -1,9 +1,9 @@
-"""Selection as `tf.function`s: shapes follow from the lengths alone, so that XLA can compile them.
+"""Selection as `tf.function`s: shapes depend only on the input lengths, so XLA can compile them.
 
-What is selected comes back in arrays of a fixed length with n behind the last position; the caller
-cuts them. Without XLA the bodies of `tensorflow_scan` take their place. Magnitudes are compared as
-the bits of the float without its sign: the same order, and exact for subnormal numbers, which
-TensorFlow's threads flush to zero.
+Selected positions are in arrays of a fixed length, filled with n after the last position; the
+caller cuts the arrays. Without XLA, the functions of `tensorflow_scan` are used instead. Magnitudes
+are compared as the bits of the float without its sign. The order of these bits is the order of the
+magnitudes, and is exact for subnormal numbers, which TensorFlow's threads flush to zero.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from thinwire.ops.kernels.tensorflow_scan import magnitudes_of
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-_HALVINGS = 31  # of a range of positions
+_HALVINGS = 31  # of a range of positions: enough for 2**31 entries
 _SAMPLED_KEPT = 200
 _SAFETY = 4.0
-_SPARE = 64  # candidates beyond two for each entry kept
+_SPARE = 64  # candidates in addition to two for each selected entry
 
 
 def plan(size: int, k: int) -> tuple[int, int, int, int]:
-    """Return (k, stride, rank, capacity): every stride-th entry is a sample.
+    """Return (k, stride, rank, capacity) of a selection, 0 < k <= size.
 
-    Its rank-th largest magnitude is one that somewhat more than k entries should reach, and at most
-    `capacity` may, 0 < k <= size.
+    Every stride-th entry is a sample. Slightly more than k entries should reach the rank-th largest
+    magnitude of the sample, and at most `capacity` entries may.
     """
     stride = max(k // _SAMPLED_KEPT, 1)
     num_sampled = -(-size // stride)
@@ -51,7 +51,7 @@ def plan(size: int, k: int) -> tuple[int, int, int, int]:
 
 
 def _first_reaching(magnitudes: Any, threshold: Any, capacity: Any) -> tuple[Any, Any]:
-    """Return the first `capacity` positions that reach a threshold, and how many do."""
+    """Return the first `capacity` positions that reach a threshold, and the number of all."""
     size = tf.size(magnitudes)
     reached = tf.cumsum(tf.cast(magnitudes >= threshold, tf.int32))
     ranks = tf.range(1, capacity + 1)
@@ -71,15 +71,19 @@ def _values_at(x: Any, places: Any) -> Any:
 
 
 def _largest(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> tuple[Any, Any, Any]:
-    """Sampled threshold, exact top-k among the first that reach it; of all where that fails."""
+    """Return places, values and number of the k largest magnitudes.
+
+    The k entries are selected among entries that reach a sampled threshold. If fewer than k or more
+    than `capacity` entries do, the k entries are selected among all entries.
+    """
     size, magnitudes = tf.size(x), magnitudes_of(x)
     lowest = tf.math.top_k(magnitudes[::stride], rank).values[-1]
     threshold = tf.maximum(lowest, 1)  # zeros are never selected
     candidates, count = _first_reaching(magnitudes, threshold, capacity)
     if tf.logical_and(count >= k, count <= capacity):
-        found = tf.gather(magnitudes, tf.minimum(candidates, size - 1))
-        found = tf.where(candidates < size, found, 0)
-        highest = tf.math.top_k(found, k)  # ties: lowest position first
+        reached = tf.gather(magnitudes, tf.minimum(candidates, size - 1))
+        reached = tf.where(candidates < size, reached, 0)
+        highest = tf.math.top_k(reached, k)  # ties: lowest position first
         places = tf.gather(candidates, highest.indices)
     else:
         highest = tf.math.top_k(magnitudes, k)
@@ -98,17 +102,19 @@ def _top_k(x: Any, k: Any, stride: Any, rank: Any, capacity: Any) -> Any:
 def _feedback_top_k(
     residual: Any, addend: Any, factor: Any, k: Any, stride: Any, rank: Any, capacity: Any
 ) -> Any:
-    """`_top_k` of the residual plus an addend, and what is left; where few are found, zeros."""
+    """Return the residual plus the addend without its k largest entries, and these entries."""
     total = residual + factor * addend
     places, values, count = _largest(total, k, stride, rank, capacity)
-    taken = tf.where(places < tf.size(total), places, 0)  # fewer than k: all else is zero anyway
-    rest = tf.tensor_scatter_nd_update(total, taken[:, None], tf.zeros_like(values))
-    return rest, places, values, count
+    # Places contain n only if fewer than k entries are not 0. All of these are selected, so the
+    # remainder is all 0, and writing 0 to entry 0 instead of entry n changes nothing.
+    taken = tf.where(places < tf.size(total), places, 0)
+    remainder = tf.tensor_scatter_nd_update(total, taken[:, None], tf.zeros_like(values))
+    return remainder, places, values, count
 
 
 @fused(FLOATS, FLOAT, NUMBER)
 def _reaching(x: Any, threshold: Any, capacity: Any) -> Any:
-    """Return the first `capacity` entries of at least this magnitude, and how many there are."""
+    """Return the first `capacity` entries with at least this magnitude, and the number of all."""
     places, count = _first_reaching(magnitudes_of(x), tf.bitcast(threshold, tf.int32), capacity)
     return places, _values_at(x, places), count
 
@@ -127,7 +133,7 @@ def _none() -> tuple[Int64, Float32]:
 
 
 def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
-    """See `numpy_select.top_k`."""
+    """Return the k entries of largest magnitude, as numpy arrays."""
     x = tensor_of(x)
     size = int(x.shape[0])
     k = min(k, size)
@@ -142,16 +148,19 @@ def top_k(x: Any, k: int) -> tuple[Int64, Float32]:
 def feedback_top_k(
     residual: Any, addend: Any, k: int, factor: float = 1.0, hint: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `numpy_select.feedback_top_k`; a numpy residual is added to on the host."""
+    """Add to a residual, then remove and return its k largest entries.
+
+    A numpy residual is changed on the host.
+    """
     del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
-        given = residual.value, tensor_of(addend), np.float32(factor), *plan(residual.size, k)
+        inputs = residual.value, tensor_of(addend), np.float32(factor), *plan(residual.size, k)
         if USES_XLA:
-            residual.value, *found = _feedback_top_k(*given)
-            return *_cut(*found), 0.0
-        residual.value, *found = tensorflow_scan.feedback_top_k(*given[:-1])
-        return *_whole(*found), 0.0
+            residual.value, *selected = _feedback_top_k(*inputs)
+            return *_cut(*selected), 0.0
+        residual.value, *selected = tensorflow_scan.feedback_top_k(*inputs[:-1])
+        return *_whole(*selected), 0.0
     accumulate(residual, addend, factor)
     indices, values = top_k(residual, k)
     residual[indices] = 0
@@ -160,21 +169,24 @@ def feedback_top_k(
 
 @fused(FLOATS, *[NUMBER] * 3)
 def _chunk_top_k(x: Any, k: Any, chunk: Any, last: Any) -> Any:
-    """Return the k largest of each chunk, of the last one `last`; n behind the last position."""
+    """Return the k largest entries of each full chunk, and the `last` largest of the last chunk.
+
+    Places are filled with n after the last selected position.
+    """
     size = tf.size(x)
     count = (size + chunk - 1) // chunk
     rows = tf.reshape(tf.pad(magnitudes_of(x), [[0, count * chunk - size]]), [count, chunk])
     highest = tf.math.top_k(rows, k)  # ties: lowest position first
     numbers = tf.range(count)[:, None]
-    most = tf.where(numbers == count - 1, last, k)
-    chosen = tf.logical_and(highest.values > 0, tf.range(k)[None] < most)
+    limits = tf.where(numbers == count - 1, last, k)
+    chosen = tf.logical_and(highest.values > 0, tf.range(k)[None] < limits)
     places = tf.where(chosen, highest.indices + numbers * chunk, size)
     places = tf.sort(tf.reshape(places, [-1]))
     return places, _values_at(x, places), tf.reduce_sum(tf.cast(chosen, tf.int32))
 
 
 def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
-    """See `numpy_chunks.chunk_top_k`."""
+    """Return the k entries of largest magnitude of each chunk, as numpy arrays."""
     x = tensor_of(x)
     size = int(x.shape[0])
     if not size:
@@ -185,7 +197,7 @@ def chunk_top_k(x: Any, k: int, chunk: int) -> tuple[Int64, Float32]:
 def feedback_chunk_top_k(
     residual: Any, addend: Any, k: int, chunk: int, factor: float = 1.0
 ) -> tuple[Int64, Float32]:
-    """See `numpy_chunks.feedback_chunk_top_k`."""
+    """Add to a residual, then remove and return the k largest entries of each chunk."""
     if not isinstance(residual, DeviceArray):
         return numpy_chunks.feedback_chunk_top_k(residual, np.asarray(addend), k, chunk, factor)
     accumulate(residual, addend, factor)
@@ -200,22 +212,22 @@ def _accumulated(target: Any, addend: Any, factor: Any, decay: Any) -> Any:
 
 
 def accumulate(target: Any, addend: Any, factor: float = 1.0, decay: float = 1.0) -> None:
-    """See `numpy_select.accumulate`."""
+    """Do ``target = decay * target + factor * addend`` in place."""
     if not isinstance(target, DeviceArray):
         accumulate_on_host(target, np.asarray(addend), factor, decay)
         return
-    given = target.value, tensor_of(addend)
-    target.value = _accumulated(*given, np.float32(factor), np.float32(decay))
+    operands = target.value, tensor_of(addend)
+    target.value = _accumulated(*operands, np.float32(factor), np.float32(decay))
 
 
 def _bounds(k: int, size: int) -> tuple[int, int, int]:
-    """Return the fewest and the most entries that are good enough, and the capacity for them."""
+    """Return the fewest and the most entries to accept from a threshold, and the capacity."""
     least, most = math.ceil(numpy_select.TOO_FEW * k), math.floor(numpy_select.TOO_MANY * k)
     return least, most, min(size, most + 1)
 
 
 def carried_top_k(x: Any, k: int, threshold: float) -> tuple[Int64, Float32, float]:
-    """See `numpy_select.carried_top_k`."""
+    """Return about k entries that reach a threshold, and the threshold for the next step."""
     if not isinstance(x, DeviceArray):
         return numpy_select.carried_top_k(x, k, threshold)
     if threshold > 0 and x.size > numpy_select.EXACT_BELOW:
@@ -239,15 +251,15 @@ def feedback_of_each(
     factors: Sequence[float],
     hints: Sequence[float],
 ) -> list[tuple[Int64, Float32, float]]:
-    """See `numpy_select.feedback_of_each`; here one by one."""
-    given = zip(residuals, addends, counts, factors, hints, strict=True)
-    return [feedback_top_k(*each) for each in given]
+    """Do `feedback_top_k` for each residual, one after the other."""
+    inputs = zip(residuals, addends, counts, factors, hints, strict=True)
+    return [feedback_top_k(*arguments) for arguments in inputs]
 
 
 def feedback_carried(
     residual: Any, addend: Any, k: int, factor: float = 1.0, threshold: float = 0.0
 ) -> tuple[Int64, Float32, float]:
-    """See `numpy_select.feedback_carried`."""
+    """Do `carried_top_k` for a residual plus an addend, and remove the selected entries."""
     if not isinstance(residual, DeviceArray):
         return numpy_select.feedback_carried(residual, np.asarray(addend), k, factor, threshold)
     accumulate(residual, addend, factor)

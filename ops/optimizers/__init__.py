@@ -1,9 +1,9 @@
-"""How weights change: on the PS with every release, on workers between two exchanges.
+"""Steps that change weights: on the PS at every release, on a worker between two exchanges.
 
-A `ServerUpdate` makes new weights of a released update, through a Keras optimizer or arithmetic
-that equals Keras's. A `LocalStep` is a worker's own step (`thinwire.ops.optimizers.local`), and
-`thinwire.ops.optimizers.schedule` the learning rate of all. A value of --server_optimizer is a row
-of `OPTIMIZERS`.
+A `ServerUpdate` applies a released update to a shard's weights, through a Keras optimizer or
+through arithmetic that equals Keras's. A `LocalStep` is a worker's step
+(`thinwire.ops.optimizers.local`). `thinwire.ops.optimizers.schedule` computes the learning rate of
+the run. Each value of --server_optimizer is a row of `OPTIMIZERS`.
 """
 
 from thinwire.ops.optimizers.base import FlatOptimizer, LocalStep, ServerUpdate

@@ -1,7 +1,8 @@
-"""What a PS builds for a script: classes of Keras by name, with plain arguments in range.
+"""Keras classes that a PS builds for a script, by name, and the legal range of their arguments.
 
-A document of anybody names them, so nothing here imports, evaluates or allocates what it names:
-a name is looked up in these tables, a value is a number, a flag or a short list of numbers.
+The names and values come from a document of an untrusted client. So this module never imports or
+evaluates anything that the document names, and allocates nothing of a size that it gives. A name
+is looked up in the tables below; a value is a number, a flag or a short list of numbers.
 
 Source: `keras.optimizers`, `keras.optimizers.schedules`, `keras.constraints` of Keras 3.15.
 """
@@ -16,22 +17,24 @@ from typing import Any
 from thinwire.ops.offer import Described
 from thinwire.ops.types import ConfigurationError
 
-#: The longest list of numbers, such as the boundaries of a schedule.
+#: Longest list of numbers in an argument, for example the boundaries of a schedule.
 _LONGEST_LIST = 1000
+#: Most axes that a constraint may name, and the bound of an axis number.
 _MOST_AXES = 32
+#: Bound on the absolute value of every number; a count of steps below it fits int64.
 _MOST_STEPS = float(1 << 62)
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """What an argument may be.
+    """The legal values of one argument.
 
     Attributes:
-        kind: float (any finite number), int, bool, list (of finite numbers), or tuple (whole
-            numbers, or one).
-        low: The least number.
-        high: The largest number.
-        optional: Whether None is legal.
+        kind: float (any finite number), int, bool, list (of finite numbers), or tuple (one whole
+            number, or a list of whole numbers).
+        low: Smallest legal number.
+        high: Largest legal number.
+        optional: True if None is legal.
     """
 
     kind: type = float
@@ -40,31 +43,31 @@ class Argument:
     optional: bool = False
 
     def allows(self, value: Any) -> bool:
-        """Return whether a plain value is legal."""
+        """Return True if a plain value is legal."""
         if value is None:
             return self.optional
         if self.kind is bool:
             return isinstance(value, bool)
         if self.kind is list:
             numbers = isinstance(value, list) and len(value) <= _LONGEST_LIST
-            return numbers and all(NUMBER.allows(each) for each in value)
+            return numbers and all(NUMBER.allows(number) for number in value)
         if self.kind is tuple:
-            one = dataclasses.replace(self, kind=int)
+            element = dataclasses.replace(self, kind=int)
             several = isinstance(value, list) and 0 < len(value) <= _MOST_AXES
-            return all(map(one.allows, value)) if several else one.allows(value)
+            return all(map(element.allows, value)) if several else element.allows(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
         whole = self.kind is float or isinstance(value, int)
         return whole and abs(value) < _MOST_STEPS and self.low <= value <= self.high
 
     def __str__(self) -> str:
-        """Name it for people."""
+        """Describe the legal values for an error message."""
         if self.kind in (bool, list):
             text = "true or false" if self.kind is bool else f"up to {_LONGEST_LIST} numbers"
         else:
             text = "a finite number" if self.kind is float else "a whole number"
             if self.kind is tuple:
-                text = "whole numbers, or one,"
+                text = "one or more whole numbers"
             if math.isfinite(self.low):
                 text += f" from {self.low:g}"
             if math.isfinite(self.high):
@@ -79,7 +82,7 @@ _NOT_NEGATIVE = Argument(low=0.0)
 _OPTIONAL = Argument(low=0.0, optional=True)
 _STEPS = Argument(low=1e-9)
 
-#: Of every optimizer.
+#: Arguments that every Keras optimizer has.
 _COMMON: dict[str, Argument] = {
     "weight_decay": Argument(optional=True),
     "clipnorm": _OPTIONAL,
@@ -93,7 +96,7 @@ _COMMON: dict[str, Argument] = {
 }
 _BETAS = {"beta_1": _SHARE, "beta_2": _SHARE, "epsilon": _NOT_NEGATIVE}
 
-#: Class of keras.optimizers -> its arguments besides `name` and `learning_rate`.
+#: Class of keras.optimizers -> the class's arguments, except `name` and `learning_rate`.
 OPTIMIZERS: dict[str, dict[str, Argument]] = {
     "SGD": {"momentum": _SHARE, "nesterov": _FLAG},
     "RMSprop": {
@@ -125,7 +128,8 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "Lion": {"beta_1": Argument(low=1e-30, high=1.0), "beta_2": _SHARE},
     "Lamb": _BETAS,
-    # Which variables AdamW steps is decided by the paths that only the worker has.
+    # The arguments `exclude_layers` and `exclude_embeddings` are missing because they match
+    # variable paths of the script. The worker evaluates them and sends the matching paths.
     "Muon": {
         "adam_beta_1": _SHARE,
         "adam_beta_2": _SHARE,
@@ -142,16 +146,18 @@ OPTIMIZERS: dict[str, dict[str, Argument]] = {
     },
     "ScheduleFreeAdamW": {**_BETAS, "warmup_steps": _NOT_NEGATIVE},
 }
-#: Those whose step of an entry depends on that entry alone; they may step any part of a variable.
+#: Optimizers that step an entry by that entry's own values alone. They may step any part of a
+#: variable.
 ELEMENTWISE = frozenset(OPTIMIZERS) - {"Adafactor", "Lamb", "Muon"}
 
-#: Those that divide by products of means over rows and columns, which underflow where both are 0.
+#: Optimizers that need dense gradients: they divide by products of means over rows and columns,
+#: which underflow to 0 where a row and a column of the gradient are all 0.
 DENSE_ONLY = frozenset({"Adafactor"})
 
 _INITIAL = {"initial_learning_rate": NUMBER}
 _DECAY = {**_INITIAL, "decay_steps": _STEPS, "decay_rate": NUMBER, "staircase": _FLAG}
 
-#: Class of keras.optimizers.schedules -> its arguments besides `name`.
+#: Class of keras.optimizers.schedules -> the class's arguments, except `name`.
 SCHEDULES: dict[str, dict[str, Argument]] = {
     "ExponentialDecay": _DECAY,
     "InverseTimeDecay": _DECAY,
@@ -181,7 +187,7 @@ SCHEDULES: dict[str, dict[str, Argument]] = {
 
 _AXIS = Argument(tuple, -_MOST_AXES, _MOST_AXES - 1)
 
-#: Class of keras.constraints -> its arguments.
+#: Class of keras.constraints -> the class's arguments.
 CONSTRAINTS: dict[str, dict[str, Argument]] = {
     "MaxNorm": {"max_value": NUMBER, "axis": _AXIS},
     "MinMaxNorm": {
@@ -196,15 +202,16 @@ CONSTRAINTS: dict[str, dict[str, Argument]] = {
 
 
 def arguments(name: str) -> tuple[str, ...]:
-    """Return the arguments of an optimizer of the list, without its learning rate."""
+    """Return the argument names of an optimizer on the allow-list, without `learning_rate`."""
     return (*_COMMON, *OPTIMIZERS[name])
 
 
 def check_optimizer(described: Described) -> None:
-    """Refuse an optimizer that is not on the list, or has an argument that is not.
+    """Reject an optimizer that is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: It names class, argument and what was expected.
+        ConfigurationError: The class, or the value of an argument, is not allowed. The message
+            names the class, the argument and the legal values.
     """
     config = dict(described.config)
     rate = config.pop("learning_rate", None)
@@ -225,10 +232,11 @@ def check_optimizer(described: Described) -> None:
 
 
 def check_schedule(described: Described) -> None:
-    """Refuse a schedule that is not on the list, or has an argument that is not.
+    """Reject a learning rate schedule that is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: It names class, argument and what was expected.
+        ConfigurationError: The class, or the value of an argument, is not allowed. The message
+            names the class, the argument and the legal values.
     """
     legal = _legal("schedule", described.name, SCHEDULES)
     _check("schedule", described.name, described.config, legal)
@@ -238,25 +246,29 @@ def check_schedule(described: Described) -> None:
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(boundaries):
             raise ConfigurationError(
                 f"{described.name}: {len(boundaries)} boundaries and {len(values)} values; "
-                "expected ascending boundaries, and one value more."
+                "expected ascending boundaries, and one value more than boundaries."
             )
 
 
 def check_constraint(described: Described) -> None:
-    """Refuse a constraint that is not on the list, or has an argument that is not.
+    """Reject a constraint that is not on the allow-list or has an illegal argument.
 
     Raises:
-        ConfigurationError: It names class, argument and what was expected.
+        ConfigurationError: The class, or the value of an argument, is not allowed. The message
+            names the class, the argument and the legal values.
     """
     legal = _legal("constraint", described.name, CONSTRAINTS)
     _check("constraint", described.name, described.config, legal)
 
 
 def schedule_of(row: Mapping[str, Any]) -> Described:
-    """Return the schedule that stands in the place of a learning rate, unchecked.
+    """Return the schedule that a config has as its learning rate, without checking its class.
+
+    Args:
+        row: Document of the schedule, with the keys "name" and "config".
 
     Raises:
-        ConfigurationError: It is not a name and a config.
+        ConfigurationError: `row` does not consist of a name and a config.
     """
     if set(row) != {"name", "config"} or not isinstance(row["config"], Mapping):
         raise ConfigurationError(
@@ -281,7 +293,7 @@ def _check(what: str, name: str, config: Mapping[str, Any], legal: Mapping[str, 
 def _legal(
     what: str, name: object, known: Mapping[str, Mapping[str, Argument]]
 ) -> Mapping[str, Argument]:
-    """Return the arguments that a class may have; raises ConfigurationError if it is not known."""
+    """Return the legal arguments of a class; raises ConfigurationError for an unknown class."""
     legal = known.get(name) if isinstance(name, str) else None
     if legal is None:
         raise ConfigurationError(

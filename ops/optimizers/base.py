@@ -1,4 +1,4 @@
-"""The interfaces of steps: a released update on the PS, a mini-batch on a worker."""
+"""Interfaces of optimizers: for a released update on the PS, and for a mini-batch on a worker."""
 
 from __future__ import annotations
 
@@ -16,102 +16,111 @@ if TYPE_CHECKING:
 
 
 class ServerUpdate(Policy, Protocol):
-    """How the PS steps."""
+    """The PS's optimizer policy: it applies released updates to a shard's weights."""
 
     @property
     def optimizer(self) -> str:
-        """Its value of --server_optimizer."""
+        """The value of --server_optimizer that selects this policy."""
 
     @property
     def described(self) -> Described:
-        """The Keras optimizer; raises ConfigurationError where it has not come yet."""
+        """Class and arguments of the Keras optimizer.
+
+        Raises:
+            ConfigurationError: No worker has sent the script's optimizer yet, or no Keras class
+                does the same steps.
+        """
 
     @property
     def momentum(self) -> float:
-        """Of the optimizer; 0: none."""
+        """Momentum of the optimizer; 0 means no momentum."""
 
     @property
     def weight_decay(self) -> float:
-        """Decoupled; 0: none."""
+        """Decoupled weight decay of the optimizer; 0 means no decay."""
 
     @property
     def keeps_sparse(self) -> bool:
-        """Whether a sparse update changes only its own entries."""
+        """True if a sparse update changes only the entries that the update names."""
 
     @property
     def awaits_offer(self) -> bool:
-        """Whether it stands for the optimizer of a script that has not come yet."""
+        """True if this is a placeholder until a worker offers the script's optimizer."""
 
     @property
     def needs_whole_variables(self) -> bool:
-        """Whether no shard may hold a part of a variable."""
+        """True if the placement must not cut a variable into parts on several shards."""
 
     @property
     def needs_one_shard(self) -> bool:
-        """Whether a step depends on all variables of the model together."""
+        """True if a step depends on all variables of the model together."""
 
     @property
     def needs_dense(self) -> bool:
-        """Whether gradients of which only a part is sent make it divide by zero."""
+        """True if the optimizer divides by zero when workers send only a part of a gradient."""
 
     @property
     def num_optimizers(self) -> int:
-        """How many optimizers it is, each with variables of its own."""
+        """Number of optimizers in this policy; each optimizer steps different variables."""
 
     def adds(self, kind: Kind) -> bool:
-        """Return whether updates of this kind are simply added."""
+        """Return True if an update of this kind is added to the weights, times a rate."""
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return what `apply` multiplies an update by, if all it does then is to subtract it.
+        """Return the factor f if `apply` computes just ``theta -= f * update``.
 
         Args:
-            kind: What its values mean.
-            rate: As `apply` takes it.
+            kind: Kind of the update: gradient, or change of weights.
+            rate: Learning rate, as passed to `apply`.
 
         Returns:
-            The factor, the same for every entry; None: the step is another one.
+            The factor, the same for every entry. None if the step does more than subtract the
+            scaled update.
         """
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the state for the shard's flat weights.
+        """Return the optimizer's state for the shard's flat weights.
 
         Args:
-            theta: [n] float32.
-            spec: What they are, slice by slice: path and shape, flat where a slice is a part of a
-                variable; not given: one slice.
+            theta: [n] float32, the shard's weights.
+            spec: Path and shape of each slice of the shard; a slice that is a part of a variable
+                is flat. None means one slice.
         """
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return this for a script's optimizers that have moved before.
+        """Return a copy of this policy whose optimizers start with the given slots.
+
+        Used for a script's optimizers that took steps before the run.
 
         Args:
-            slots: Of each, by slice of what the shard holds of its variables.
+            slots: The slots of each optimizer. A slot's slice number counts the shard's slices of
+                that optimizer's variables.
         """
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the learning rate of the next update.
 
         Args:
-            scheduled: By the run's own schedule.
-            batches: The script's batches that this optimizer's schedule has counted before.
-            state: From `init`.
-            number: Number of the optimizer, where a script has several.
+            scheduled: Learning rate of the run's schedule (--lr_schedule).
+            batches: Number of the script's batches that the optimizer's schedule has counted.
+            state: The state from `init`.
+            number: Index of the optimizer, if a script has several.
         """
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the count that a schedule of the script is read at.
+        """Return the step at which the script's learning rate schedule is evaluated.
 
         Args:
-            batches: As `rate` takes them.
-            state: From `init`.
-            number: Number of the optimizer, where a script has several.
+            batches: Number of the script's batches that the optimizer's schedule has counted.
+            state: The state from `init`.
+            number: Index of the optimizer, if a script has several.
         """
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the rate of changes of weights when `fraction` (0..1) of the budget is spent."""
+        """Return the rate for changes of weights when `fraction` (0..1) of the budget is spent."""
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Step with this rate from now on: a script has set it."""
+        """Use a rate that a script has set, for all further steps."""
 
     def apply(
         self,
@@ -123,122 +132,137 @@ class ServerUpdate(Policy, Protocol):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place.
+        """Step the weights `theta` in place.
 
         Args:
-            theta: [n] float32.
-            update: The released, weighted mean.
-            kind: What its values mean.
-            rate: What `rate` has returned, of gradients; `outer_rate`, of changes of weights.
-            kernels: That apply it.
-            state: From `init`.
-            number: Number of the optimizer, where a script has several.
+            theta: [n] float32, the shard's weights.
+            update: The released update: a weighted mean of the workers' updates.
+            kind: Kind of the update: gradient, or change of weights.
+            rate: Return value of `rate` for a gradient, of `outer_rate` for a change of weights.
+            kernels: Kernels that apply an update.
+            state: The state from `init`.
+            number: Index of the optimizer, if a script has several.
 
         Returns:
-            The entries that changed (None: all), and the state.
+            The indices of the entries that changed (None if all entries may have changed), and the
+            new state.
         """
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of what each of a script's own optimizers would hold; none: no script."""
+        """Return copies of the slots of each script optimizer; an empty list without a script."""
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the state as plain data; `keep` makes what stands for a large array."""
+        """Return the state as plain data.
+
+        Args:
+            state: The state from `init`.
+            keep: Function that copies a large array, or returns a placeholder for the array.
+        """
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the arrays of which `save` keeps something, and which a step changes."""
+        """Return the arrays that a step changes in place and that `save` passes to `keep`."""
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load a state that `save` returned; the weights are `theta` [n]."""
 
 
 class LocalStep(Policy, Protocol):
-    """How a worker's own weights change between two exchanges."""
+    """The policy for a worker's local steps between two exchanges."""
 
     @property
     def optimizer(self) -> str:
-        """Its value of --local_optimizer."""
+        """The value of --local_optimizer that selects this policy."""
 
     @property
     def brings_weights(self) -> bool:
-        """Whether the caller steps, and submits weights in the place of gradients."""
+        """True if the caller does the steps and submits weights instead of gradients."""
 
     @property
     def prox_mu(self) -> float:
-        """The mu of FedProx, which adds mu (w - b) to gradients of a round from b; 0: nothing."""
+        """FedProx's mu; mu (w - b) is added to each gradient of a round from b. 0 means off."""
 
     @property
     def outlives_rounds(self) -> bool:
-        """Whether the slots are this worker's own from round to round."""
+        """True if the slots stay on this worker from round to round."""
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return how many values of the slots travel with each push."""
+        """Return the number of slot values that the worker sends with each push."""
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the slots at zero weights; `restart` brings the right ones.
+        """Return the slots at zero weights; `restart` loads the weights of a round.
 
         Args:
-            num_parameters: Of the shared model.
-            spec: Their paths and shapes; not given: one flat variable.
+            num_parameters: Number of entries of the shared model.
+            spec: Paths and shapes of the shared variables. None means one flat variable.
         """
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
     ) -> State:
-        """Step `weights` [n] in place by what a mini-batch brought [n].
+        """Do one local step: change `weights` [n] in place.
 
         Args:
-            weights: [n] float32.
-            values: [n] float32.
-            scheduled_rate: The learning rate.
+            weights: [n] float32, the worker's weights.
+            values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
+                `brings_weights`.
+            scheduled_rate: Learning rate of the run's schedule.
             state: The slots.
-            base: [n] float32 the weights that the round began at.
+            base: [n] float32, the weights at the start of the round.
         """
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the gradient [n] that a mini-batch brought, and the learning rate it goes with.
+        """Return the gradient [n] to push for one mini-batch, and the learning rate for it.
 
         Args:
-            base: [n] float32 the weights before it.
-            values: [n] float32 what it brought.
-            rate: The scheduled one.
+            base: [n] float32, the weights before the mini-batch.
+            values: [n] float32, the gradient of the mini-batch; or the weights after the step, if
+                `brings_weights`.
+            rate: Learning rate of the run's schedule.
         """
 
     def restart(self, weights: Float32, state: State) -> State:
         """Begin a round at `weights` [n]."""
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Clear what the slots accumulated from gradients."""
+        """Clear everything that the slots accumulated from gradients; continue at `weights` [n]."""
 
     def pack(self, state: State) -> Float32:
-        """Return what is averaged: [num_averaged] float32, a copy."""
+        """Return a copy of the slot values that the PS averages: [num_averaged] float32."""
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Take over averages [num_averaged] as this worker's slots."""
+        """Replace this worker's slots by averages [num_averaged]."""
 
     def save(self, state: State) -> State:
-        """Return the slots as plain data; copies."""
+        """Return copies of the slots as plain data."""
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Take back what `save` gave, at `weights` [n]."""
+        """Load slots that `save` returned; the weights are `weights` [n]."""
 
 
 class FlatOptimizer(Protocol):
-    """An optimizer with slots on a flat buffer of weights [n] float32."""
+    """An optimizer with slots for a flat buffer of weights [n] float32."""
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Apply one gradient [n] or sparse update to `theta`, or its opposite."""
+        """Step `theta` [n] in place by one update.
+
+        Args:
+            theta: [n] float32, the weights.
+            update: A dense gradient [n], or a sparse update.
+            rate: Learning rate.
+            negate: True if `update` is a change of weights, the negative of a gradient.
+        """
 
     def save(self, keep: Keep = copied) -> State:
-        """Return the slots as plain data; `keep` makes what stands for a large array."""
+        """Return the slots as plain data; `keep` copies an array or returns a placeholder."""
 
     def changing(self) -> Sequence[Any]:
-        """Return the arrays of which `save` keeps something, and which a step changes."""
+        """Return the arrays that a step changes in place and that `save` passes to `keep`."""
 
     def set_weights(self, theta: Float32) -> None:
-        """Go on from weights that something else has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load slots that `save` returned; the weights are `theta` [n]."""

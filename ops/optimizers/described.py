@@ -1,10 +1,11 @@
-"""A script's compiled optimizer as plain data on the worker, and built again on the PS.
+"""Describe a script's compiled optimizer as plain data on the worker, and rebuild it on the PS.
 
-What Keras cannot send is evaluated on the worker, where the variables are: `exclude_from_weight_
-decay`, which is no argument, and rules about paths. What cannot be sent at all steps on the
-workers, with a method that lets it; the refusal names such methods.
+`get_config` lacks two kinds of settings: variables passed to `exclude_from_weight_decay`, and rules
+that match variable paths. The worker has the variables, so the worker evaluates these settings and
+sends the resulting paths. An optimizer that plain data cannot describe is rejected. The error names
+methods whose workers step with the optimizer themselves.
 
-Source: design, section 11, with the traps of Keras 3.15 that are listed there.
+Source: design, section 11, which lists the traps of Keras 3.15.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: What lets an optimizer step that a PS cannot build.
+#: Advice at the end of an error about an optimizer that a PS cannot build.
 WAYS_OUT = (
     "Take a method whose workers step with it themselves: --method=dgs, --method=dgc, "
     "--method=gd or --method=esync."
 )
-#: Rules about paths, which stay on the worker.
+#: Arguments of Muon that match variable paths. The worker evaluates these arguments.
 _ON_WORKER = ("exclude_layers", "exclude_embeddings")
 
 
 @dataclasses.dataclass(frozen=True)
 class DescribedOptimizer:
-    """A compiled optimizer in plain data.
+    """A compiled optimizer as plain data.
 
     Attributes:
-        offer: The optimizer itself.
-        loss_scale: Of the LossScaleOptimizer around it; None: there is none.
+        offer: The optimizer, without the loss scaling around it.
+        loss_scale: Loss scale of a LossScaleOptimizer around the optimizer; None without one.
     """
 
     offer: OptimizerOffer
@@ -48,16 +49,17 @@ def describe(
     clock: str = "batches",
     paths: Sequence[str] = (),
 ) -> DescribedOptimizer:
-    """Describe a compiled optimizer with the values that it has now.
+    """Describe a compiled optimizer with its current argument values.
 
     Args:
-        optimizer: Any instance of a class of keras.optimizers; built or not.
+        optimizer: An instance of a class of keras.optimizers, built or not.
         variables: The shared variables, in order.
-        clock: "batches" or "steps"; see OptimizerOffer.
-        paths: Of the variables as they are shared; not given: their own.
+        clock: The counter for the optimizer's schedule, "batches" or "steps"; see OptimizerOffer.
+        paths: Paths under which the variables are shared. Empty means the variables' Keras paths.
 
     Raises:
-        ConfigurationError: A PS cannot build it; the message names it, and methods that can.
+        ConfigurationError: A PS cannot build the optimizer. The message names the optimizer's class
+            and methods whose workers can step with it.
     """
     import keras
 
@@ -96,33 +98,34 @@ def describe(
 def describe_constraints(
     variables: Sequence[keras.Variable], paths: Sequence[str] = ()
 ) -> dict[str, Described]:
-    """Return path -> constraint of those of the variables that have one.
+    """Return path -> constraint for the variables that have a constraint.
 
     Raises:
-        ConfigurationError: A PS cannot build it.
+        ConfigurationError: A PS cannot build one of the constraints.
     """
     import keras
 
-    found = {}
-    for path, variable in zip(paths or [each.path for each in variables], variables, strict=True):
+    constraints = {}
+    for path, variable in zip(paths or [v.path for v in variables], variables, strict=True):
         constraint = variable.constraint
         if constraint is None:
             continue
-        found[path] = _described(
+        constraints[path] = _described(
             constraint,
             keras.constraints,
             allow_list.CONSTRAINTS,
             f"the constraint of {path} is",
             "expected one of",
         )
-        allow_list.check_constraint(found[path])
-    return found
+        allow_list.check_constraint(constraints[path])
+    return constraints
 
 
 def own_schedule(optimizer: Any) -> Any:
-    """Return an optimizer's schedule if it is of a class of the script's own; else None.
+    """Return an optimizer's schedule if the script defines the schedule's class; else None.
 
-    No PS builds that, so a worker reads it and sends the rate with each push.
+    A PS cannot build a class from a script. So the worker evaluates the schedule and sends the
+    rate with each push.
     """
     import keras
 
@@ -135,12 +138,12 @@ def own_schedule(optimizer: Any) -> Any:
 
 
 def _rate(optimizer: Any, name: str) -> Any:
-    """Return the learning rate: a number, or a schedule's class and arguments."""
+    """Return the learning rate: a number, or the class name and arguments of a schedule."""
     import keras
 
     rate = optimizer._learning_rate
     if own_schedule(optimizer) is not None:
-        return 0.0  # until the first push
+        return 0.0  # a placeholder: the first push brings the rate
     if not callable(rate) or isinstance(rate, keras.Variable):
         return float(rate)
     schedule = _described(
@@ -159,14 +162,14 @@ def _described(
     """Return an object's class and arguments.
 
     Args:
-        made: The object.
-        module: Of Keras, in which its class must be.
-        known: Names of the classes that a PS builds, and of their arguments.
-        what: The beginning of a refusal.
-        expected: How it continues: what is accepted, up to the names.
+        made: The object: a schedule or a constraint.
+        module: Keras module that must hold the object's class.
+        known: Class name -> argument names, for the classes that a PS builds.
+        what: Beginning of the error message.
+        expected: Text of the error message in front of the list of accepted classes.
 
     Raises:
-        ConfigurationError: A PS cannot build it.
+        ConfigurationError: A PS cannot build the object.
     """
     name = type(made).__name__
     if name not in known or type(made) is not getattr(module, name):
@@ -175,20 +178,20 @@ def _described(
             f"{', '.join(known)} of {module.__name__}. {WAYS_OUT}"
         )
     arguments = made.get_config()
-    config = {each: _plain(arguments[each], f"{name}({each})") for each in known[name]}
+    config = {key: _plain(arguments[key], f"{name}({key})") for key in known[name]}
     return Described(name, config)
 
 
 def _plain(value: Any, what: str) -> Any:
-    """Return a value as JSON has it.
+    """Return a value as JSON can hold it: a number, a string, a boolean, None, or a list.
 
     Raises:
-        ConfigurationError: It is something else, such as a function or a schedule.
+        ConfigurationError: The value has another type, for example a function or a schedule.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
-        return [_plain(each, what) for each in value]
+        return [_plain(element, what) for element in value]
     if hasattr(value, "numpy"):
         value = value.numpy()
     if hasattr(value, "item") and getattr(value, "size", 0) == 1:
@@ -204,32 +207,37 @@ def _where(names: Sequence[str], variables: Sequence[Any], rule: Any) -> tuple[s
 
 
 def _decays(optimizer: Any, variable: Any) -> bool:
-    """Return whether a rule about weight decay leaves this variable in.
-
-    Keras matches its names against TensorFlow's name of the variable, but in Muon against Keras'.
-    """
+    """Return True if the optimizer applies weight decay to this variable."""
     import keras
+
+    # Keras matches the names from `exclude_from_weight_decay` against the name of the TensorFlow
+    # variable. Muon is an exception: Keras passes it the Keras variable.
 
     by_keras = isinstance(optimizer, keras.optimizers.Muon)
     return bool(optimizer._use_weight_decay(variable if by_keras else variable.value))
 
 
 def _is_by_adamw(optimizer: Any, variable: Any) -> bool:
-    """Return whether a rule of a Muon, other than about dimensions, leaves this one to AdamW."""
+    """Return True if a path rule of a Muon assigns this variable to AdamW.
+
+    Muon also steps every variable that is not two-dimensional with AdamW. The PS knows the shapes,
+    so the worker does not report these variables.
+    """
     if not hasattr(optimizer, "exclude_layers") or len(variable.shape) != 2:
         return False
     return bool(optimizer._should_use_adamw(variable))
 
 
 def build_optimizer(described: Described, by_adamw: str = "") -> Any:
-    """Build a Keras optimizer that steps with a rate which is assigned to it.
+    """Build a Keras optimizer with the learning rate 0; the caller assigns the rate of each step.
 
     Args:
-        described: From anybody.
-        by_adamw: Prefix of the names of variables that a Muon leaves to AdamW; none: of no one.
+        described: Class and arguments of the optimizer, from an untrusted client.
+        by_adamw: Name prefix of the variables that a Muon steps with AdamW. Empty means that no
+            name selects AdamW.
 
     Raises:
-        ConfigurationError: It is not on the allow-list, or Keras refuses it.
+        ConfigurationError: The optimizer is not on the allow-list, or Keras rejects its arguments.
     """
     import keras
 
@@ -241,10 +249,10 @@ def build_optimizer(described: Described, by_adamw: str = "") -> Any:
 
 
 def build_schedule(described: Described) -> Any:
-    """Build a schedule of learning rates; a function of the step.
+    """Build a learning rate schedule: a function of the step.
 
     Raises:
-        ConfigurationError: It is not on the allow-list, or Keras refuses it.
+        ConfigurationError: The schedule is not on the allow-list, or Keras rejects its arguments.
     """
     import keras
 
@@ -256,7 +264,7 @@ def build_constraint(described: Described) -> Any:
     """Build a constraint of a variable.
 
     Raises:
-        ConfigurationError: It is not on the allow-list, or Keras refuses it.
+        ConfigurationError: The constraint is not on the allow-list, or Keras rejects its arguments.
     """
     import keras
 

@@ -1,11 +1,11 @@
-"""How a worker steps on its own between two exchanges: a Keras optimizer, plain SGD, or a script.
+"""Local optimizers of a worker between two exchanges: a Keras optimizer, plain SGD, or a script's.
 
-Used where changes of weights travel. The slots of the optimizer (momentum, Adam's moments,
-its step count) belong to the worker: they outlive an exchange, are cleared by it, or travel with
-it and are averaged over the workers as BatchNorm's statistics are.
+Methods whose workers push changes of weights use a local optimizer. Each worker has its own slots
+(momentum, Adam's moments, the step count). An exchange keeps the slots, clears them, or averages
+them over the workers, as it averages BatchNorm's statistics.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
-Centers", IEEE TSC 15(4), allows any local optimizer; its code has plain SGD alone.
+Centers", IEEE TSC 15(4), allows any local optimizer; the paper's code has only plain SGD.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from thinwire.ops.optimizers.variables import VariablesOptimizer
     from thinwire.ops.types import Float32, ModelSpec
 
-#: --local_opt_state values: what an exchange does to the optimizer's slots.
+#: Values of --local_opt_state: the treatment of the optimizer's slots at an exchange.
 SLOT_FATES = ("keep", "reset", "average")
-#: Field of a policy here -> its flag.
+#: Field of `LocalUpdate` or `ScriptStep` -> the flag that sets the field.
 LOCAL_FLAGS = {
     "optimizer": "local_optimizer",
     "momentum": "local_momentum",
@@ -34,11 +34,11 @@ LOCAL_FLAGS = {
     "weight_decay": "local_weight_decay",
     "prox_mu": "prox_mu",
 }
-#: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is none of them: its
-#: slots hold weights, which an exchange replaces.
+#: Values of --local_optimizer that build a Keras optimizer. ScheduleFreeAdamW is excluded: its
+#: slots hold weights, and an exchange replaces the weights.
 _BUILT = tuple(name for name in OPTIMIZERS if name != "schedulefreeadamw")
-#: --local_optimizer value -> arrays of the model's size that it keeps, of those whose slots can be
-#: averaged: arrays of that size and the step count are all that they remember.
+#: --local_optimizer value -> number of slot arrays of the model's size. Listed are the optimizers
+#: whose slots can be averaged: their only slots are arrays of the model's size and the step count.
 _NUM_SLOTS = {
     **dict.fromkeys(("sgd", "momentum", "rmsprop", "adagrad", "lion"), 1),
     **dict.fromkeys(("adam", "adamw", "adamax", "adadelta", "ftrl"), 2),
@@ -47,18 +47,19 @@ _NUM_SLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class LocalUpdate:
-    """One local step, and what becomes of the optimizer's slots at an exchange.
+    """Local steps with a Keras optimizer, and the treatment of its slots at an exchange.
 
     Attributes:
-        optimizer: A value of --local_optimizer other than "script", with Keras' default arguments.
-        momentum: For sgd and momentum.
-        opt_state: keep, reset or average.
-        rate_factor: Of the scheduled learning rate.
-        weight_decay: Decoupled, as Keras does it; None: as the optimizer has it by default.
-        prox_mu: mu of FedProx: mu (w - b) is added to each gradient, b being the weights that the
-            round began at; 0: nothing.
+        optimizer: A value of --local_optimizer other than "script". The optimizer has Keras'
+            default arguments.
+        momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
+        opt_state: Treatment of the slots at an exchange: "keep", "reset" or "average".
+        rate_factor: Factor by which the scheduled learning rate is multiplied.
+        weight_decay: Decoupled weight decay, as in Keras. None means the optimizer's default.
+        prox_mu: mu of FedProx: mu (w - b) is added to each gradient, with w the current weights and
+            b the weights at the start of the round. 0 means off.
 
-    Source: prox_mu of Li, Sahu et al., "Federated optimization in heterogeneous networks",
+    Source: prox_mu is from Li, Sahu et al., "Federated optimization in heterogeneous networks",
         arXiv 1812.06127.
     """
 
@@ -71,7 +72,7 @@ class LocalUpdate:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range or cannot be combined."""
         for flag, value, legal in (
             ("local_optimizer", self.optimizer, _BUILT),
             ("local_opt_state", self.opt_state, SLOT_FATES),
@@ -84,31 +85,31 @@ class LocalUpdate:
             )
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--local_momentum belongs to sgd and momentum; --local_optimizer={self.optimizer} "
-                "has its own."
+                f"--local_momentum is for sgd and momentum; --local_optimizer={self.optimizer} has "
+                "its own momentum. Leave out --local_momentum."
             )
         if self.opt_state == "average" and self.optimizer not in _NUM_SLOTS:
             raise ConfigurationError(
                 f"--local_opt_state=average with --local_optimizer={self.optimizer}: its slots are "
-                "not all arrays of the model's size. Take --local_opt_state=keep or reset, or one "
-                f"of {', '.join(_NUM_SLOTS)}."
+                "not all arrays of the model's size. Set --local_opt_state to keep or reset, or "
+                f"--local_optimizer to one of {', '.join(_NUM_SLOTS)}."
             )
         for flag, number in (("local_weight_decay", self.weight_decay), ("prox_mu", self.prox_mu)):
             _check_not_negative(flag, number)
-        if not 0 < self.rate_factor < float("inf"):  # refuses NaN too
+        if not 0 < self.rate_factor < float("inf"):  # rejects NaN too
             raise ConfigurationError(
-                f"--local_lr: it is {self.rate_factor} times --learning_rate; expected a finite "
+                f"--local_lr is {self.rate_factor} times --learning_rate; expected a finite "
                 "number above 0."
             )
 
     @property
     def has_slots(self) -> bool:
-        """Whether the optimizer remembers anything from step to step."""
+        """True if the optimizer has any state that one step leaves for the next."""
         return self._has_arrays or bool(self.weight_decay)
 
     @property
     def _has_arrays(self) -> bool:
-        """Whether it remembers more than the number of its steps."""
+        """True if the optimizer's slots are more than the step count."""
         return self.momentum > 0 or not self._is_sgd
 
     @property
@@ -117,7 +118,7 @@ class LocalUpdate:
 
     @property
     def _described(self) -> Described:
-        """The Keras optimizer, with a learning rate to be assigned."""
+        """Class and arguments of the Keras optimizer; the caller assigns the learning rate."""
         described = OptimizerUpdate(self.optimizer, self.momentum).described
         if self.weight_decay is None:
             return described
@@ -126,7 +127,7 @@ class LocalUpdate:
 
     @property
     def outlives_rounds(self) -> bool:
-        """Whether the slots are this worker's own from round to round."""
+        """True if the slots stay on this worker from round to round."""
         return self.opt_state == "keep"
 
     @property
@@ -134,11 +135,11 @@ class LocalUpdate:
         return self._has_arrays and self.opt_state == "average"
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return how many values of the slots travel with each push: the step count and arrays."""
+        """Return the number of slot values in each push: the step count and the slot arrays."""
         return 1 + _NUM_SLOTS[self.optimizer] * num_parameters if self._averages else 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return the optimizer's state at zero weights; `restart` brings the right ones."""
+        """Return the optimizer's state at zero weights; `restart` loads the weights of a round."""
         import numpy as np
 
         from thinwire.ops.optimizers.variables import VariablesOptimizer
@@ -147,8 +148,9 @@ class LocalUpdate:
             return {}
         zeros = np.zeros(num_parameters, np.float32)
         flat = VariablesOptimizer(self._described, zeros, spec)
-        fills = [each.numpy().flat[0] for each in _all_slots(flat)]  # some begin at 0.1
-        # Compile now, not in the first step, whose time other workers may wait by.
+        fills = [slot.numpy().flat[0] for slot in _all_slots(flat)]  # some begin at 0.1
+        # This step compiles the graph. Compilation in the first real step would make that step
+        # slow, and a pacer may take the measured step time to decide when other workers push.
         flat.step(zeros, Update(None, zeros.copy()), 0.0, negate=False)
         _clear(flat, fills)
         return {"keras": flat, "fills": fills}
@@ -161,7 +163,7 @@ class LocalUpdate:
         state: State,
         base: Float32,
     ) -> State:
-        """Step `weights` [n] in place, against the gradient [n]; the round began at `base`."""
+        """Step `weights` [n] in place by the gradient [n]; the round began at `base` [n]."""
         import numpy as np
 
         rate = scheduled_rate * self.rate_factor
@@ -174,12 +176,12 @@ class LocalUpdate:
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return the gradient [n], and the scheduled learning rate."""
+        """Return the gradient [n] unchanged, and the scheduled learning rate."""
         del base
         return values, rate
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round at `weights` [n]."""
+        """Begin a round at `weights` [n]; clear the slots if `opt_state` is "reset"."""
         if self.has_slots:
             state["keras"].set_weights(weights)
             if self.opt_state == "reset":
@@ -187,19 +189,19 @@ class LocalUpdate:
         return state
 
     def forget(self, weights: Float32, state: State) -> State:
-        """Clear what the slots accumulated from gradients."""
+        """Set the slots to their initial values; continue at `weights` [n]."""
         return dataclasses.replace(self, opt_state="reset").restart(weights, state) if state else {}
 
     def pack(self, state: State) -> Float32:
-        """Return what is averaged: [num_averaged] float32, a copy."""
+        """Return a copy of the slot values that the PS averages: [num_averaged] float32."""
         import numpy as np
 
         if not self._averages:
             return np.empty(0, np.float32)
-        return np.concatenate([np.float32(each).reshape(-1) for each in _slots(state["keras"])])
+        return np.concatenate([np.float32(slot).reshape(-1) for slot in _slots(state["keras"])])
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Take over averages [num_averaged] as this worker's slots."""
+        """Replace this worker's slots by averages [num_averaged]."""
         start = 0
         for variable in _slots(state["keras"]) if len(averaged) else ():
             size = variable.value.numpy().size
@@ -209,11 +211,11 @@ class LocalUpdate:
         return state
 
     def save(self, state: State) -> State:
-        """Return the slots as plain data; copies."""
+        """Return copies of the slots as plain data."""
         return state["keras"].save() if self.has_slots else {}
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Take back what `save` gave, at `weights` [n]."""
+        """Load slots that `save` returned; the weights are `weights` [n]."""
         if self.has_slots:
             state["keras"].restore(saved, weights)
         return state
@@ -221,18 +223,19 @@ class LocalUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptStep:
-    """The script steps, with whatever optimizer it has compiled, and brings the weights after it.
+    """Local steps by the script's compiled optimizer; the script submits the weights afterwards.
 
-    The slots live in the script's process, and an exchange leaves them alone. Where it takes many
-    local steps, a process that is started again goes on with those that were kept for it
-    (`thinwire.script.keras.kept_state`); else it begins them anew, as the script itself does.
+    The slots live in the script's process, and an exchange does not change them. With many local
+    steps per round, a restarted process continues with the slots saved by
+    `thinwire.script.keras.kept_state`. Otherwise a restarted process starts with new slots.
 
-    Where every mini-batch is pushed, weights before minus weights after take the place of the
-    gradient, at the learning rate 1.
+    If every mini-batch is pushed, the pushed gradient is the weights before the step minus the
+    weights after the step, and the learning rate is 1.
 
     Attributes:
-        optimizer: script; for the fingerprint.
-        prox_mu: As of `LocalUpdate`. The script's process adds it, before its optimizer clips.
+        optimizer: Always "script"; part of the run's fingerprint.
+        prox_mu: mu of FedProx, as in `LocalUpdate`. The script's process adds mu (w - b) to each
+            gradient, before its optimizer clips the gradient.
     """
 
     brings_weights: ClassVar[bool] = True
@@ -241,62 +244,62 @@ class ScriptStep:
     prox_mu: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range or cannot be combined."""
         _check_not_negative("prox_mu", self.prox_mu)
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return 0: the slots are the script's."""
+        """Return 0: the slots stay in the script's process."""
         del num_parameters
         return 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
-        """Return no slots."""
+        """Return an empty state: the slots are in the script's process."""
         del num_parameters, spec
         return {}
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
     ) -> State:
-        """Take the script's weights [n] over."""
+        """Copy the script's weights `values` [n] into `weights` [n]."""
         del scheduled_rate, base
         weights[:] = values
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return weights before minus weights after [n], at the learning rate 1."""
+        """Return the weights before minus the weights after the step [n], and the rate 1."""
         del rate
         return base - values, 1.0
 
     def restart(self, weights: Float32, state: State) -> State:
-        """Begin a round; the script keeps its slots."""
+        """Return the state unchanged: the script's process keeps its slots."""
         del weights
         return state
 
     forget = restart
 
     def pack(self, state: State) -> Float32:
-        """Return nothing: [0] float32."""
+        """Return an empty array, [0] float32: the PS averages no slots."""
         import numpy as np
 
         del state
         return np.empty(0, np.float32)
 
     def unpack(self, averaged: Float32, state: State) -> State:
-        """Take over nothing."""
+        """Return the state unchanged: the PS averages no slots."""
         del averaged
         return state
 
     def save(self, state: State) -> State:
-        """Return nothing."""
+        """Return the state, which is empty."""
         return state
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
-        """Restore nothing."""
+        """Return the state unchanged: `save` keeps nothing."""
         del saved, weights
         return state
 
 
-#: --local_optimizer value -> the policy.
+#: --local_optimizer value -> class of the policy.
 LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
     **dict.fromkeys(_BUILT, LocalUpdate),
     "script": ScriptStep,
@@ -305,24 +308,24 @@ LOCAL_OPTIMIZERS: dict[str, type[LocalStep]] = {
 
 def _check_not_negative(flag: str, number: float | None) -> None:
     if number is not None and not 0 <= number < float("inf"):
-        raise ConfigurationError(f"--{flag}={number}: expected a finite number from 0 on.")
+        raise ConfigurationError(f"--{flag}={number}: expected a finite number, 0 or more.")
 
 
 def _slots(flat: VariablesOptimizer) -> list[Any]:
-    """Return the step count and the arrays of the model's size: all but the learning rate."""
+    """Return the optimizer's step count, and its slot arrays of the model's size."""
     optimizer = flat.optimizer
-    arrays = [each for each in optimizer.variables if each.shape == flat.variables[0].shape]
+    arrays = [slot for slot in optimizer.variables if slot.shape == flat.variables[0].shape]
     return [optimizer.iterations, *arrays]
 
 
 def _all_slots(flat: VariablesOptimizer) -> list[Any]:
-    """Return everything that the optimizer remembers: all but the learning rate."""
+    """Return all variables of the optimizer except the learning rate."""
     optimizer = flat.optimizer
-    return [each for each in optimizer.variables if each is not optimizer._learning_rate]
+    return [slot for slot in optimizer.variables if slot is not optimizer._learning_rate]
 
 
 def _clear(flat: VariablesOptimizer, fills: Sequence[Any]) -> None:
-    """Set the slots to what they begin with, each the same value everywhere."""
+    """Fill each slot with its initial value from `fills`."""
     import numpy as np
 
     for variable, fill in zip(_all_slots(flat), fills, strict=True):

@@ -1,6 +1,6 @@
-"""SGD with momentum on a shard's flat weights: Keras's arithmetic, in cache-sized pieces of numpy.
+"""SGD with momentum for a shard's flat weights: Keras's arithmetic, in cache-sized numpy pieces.
 
-A third of the time that Keras's step takes on the same buffers, and it is in every dense update.
+A step takes a third of the time of Keras's step on the same buffers. Every dense update needs it.
 
 Source: Keras's SGD: v = momentum v - rate g, theta = theta + v, each operation rounded to float32.
 """
@@ -18,19 +18,21 @@ from thinwire.ops.types import State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-_PIECE = 1 << 16  # entries of each of four arrays in use at a time: together a second-level cache
+#: Entries per piece. Four float32 pieces (weights, gradient, velocity, change) are in use at a time
+#: and together fit into a second-level cache.
+_PIECE = 1 << 16
 
 
 class MomentumSGD:
-    """Momentum SGD that changes the weights where they lie.
+    """SGD with momentum that changes a weight buffer in place.
 
     Attributes:
-        velocity: [n] float32.
-        num_steps: Taken so far.
+        velocity: [n] float32, the momentum slot.
+        num_steps: Number of steps so far, dense and sparse.
     """
 
     def __init__(self, momentum: float, theta: Float32) -> None:
-        """Stand still at `theta` [n] float32."""
+        """Set the velocity to zero for weights `theta` [n] float32."""
         self._momentum = np.float32(momentum)
         self._rate = np.float32(0)
         self.velocity = np.zeros_like(theta)
@@ -38,7 +40,7 @@ class MomentumSGD:
         self._change = np.empty(min(_PIECE, len(theta)), np.float32)
 
     def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Apply one gradient [n] or sparse update to `theta`, or its opposite."""
+        """Step `theta` by a dense gradient [n] or a sparse update; negate it if `negate`."""
         self._rate = np.float32(rate)
         factor = -self._rate if negate else self._rate
         if update.indices is not None:
@@ -60,7 +62,7 @@ class MomentumSGD:
             theta[piece] += velocity
 
     def set_weights(self, theta: Float32) -> None:
-        """Do nothing: it steps the weights where they lie."""
+        """Do nothing: `step` gets the weights with every call."""
         del theta
 
     def changing(self) -> Sequence[Any]:
@@ -68,7 +70,7 @@ class MomentumSGD:
         return (self.velocity,)
 
     def save(self, keep: Keep = copied) -> State:
-        """Return what Keras's SGD has as variables, in its order."""
+        """Return the values of the variables of Keras's SGD, in Keras's order."""
         return {
             "0": np.int64(self.num_steps),
             "1": self._rate,
@@ -76,7 +78,7 @@ class MomentumSGD:
         }
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load what `save`, or a Keras SGD with momentum, returned; the weights are `theta`."""
+        """Load the slots that `save`, or a Keras SGD with momentum, returned."""
         del theta
         self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
         self.velocity[:] = slots["2"]

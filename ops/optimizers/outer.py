@@ -1,12 +1,13 @@
-"""Server optimizers of changes of weights: Nesterov as DiLoCo has it, and the three of FedOpt.
+"""Server optimizers for changes of weights: DiLoCo's Nesterov step, and FedOpt's three optimizers.
 
-A worker's change is w - b on the wire; papers call its opposite D the pseudo-gradient, which the
-server subtracts. The sign is turned here, in `_pseudo_gradient`, and nowhere else. Where gradients
-travel instead, D is the learning rate times the gradient: one local step of plain SGD.
+A worker pushes the change of weights w - b, with w its weights and b the weights that the round
+started at. Papers call the negative, D = b - w, the pseudo-gradient; the server subtracts D. Only
+`_pseudo_gradient` changes the sign. If workers push gradients instead, D is the learning rate times
+the gradient: one local step of plain SGD.
 
-All is numpy, in pieces that stay in cache; the state is plain arrays. An entry's step depends on
-that entry's own slots and on the number of steps alone, so shards hold any part of a variable, and
-a range that is released by itself can be stepped by itself.
+The arithmetic is numpy on pieces that stay in cache, and the state is plain arrays. The step of an
+entry depends only on the entry's slots and on the number of steps. So a shard may hold any part of
+a variable, and a range of entries that is released separately can be stepped separately.
 
 Source: Douillard et al., "DiLoCo", arXiv 2311.08105; Reddi et al., "Adaptive federated
 optimization", arXiv 2003.00295, algorithm 2.
@@ -29,18 +30,24 @@ from thinwire.ops.types import ConfigurationError, Kind, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: --server_v_start values: what FedOpt's second moments begin with.
+#: Values of --server_v_start: the initial value of FedOpt's second moments.
 STARTS = ("zero", "tau_squared")
-_PIECE = 1 << 16  # entries of each of the arrays in use at a time: together a second-level cache
+#: Entries per piece. The pieces of all arrays in use together fit into a second-level cache.
+_PIECE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
-    """What steps with pseudo-gradients, its slots being arrays like the weights.
+    """Base class of optimizers that step by pseudo-gradients.
+
+    The slots are arrays of the weights' size.
 
     Attributes:
+        optimizer: The value of --server_optimizer that selects this class.
+        slot_names: Names of the slot arrays.
         global_lr: g, the outer rate.
-        global_lr_schedule: Of that rate, as `parse_schedule` reads it; empty: constant.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
+            constant rate.
     """
 
     optimizer: ClassVar[str]
@@ -55,40 +62,40 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse rates that cannot work."""
+        """Reject a negative outer rate and a malformed schedule."""
         _check_range("global_lr", self.global_lr, 0.0, float("inf"))
-        self.outer_rate(0.0)  # refuses what is no schedule
+        self.outer_rate(0.0)  # parses the schedule; raises if the text is malformed
 
     @property
     def described(self) -> Described:
-        """Refuse: no class of Keras does the same.
+        """Raise ConfigurationError: no Keras class does the same steps.
 
         Raises:
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            f"--server_optimizer={self.optimizer} steps with the changes of weights of local "
-            "steps, and here no worker takes any; expected an optimizer of gradients. Give "
-            "--method=asgd, and --server_optimizer=sgd, momentum, adam or another of Keras'."
+            f"--server_optimizer={self.optimizer} applies changes of weights from local steps, but "
+            "the workers of this run take no local steps; expected an optimizer for gradients. Set "
+            "--method=asgd, and --server_optimizer=sgd, momentum, adam or another Keras optimizer."
         )
 
     @property
     def keeps_sparse(self) -> bool:
-        """Whether a sparse update changes only its own entries: without slots."""
+        """True if there are no slots: a sparse update then changes only the entries it names."""
         return not self.slot_names
 
     def adds(self, kind: Kind) -> bool:
-        """Return whether updates of this kind are added, times the outer rate."""
+        """Return True if an update of this kind is added to the weights, times the outer rate."""
         return kind is Kind.DELTA and self.keeps_sparse
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return what an update is multiplied by where it is simply subtracted; None: it is not."""
+        """Return the factor f if a step is ``theta -= f * update``; None if the step uses slots."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate * self.global_lr
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Return the slots for the shard's flat weights [n]: arrays [n] float32, and a count."""
+        """Return the slots for the shard's weights `theta` [n]: arrays [n] float32, and a count."""
         import numpy as np
 
         del spec
@@ -107,7 +114,7 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Step `theta` in place; see ServerUpdate. With slots a sparse update steps all entries."""
+        """Step `theta` in place; see ServerUpdate. If there are slots, all entries are stepped."""
         import numpy as np
 
         del number
@@ -135,22 +142,22 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
     def _step(
         self, theta: Float32, pseudo_gradient: Float32, slots: dict[str, Float32], rate: float
     ) -> None:
-        """Step `theta` [k] and its slots [k] in place.
+        """Step one piece of the weights and of the slots in place.
 
         Args:
-            theta: [k] float32.
-            pseudo_gradient: [k] float32, D; its own copy.
-            slots: By name, [k] float32.
-            rate: g, corrected.
+            theta: [k] float32, the weights of the piece.
+            pseudo_gradient: [k] float32, D; a copy that the step may overwrite.
+            slots: Slot name -> [k] float32, the slot values of the piece.
+            rate: Outer rate g, times the factor from `_correction`.
         """
 
     def _start_of(self, slot: str) -> float:
-        """Return what a slot begins with."""
+        """Return the initial value of the slot with the given name."""
         del slot
         return 0.0
 
     def _correction(self, steps: int) -> float:
-        """Return the factor of the rate after so many steps."""
+        """Return the factor for the outer rate after `steps` steps."""
         del steps
         return 1.0
 
@@ -160,15 +167,15 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the slots, as plain data; see ServerUpdate."""
+        """Return the slots and the step count as plain data; see ServerUpdate."""
         return {name: keep(value) if value.ndim else value.copy() for name, value in state.items()}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing: it steps the weights where they lie."""
+        """Do nothing: `apply` gets the weights with every call."""
         del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load the slots and the step count that `save` returned."""
         import numpy as np
 
         del theta
@@ -181,9 +188,11 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 class Nesterov(OuterUpdate):
     """DiLoCo's outer step: m <- beta m + D; b <- b - g (D + beta m).
 
+    m is the velocity, D the pseudo-gradient, b the weights.
+
     Attributes:
-        global_lr: g.
-        momentum: beta; with 0 changes of weights are added, times g.
+        global_lr: g, the outer rate.
+        momentum: beta. With 0 the changes of weights are added to the weights, times g.
 
     Source: Douillard et al., arXiv 2311.08105; the form is PyTorch's SGD(nesterov=True).
     """
@@ -194,13 +203,13 @@ class Nesterov(OuterUpdate):
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range."""
         super().__post_init__()
         _check_share("momentum", self.momentum)
 
     @property
     def slot_names(self) -> Sequence[str]:  # type: ignore[override]
-        """The velocity, where there is one."""
+        """Name of the velocity slot; empty if the momentum is 0."""
         return ("velocity",) if self.momentum else ()
 
     def _step(
@@ -218,13 +227,15 @@ class Nesterov(OuterUpdate):
 
 @dataclasses.dataclass(frozen=True)
 class _Adaptive(OuterUpdate):
-    """FedOpt, with d = -D: m <- b1 m + (1 - b1) d; v by each class; b <- b + g m / (sqrt v + tau).
+    """FedOpt's step: m <- b1 m + (1 - b1) d; b <- b + g m / (sqrt v + tau), with d = -D.
+
+    m is the first moment, v the second moment, b the weights. Each subclass updates v differently.
 
     Attributes:
-        global_lr: g.
-        server_beta_1: b1.
-        server_tau: tau, outside the root, so that an entry without any change stays.
-        server_v_start: v begins at zero, or at the paper's tau^2.
+        global_lr: g, the outer rate.
+        server_beta_1: b1, the decay rate of the first moment.
+        server_tau: tau. It stands outside the root, so that an entry that never changed stays.
+        server_v_start: Initial value of v: "zero", or the paper's "tau_squared" for tau^2.
     """
 
     momentum: ClassVar[float] = 0.0
@@ -236,7 +247,7 @@ class _Adaptive(OuterUpdate):
     server_v_start: str = "zero"
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range."""
         super().__post_init__()
         _check_share("server_beta_1", self.server_beta_1)
         _check_range("server_tau", self.server_tau, 1e-12, 1e6)
@@ -268,12 +279,12 @@ class _Adaptive(OuterUpdate):
 
     @abc.abstractmethod
     def _accumulate(self, square: Float32, squared: Float32) -> None:
-        """Take d^2 [k] into v [k], in place."""
+        """Update the second moment `square` (v, [k]) in place by `squared` (d^2, [k])."""
 
 
 @dataclasses.dataclass(frozen=True)
 class FedAdagrad(_Adaptive):
-    """FedOpt's Adagrad: v <- v + d^2, by default without momentum (b1 = 0)."""
+    """FedOpt's Adagrad: v <- v + d^2; by default without momentum (b1 = 0, so m is d)."""
 
     optimizer: ClassVar[str] = "adagrad"
 
@@ -288,9 +299,9 @@ class FedAdam(_Adaptive):
     """FedOpt's Adam: v <- b2 v + (1 - b2) d^2.
 
     Attributes:
-        server_beta_2: b2.
-        bias_correction: Whether g is multiplied by sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) at step
-            t = 0, 1, ..., as Flower's FedAdam does; the paper does not.
+        server_beta_2: b2, the decay rate of the second moment.
+        bias_correction: True to multiply g by sqrt(1 - b2^(t+1)) / (1 - b1^(t+1)) at step
+            t = 0, 1, ..., as Flower's FedAdam does. The paper has no bias correction.
     """
 
     optimizer: ClassVar[str] = "adam"
@@ -299,7 +310,7 @@ class FedAdam(_Adaptive):
     bias_correction: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -322,7 +333,7 @@ class FedYogi(_Adaptive):
     """FedOpt's Yogi: v <- v - (1 - b2) d^2 sign(v - d^2).
 
     Attributes:
-        server_beta_2: b2.
+        server_beta_2: b2; a step changes v by at most (1 - b2) d^2.
     """
 
     optimizer: ClassVar[str] = "yogi"
@@ -330,7 +341,7 @@ class FedYogi(_Adaptive):
     server_beta_2: float = 0.99
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range."""
         super().__post_init__()
         _check_share("server_beta_2", self.server_beta_2)
 
@@ -343,27 +354,32 @@ class FedYogi(_Adaptive):
         square -= squared
 
 
-#: --server_optimizer value -> the policy where changes of weights travel; those names that Keras
-#: has too are Keras' where gradients travel.
+#: --server_optimizer value -> class of the policy for workers that push changes of weights. If
+#: workers push gradients, "adagrad" and "adam" name the Keras optimizers instead.
 OUTER_OPTIMIZERS: dict[str, type[ServerUpdate]] = {
     "nesterov": Nesterov,
     "adagrad": FedAdagrad,
     "adam": FedAdam,
     "yogi": FedYogi,
 }
-#: All values of --server_optimizer but that of a script's own.
+#: All values of --server_optimizer except "script".
 SERVER_OPTIMIZERS = tuple(dict.fromkeys((*OPTIMIZERS, *OUTER_OPTIMIZERS)))
 
 
 def _pseudo_gradient(values: Float32, factor: float) -> Float32:
-    """Return D [k] of what was merged: -1 times changes of weights, a rate times gradients."""
+    """Return the pseudo-gradient D [k] of a merged update.
+
+    Args:
+        values: [k] float32, the merged update.
+        factor: -1 for changes of weights, the learning rate for gradients.
+    """
     import numpy as np
 
     return values * np.float32(factor)
 
 
 def _check_share(flag: str, value: float) -> None:
-    if not 0 <= value < 1:  # refuses NaN too
+    if not 0 <= value < 1:  # rejects NaN too
         raise ConfigurationError(f"--{flag}={value}: expected 0 <= {flag} < 1.")
 
 

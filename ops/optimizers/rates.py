@@ -1,9 +1,9 @@
-"""Evaluates a script's schedule before the PS accepts it: constants in range can still make NaN.
+"""Check of a script's learning rate schedule: the PS evaluates it at sampled steps first.
 
-`CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` passes every bound of the allow-list, and
-takes the logarithm of a negative number. So a PS computes the rate at steps of the run's possible
-life. The steps are samples: a schedule may still lack a rate between two of them, and then the run
-ends as diverged (see `PsCore`).
+Arguments within the bounds of the allow-list can still produce NaN.
+`CosineDecayRestarts(first_decay_steps=1e-9, t_mul=-1)` takes the logarithm of a negative number.
+So the PS computes the rate at sampled steps of the run before it accepts the schedule. A schedule
+may still have no finite rate between two samples; then the run ends as diverged (see `PsCore`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.schedule import MOST_UPDATES
 from thinwire.ops.types import ConfigurationError
 
-#: Steps that a run of unknown length is taken to have. A search for a rate multiplies it at each
-#: step, and ends long before it overflows. Where the run does come so far, it ends as diverged.
+#: Steps at which a schedule must have a finite rate if the run's length is unknown. A learning
+#: rate finder multiplies the rate at each step and stops long before the rate overflows, so an
+#: infinite rate at a later step is accepted. A run that reaches such a step ends as diverged.
 _SURE_STEPS = 1000
-#: Samples from the beginning and from the end of a list of numbers, such as boundaries.
+#: Number of samples from each end of a list of numbers, for example of a schedule's boundaries.
 _OF_LIST = 4
-#: Numbers of all lists that all evaluations together may read, in about two seconds: Keras compares
-#: a step with each boundary. Rates between boundaries are constants, which the allow-list checks.
+#: Most list elements that all evaluations together may read; they take about two seconds. Keras
+#: compares a step with each boundary, so long lists get fewer samples. Skipped samples do no harm:
+#: the rates between boundaries are constants, and the allow-list checks these constants.
 _MOST_READ = 4000
 
 
 def rate_at(schedule: Callable[[int], Any], step: int) -> float:
-    """Return a schedule's rate at a step; NaN where it has none, be it by an exception.
+    """Return a schedule's rate at a step; NaN if the schedule raises an exception.
 
-    A rate is a real number. Keras raises anything for arguments that are odd: an overflow of an
-    integer, a negative base of a power.
+    Keras raises exceptions of many types for unusual arguments, for example for an integer overflow
+    or for a power with a negative base.
     """
     try:
         return float(schedule(step))
@@ -42,19 +44,20 @@ def rate_at(schedule: Callable[[int], Any], step: int) -> float:
 def check_rates(
     schedule: Callable[[int], Any], described: Described, first: int, most_steps: int | None
 ) -> None:
-    """Refuse a schedule that has no finite rate at one of the sampled steps.
+    """Reject a schedule that has no finite rate at one of the sampled steps.
 
-    A rate of 0 or below is legal, as it is for Keras. So is one that overflows late in a run of
-    unknown length; NaN never is.
+    Zero and negative rates are legal, as in Keras. If the length of the run is unknown, an infinite
+    rate at a late step is legal too. NaN is always rejected.
 
     Args:
-        schedule: The schedule, built.
-        described: Its class and arguments.
-        first: The step at which the run begins.
-        most_steps: The most steps of the run; None: not known.
+        schedule: The schedule, a function of the step.
+        described: Class and arguments of the schedule.
+        first: First step of the run.
+        most_steps: Largest number of steps of the run; None if the number is unknown.
 
     Raises:
-        ConfigurationError: It names the schedule, its arguments, the step and the rate.
+        ConfigurationError: A rate is not finite. The message names the schedule, its arguments, the
+            step and the rate.
     """
     last = first + (MOST_UPDATES if most_steps is None else most_steps)
     sure = first + _SURE_STEPS if most_steps is None else last
@@ -65,44 +68,45 @@ def check_rates(
         arguments = ", ".join(f"{name}={value!r:.50}" for name, value in described.config.items())
         raise ConfigurationError(
             f"schedule {described.name}({arguments:.500}) gives a learning rate of {rate} at step "
-            f"{step:,}; expected a finite rate at every step of the run. Correct its arguments; "
-            "where the run ends before that step, set --iter_max."
+            f"{step:,}; expected a finite rate at every step of the run. Correct the schedule's "
+            "arguments. If the run ends before that step, set --iter_max."
         )
 
 
 def sample_steps(described: Described, first: int, last: int) -> list[int]:
     """Return the steps at which a schedule is evaluated, ascending.
 
-    They are the first and last ones, first steps and powers of ten and of two after the beginning,
-    and the neighbours of all steps that the arguments suggest: a number itself, a product or a
-    quotient of two. `InverseTimeDecay` with a negative rate divides by zero at such a quotient.
+    The samples are the first and the last step, some early steps, the powers of two and of ten
+    after the first step, and the neighbors of special steps. A special step is an argument, or the
+    product, sum or quotient of two arguments. For example, `InverseTimeDecay` with a negative rate
+    divides by zero at the quotient of its arguments.
 
     Args:
-        described: The schedule's class and arguments.
-        first: The step at which the run begins.
-        last: The last step of the run.
+        described: Class and arguments of the schedule.
+        first: First step of the run.
+        last: Last step of the run.
     """
     steps = {first, last, first + 3, first + 7}
     steps |= {first + base**power for base in (2, 10) for power in range(64)}
     for special in _special_steps(described.config.values()):
         steps |= {math.floor(special) + offset for offset in (-1, 0, 1, 2)}
-    found = sorted(step for step in steps if first <= step <= last)
+    samples = sorted(step for step in steps if first <= step <= last)
     lengths = [len(value) for value in described.config.values() if isinstance(value, list)]
-    stride = max(1, len(found) * sum(lengths) // _MOST_READ)
-    return sorted({*found[::stride], found[-1]})
+    stride = max(1, len(samples) * sum(lengths) // _MOST_READ)
+    return sorted({*samples[::stride], samples[-1]})
 
 
 def _special_steps(arguments: Iterable[Any]) -> Iterator[float]:
-    """Yield the sizes of numbers, products and quotients at which a schedule may change."""
+    """Yield the absolute values of numeric arguments, and their products, sums and quotients."""
     numbers: list[float] = []
     for value in arguments:
         values = value if isinstance(value, list) else [value]
-        for each in (*values[:_OF_LIST], *values[-_OF_LIST:]):
-            if isinstance(each, int | float) and not isinstance(each, bool):
-                numbers.append(abs(float(each)))
+        for number in (*values[:_OF_LIST], *values[-_OF_LIST:]):
+            if isinstance(number, int | float) and not isinstance(number, bool):
+                numbers.append(abs(float(number)))
     yield from numbers
-    for one, other in itertools.permutations(set(numbers), 2):
-        product, sum_ = one * other, one + other
+    for first, second in itertools.permutations(set(numbers), 2):
+        product, sum_ = first * second, first + second
         yield from (value for value in (product, sum_) if math.isfinite(value))
-        if other and math.isfinite(one / other):
-            yield one / other
+        if second and math.isfinite(first / second):
+            yield first / second

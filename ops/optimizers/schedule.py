@@ -1,7 +1,7 @@
-"""The learning rate as a function of the share of the budget that is consumed.
+"""Learning rate schedules: the rate as a function of the consumed share of the run's budget.
 
-One schedule for all methods, by examples and not by updates, so that runs with different
-synchronisation stay comparable.
+All methods use the same schedules. The budget counts examples, not updates, so that runs with
+different synchronization stay comparable.
 """
 
 from __future__ import annotations
@@ -13,25 +13,30 @@ from collections.abc import Callable
 
 from thinwire.ops.types import ConfigurationError
 
-#: Value of --lr_schedule -> the part of the rate that is left at a share of what follows warm-up.
+#: Name of a curve in --lr_schedule -> function from the consumed share (0..1) of the budget after
+#: warm-up to the remaining fraction (1..0) of the learning rate.
 CURVES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: (1 + math.cos(math.pi * share)) / 2,
     "linear": lambda share: 1 - share,
 }
-#: Largest number of updates that any run may have, and --iter_max name.
+#: Largest number of updates in a run, and largest value of --iter_max.
 MOST_UPDATES = 2**31 - 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """`learning_rate` times every factor whose fraction has been reached.
+    """A step schedule: `learning_rate` times the factor of every drop that has been reached.
+
+    Attributes:
+        learning_rate: Initial learning rate.
+        drops: Pairs (fraction of the budget, factor), in ascending order of the fractions.
 
     >>> Schedule(0.1, ((0.5, 0.1),)).rate(0.6)
     0.01
     """
 
     learning_rate: float
-    drops: tuple[tuple[float, float], ...] = ()  # (fraction of the budget, factor), ascending
+    drops: tuple[tuple[float, float], ...] = ()
 
     def rate(self, fraction: float) -> float:
         """Return the rate when `fraction` (0..1) of the budget is consumed."""
@@ -43,29 +48,29 @@ class Schedule:
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """Whether the rate changes between two exchanges of many local steps, too."""
+        """True if the rate also changes between the local steps of one round."""
         return False
 
     @property
     def text(self) -> str:
-        """What a fingerprint has of it besides the rate."""
+        """The schedule as text for the run's fingerprint, without the learning rate."""
         return str(self.drops)
 
 
 @dataclasses.dataclass(frozen=True)
 class RateCurve(Schedule):
-    """Warm-up from 0, and then a curve down to `floor` times the rate.
+    """Linear warm-up from 0, followed by a curve down to `floor` times the learning rate.
 
     Attributes:
-        shape: A key of `CURVES`.
-        warmup: Share of the budget.
-        floor: What is left of the rate at the end, as a fraction.
+        shape: Name of the curve, a key of `CURVES`.
+        warmup: Share of the budget for warm-up, from 0 to below 1.
+        floor: Final rate as a fraction of the learning rate, from 0 to below 1.
 
     >>> RateCurve(0.1, shape="linear", warmup=0.2).rate(0.1)
     0.05
 
-    Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, once; warm-up of Goyal et al.,
-    arXiv 1706.02677.
+    Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts; the warm-up is
+    from Goyal et al., arXiv 1706.02677.
     """
 
     shape: str = "cosine"
@@ -76,43 +81,49 @@ class RateCurve(Schedule):
         """Return the rate when `fraction` (0..1) of the budget is consumed."""
         if fraction < self.warmup:
             return self.learning_rate * fraction / self.warmup
-        left = CURVES[self.shape]((fraction - self.warmup) / (1 - self.warmup))
-        return self.learning_rate * (self.floor + (1 - self.floor) * left)
+        remaining = CURVES[self.shape]((fraction - self.warmup) / (1 - self.warmup))
+        return self.learning_rate * (self.floor + (1 - self.floor) * remaining)
 
     @property
     def goes_on_in_rounds(self) -> bool:
-        """True."""
+        """Always True: the rate changes continuously with the consumed budget."""
         return True
 
     @property
     def text(self) -> str:
-        """What a fingerprint has of it besides the rate."""
+        """The schedule as text for the run's fingerprint, without the learning rate."""
         return f"{self.shape}:warmup={self.warmup:g},floor={self.floor:g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What ends a run: applied updates, and optionally examples."""
+    """The limits of a run, in applied updates and in examples.
 
-    iter_max: int | None  # None: no limit
+    Attributes:
+        iter_max: Largest number of applied updates; None means no limit.
+        examples: Number of examples to train on; None means no limit.
+    """
+
+    iter_max: int | None
     examples: int | None = None
 
     def fraction(self, updates: float, samples: int) -> float:
-        """Return the consumed share, by whichever limit is nearer.
+        """Return the consumed share (0..1) of the budget: the larger share of the two limits.
 
-        Without limits it stays 0. With `iter_max` alone the budget in examples is iter_max times
-        the mean examples of an update so far, so the share of examples is the share of updates.
+        Without limits the share stays 0. With `iter_max` alone, the budget in examples is iter_max
+        times the mean number of examples per update so far, so the share of examples equals the
+        share of updates.
         """
         by_updates = updates / self.iter_max if self.iter_max else 0.0
         by_examples = samples / self.examples if self.examples else 0.0
         return min(1.0, max(by_updates, by_examples))
 
     def can_reach(self, updates: int) -> bool:
-        """Return whether a run of this budget may apply so many updates."""
+        """Return True if a run with this budget may apply `updates` updates."""
         return updates <= (self.iter_max or MOST_UPDATES)
 
     def end(self, updates: int, samples: int) -> str | None:
-        """Return the stop reason once the budget is spent."""
+        """Return the stop reason, "iter_max" or "epochs", or None if budget remains."""
         if self.iter_max is not None and updates >= self.iter_max:
             return "iter_max"
         if self.examples and samples >= self.examples:
@@ -122,13 +133,15 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class RateInRound:
-    """The rate of a worker's local steps, by what the run will have consumed by then.
+    """The learning rate of a worker's local steps within a round.
+
+    The worker estimates the run's consumed budget at each local step from its own progress.
 
     Attributes:
-        schedule: Of the run.
-        budget: Likewise.
-        nb_workers: That step beside each other.
-        longest_round: Local steps of a round; 0: not known.
+        schedule: Schedule of the run.
+        budget: Budget of the run.
+        nb_workers: Number of workers that step in parallel.
+        longest_round: Number of local steps in a round; 0 if the number is unknown.
     """
 
     schedule: Schedule
@@ -140,10 +153,10 @@ class RateInRound:
         """Return the rate of the next local step.
 
         Args:
-            version: Updates that the round began at.
-            samples_of_run: Examples that the run had consumed then.
-            steps: Of this worker since.
-            samples: Its examples since.
+            version: Number of updates that the run had applied when the round began.
+            samples_of_run: Number of examples that the run had consumed when the round began.
+            steps: Number of local steps of this worker since the round began.
+            samples: Number of examples of this worker since the round began.
         """
         updates = version + (steps / self.longest_round if self.longest_round else 0)
         consumed = samples_of_run + self.nb_workers * samples
@@ -152,22 +165,23 @@ class RateInRound:
 
 @functools.lru_cache
 def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -> Schedule:
-    """Return what --learning_rate and --lr_schedule name, or the flags of the outer rate.
+    """Return the schedule of the learning rate, or of the outer rate, from the flags' values.
 
     Args:
-        learning_rate: Before anything changes it.
-        text: ``"0.6:0.2,0.8:0.2"``, or a key of `CURVES` such as ``"cosine:warmup=0.02"``.
-        flag: That the text is of.
+        learning_rate: Initial rate.
+        text: Drops, for example ``"0.6:0.2,0.8:0.2"``; or a key of `CURVES` with parameters, for
+            example ``"cosine:warmup=0.02"``.
+        flag: Name of the flag that has the text, for error messages.
 
     Raises:
-        ConfigurationError: It is neither, or a value is out of range.
+        ConfigurationError: The text is malformed, or a value is out of range.
     """
-    shape, _, rest = text.partition(":")
+    shape, _, parameters = text.partition(":")
     if shape.strip() not in CURVES:
         return Schedule(learning_rate, parse_drops(text, flag))
     values = {"warmup": 0.0, "floor": 0.0}
     try:
-        for pair in filter(str.strip, rest.split(",")):
+        for pair in filter(str.strip, parameters.split(",")):
             name, value = pair.split("=")
             values[name.strip()] = float(value)
         is_legal = len(values) == 2 and all(0 <= value < 1 for value in values.values())
@@ -176,16 +190,21 @@ def parse_schedule(learning_rate: float, text: str, flag: str = "lr_schedule") -
     if not is_legal:
         raise ConfigurationError(
             f"--{flag}={text!r}: expected {shape}:warmup=A,floor=B with fractions from 0 to "
-            "below 1, each of which may be left out; such as cosine:warmup=0.02."
+            "below 1. A or B may be left out, as in cosine:warmup=0.02."
         )
     return RateCurve(learning_rate, (), shape.strip(), values["warmup"], values["floor"])
 
 
 def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, float], ...]:
-    """Read ``"0.6:0.2,0.8:0.2"``, the value of a flag.
+    """Parse drops like ``"0.6:0.2,0.8:0.2"`` into pairs (fraction, factor).
+
+    Args:
+        text: The value of the flag.
+        flag: Name of the flag, for error messages.
 
     Raises:
-        ConfigurationError: Not pairs, fractions not ascending within (0, 1), or a factor <= 0.
+        ConfigurationError: The text is not a list of pairs, the fractions do not ascend within
+            (0, 1), or a factor is not above 0 and finite.
     """
     try:
         drops = tuple(
@@ -194,14 +213,14 @@ def parse_drops(text: str, flag: str = "lr_schedule") -> tuple[tuple[float, floa
         )
     except ValueError as error:
         raise ConfigurationError(
-            f"--{flag}={text!r}: expected 'fraction:factor,...' such as '0.6:0.2,0.8:0.2', "
-            f"or {' or '.join(CURVES)}, such as cosine:warmup=0.02."
+            f"--{flag}={text!r}: expected 'fraction:factor,...' as in '0.6:0.2,0.8:0.2', "
+            f"or {' or '.join(CURVES)}, as in cosine:warmup=0.02."
         ) from error
     fractions = [fraction for fraction, _ in drops]
     legal = all(0 < fraction < 1 for fraction in fractions) and fractions == sorted(set(fractions))
     if not legal or not all(0 < factor < float("inf") for _, factor in drops):
         raise ConfigurationError(
-            f"--{flag}={text!r}: fractions must ascend between 0 and 1, factors be above 0 "
-            "and finite."
+            f"--{flag}={text!r}: fractions must ascend between 0 and 1, and factors must be above "
+            "0 and finite."
         )
     return drops

@@ -1,8 +1,9 @@
-"""The optimizer of a script as a policy: it waits for the offer, and then steps with its own rate.
+"""Server policy for a script's compiled optimizer, which the PS builds from a worker's offer.
 
-Plain SGD and SGD with momentum take the paths that --server_optimizer has; any other steps whole
-variables (`thinwire.ops.optimizers.variables`). Several optimizers of one script, as a GAN has
-them, step each their own variables.
+The script's optimizer or its schedule gives the learning rate, not --learning_rate. Plain SGD and
+SGD with momentum run the same code as with --server_optimizer. Any other optimizer runs as Keras
+code on variables (`thinwire.ops.optimizers.variables`). A script may have several optimizers, for
+example for a GAN; each optimizer steps different variables.
 
 Source: design, section 11.
 """
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Arguments of SGD that only Keras' own step has.
+#: Arguments of SGD that Thinwire's SGD step lacks. An SGD with one of these runs as Keras code.
 _ONLY_KERAS = (
     *("nesterov", "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema"),
     *("loss_scale_factor", "gradient_accumulation_steps"),
@@ -40,7 +41,7 @@ _ONLY_KERAS = (
 
 
 class GradientsOnly:
-    """What all optimizers of scripts have in common: they step with gradients alone."""
+    """Mixin of script optimizers: workers push gradients to them, never changes of weights."""
 
     optimizer = SCRIPT
     momentum = 0.0
@@ -53,41 +54,42 @@ class GradientsOnly:
     num_optimizers = 1
 
     def adds(self, kind: Kind) -> bool:
-        """Return False: no changes of weights come here."""
+        """Return False: a gradient is never added, and workers push no changes of weights."""
         del kind
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return None: a step of the script's optimizer."""
+        """Return None: no shortcut replaces the step of the script's optimizer."""
         del kind, rate
         return None
 
     def outer_rate(self, fraction: float) -> float:
-        """Return 1: no changes of weights come here."""
+        """Return 1, which is never used: workers push no changes of weights."""
         del fraction
         return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class AwaitedUpdate(GradientsOnly, RunsOwnRate):
-    """Stands for the optimizer of a script until its offer is there."""
+    """Placeholder for a script's optimizer until a worker offers the optimizer to the PS."""
 
     awaits_offer = True
 
     @property
     def described(self) -> Described:
-        """Refuse: it has not come.
+        """Raise ConfigurationError: no worker has offered an optimizer.
 
         Raises:
             ConfigurationError: Always.
         """
         raise ConfigurationError(
-            "--server_optimizer=script: there is no offer of a script's optimizer here; expected "
-            "one of the first worker. Start the PS with --model_from=worker, or name an optimizer."
+            "--server_optimizer=script: no worker has offered a script's optimizer; expected an "
+            "offer from the first worker. Start the PS with --model_from=worker, or set "
+            "--server_optimizer to the name of an optimizer."
         )
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
-        """Refuse as `described` does."""
+        """Raise ConfigurationError: no worker has offered an optimizer."""
         del theta, spec
         return {"described": self.described}
 
@@ -101,38 +103,39 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Refuse as `init` does."""
+        """Raise ConfigurationError: no worker has offered an optimizer."""
         del update, kind, rate, kernels, state, number
         return None, self.init(theta)
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return nothing."""
+        """Return no arrays: a placeholder has no state."""
         del state, number
         return ()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return nothing."""
+        """Return an empty state: a placeholder has no slots."""
         del state, keep
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Do nothing."""
+        """Do nothing: a placeholder has no slots."""
         del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Change nothing."""
+        """Return the state unchanged: a placeholder has no slots."""
         del saved, theta
         return state
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdate(GradientsOnly):
-    """Steps as the script's compiled optimizer does.
+    """Policy for a script with one compiled optimizer; the PS steps as this optimizer would.
 
     Attributes:
-        offer: The optimizer.
-        rules: About some of the variables.
-        initial: Slots of an optimizer that has moved before the run, by slice of this shard.
+        offer: The worker's description of the optimizer.
+        rules: Exceptions for some variables, for example variables without weight decay.
+        initial: Slots of this shard from steps that the script did before the run, numbered by
+            slice. Empty for a new optimizer.
     """
 
     offer: OptimizerOffer
@@ -141,34 +144,34 @@ class ScriptUpdate(GradientsOnly):
 
     @property
     def described(self) -> Described:
-        """The Keras optimizer."""
+        """Class and arguments of the script's Keras optimizer."""
         return self.offer.optimizer
 
     @property
     def keeps_sparse(self) -> bool:  # type: ignore[override]
-        """Whether a sparse update changes only its own entries."""
+        """True for plain SGD: a sparse update changes only the entries that the update names."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
     def needs_whole_variables(self) -> bool:  # type: ignore[override]
-        """Whether no shard may hold a part of a variable."""
+        """True if the placement must not cut a variable into parts on several shards."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
     def needs_one_shard(self) -> bool:  # type: ignore[override]
-        """Whether gradients are clipped by the norm of them all."""
+        """True if the optimizer clips gradients by their norm over all variables."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
     def needs_dense(self) -> bool:  # type: ignore[override]
-        """Whether gradients of which only a part is sent make it divide by zero."""
+        """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return self.described.name in allow_list.DENSE_ONLY
 
     @property
     def _is_flat(self) -> bool:
-        """Whether Thinwire's own steps equal those of Keras."""
+        """True if Thinwire's SGD step gives the same result as Keras's step."""
         config = self.described.config
-        plain = self.described.name == "SGD" and not any(config.get(each) for each in _ONLY_KERAS)
+        plain = self.described.name == "SGD" and not any(config.get(name) for name in _ONLY_KERAS)
         return plain and not self.rules.constraints
 
     @property
@@ -189,7 +192,7 @@ class ScriptUpdate(GradientsOnly):
         rate = self.described.config["learning_rate"]
         if not isinstance(rate, int | float):
             state["schedule"] = _RateAtStep(build_schedule(allow_list.schedule_of(rate)))
-        if not len(theta):  # other shards hold what it steps
+        if not len(theta):  # the variables of this optimizer are on other shards
             return state
         if self._is_flat:
             state["inner"] = self._flat.init(theta, spec)
@@ -208,15 +211,15 @@ class ScriptUpdate(GradientsOnly):
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
     ) -> None:
-        """Evaluate the schedule at counts of a run's possible life.
+        """Evaluate the learning rate schedule at sampled counts that the run may reach.
 
         Args:
-            firsts: The one count that the schedule begins with.
-            most_updates: The most updates of the run; None: no limit.
-            most_batches: The most batches of the script in the run; None: no limit.
+            firsts: A list of one count of batches, at which the schedule starts in this run.
+            most_updates: Largest number of updates of the run; None means no limit.
+            most_batches: Largest number of the script's batches in the run; None means no limit.
 
         Raises:
-            ConfigurationError: The schedule has no finite rate at one of these counts.
+            ConfigurationError: The schedule has no finite rate at a sampled count.
         """
         rate = self.described.config["learning_rate"]
         if isinstance(rate, int | float):
@@ -228,12 +231,12 @@ class ScriptUpdate(GradientsOnly):
         check_rates(build_schedule(described), described, start, most)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return this for an optimizer that has moved before: its slots, by slice of the shard."""
+        """Return a copy of this policy that starts with the given slots of its one optimizer."""
         (initial,) = slots
         return dataclasses.replace(self, initial=tuple(initial))
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the script's own rate: as it was set last, of its schedule, or as compiled."""
+        """Return the rate that the script set last, else its schedule's rate, else a constant."""
         del scheduled, number
         if state["set_rate"] is not None:
             return float(state["set_rate"])
@@ -242,12 +245,12 @@ class ScriptUpdate(GradientsOnly):
         return float(self.described.config["learning_rate"])
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the batches, or the optimizer's own steps where its schedule is read at these."""
+        """Return the optimizer's step count if the offer's clock is "steps", else `batches`."""
         del number
         return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Step with this rate from now on: a script has set it."""
+        """Set the learning rate of all further steps; it replaces the script's schedule."""
         del number
         state["set_rate"] = rate
         return state
@@ -277,25 +280,25 @@ class ScriptUpdate(GradientsOnly):
         return touched, state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of what the script's own optimizer would hold, by slice."""
+        """Return copies of the slots of the script's optimizer, numbered by slice."""
         import numpy as np
 
         inner = state["inner"].get("optimizer")
         if isinstance(inner, VariablesOptimizer):
             return [inner.slots()]
-        found = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
+        slots = [Slot(None, ITERATION, np.asarray(state["steps"], np.int64))]
         if inner is not None:
-            found += velocity_slots(inner.save(), state["tensors"])
-        return [found]
+            slots += velocity_slots(inner.save(), state["tensors"])
+        return [slots]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slots that `save` keeps something of."""
+        """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
         del number
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return copies of slots, count and rate."""
+        """Return copies of the slots, the step count, and the rate that the script set."""
         inner = state["inner"].get("optimizer")
         return {
             "steps": state["steps"],
@@ -304,12 +307,12 @@ class ScriptUpdate(GradientsOnly):
         }
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load a state that `save` returned; the weights are `theta` [n]."""
         state["steps"], state["set_rate"] = saved["steps"], saved["set_rate"]
         if "optimizer" in state["inner"]:
             state["inner"]["optimizer"].restore(saved["slots"], theta)
@@ -317,13 +320,13 @@ class ScriptUpdate(GradientsOnly):
 
 
 class _SteppedEntries:
-    """What one of several optimizers steps of a shard.
+    """The entries of a shard that one of several optimizers steps.
 
     Attributes:
-        update: The optimizer.
-        positions: [k] int64 ascending, its entries of the shard.
-        theta: [k] float32, their values at the last step.
-        state: The optimizer's.
+        update: Policy of the optimizer.
+        positions: [k] int64, ascending indices into the shard's weights.
+        theta: [k] float32, the weights of these entries at the last step.
+        state: State of the optimizer, from `ScriptUpdate.init`.
     """
 
     def __init__(self, update: ScriptUpdate, theta: Float32, spec: ModelSpec) -> None:
@@ -332,7 +335,7 @@ class _SteppedEntries:
         from thinwire.ops.kernels.numpy_ops import aligned
 
         self.update, offsets = update, spec.offsets
-        numbers = [n for n, each in enumerate(spec.tensors) if each.path in update.offer.paths]
+        numbers = [n for n, tensor in enumerate(spec.tensors) if tensor.path in update.offer.paths]
         pieces = [np.arange(offsets[n], offsets[n + 1]) for n in numbers]
         self.positions = np.concatenate([np.empty(0, np.int64), *pieces])
         self.theta = aligned(len(self.positions))
@@ -340,17 +343,19 @@ class _SteppedEntries:
         self.state = update.init(self.theta, part_of_spec(spec, numbers))
 
     def read(self, theta: Float32) -> None:
-        """Take over the values of the shard."""
+        """Copy the current weights of these entries from the shard's weights `theta` [n]."""
         import numpy as np
 
         np.take(theta, self.positions, out=self.theta)
 
     def own(self, update: Update) -> Update:
-        """Return an update of these entries alone, by their place among them."""
+        """Return the part of an update for these entries, with indices into `positions`."""
         import numpy as np
 
         if update.indices is None:
             return Update(None, update.values[self.positions])
+        # A sparse update for this optimizer names only entries of its variables. So an update with
+        # as many entries as `positions` names all of them, and is dense in these coordinates.
         if len(update.indices) == len(self.positions):
             return Update(None, update.values)
         return Update(np.searchsorted(self.positions, update.indices), update.values)
@@ -358,50 +363,51 @@ class _SteppedEntries:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptUpdates(GradientsOnly):
-    """Steps as several compiled optimizers of a script do, each its own variables.
+    """Policy for a script with several compiled optimizers that step different variables.
 
     Attributes:
-        updates: One for each; `offer.paths` names its variables.
+        updates: One policy per optimizer. The policy's `offer.paths` names the variables that the
+            optimizer steps.
     """
 
     updates: tuple[ScriptUpdate, ...]
 
     @property
     def num_optimizers(self) -> int:  # type: ignore[override]
-        """How many there are."""
+        """Number of optimizers."""
         return len(self.updates)
 
     @property
     def described(self) -> Described:
-        """The first one that needs whole gradients, or the first."""
-        return next((each for each in self.updates if each.needs_dense), self.updates[0]).described
+        """The first optimizer that needs dense gradients, else the first optimizer."""
+        return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
     def needs_whole_variables(self) -> bool:  # type: ignore[override]
-        """Whether no shard may hold a part of a variable."""
-        return any(each.needs_whole_variables for each in self.updates)
+        """True if the placement must not cut a variable into parts on several shards."""
+        return any(update.needs_whole_variables for update in self.updates)
 
     @property
     def needs_one_shard(self) -> bool:  # type: ignore[override]
-        """Whether gradients of one of them are clipped by the norm of them all."""
-        return any(each.needs_one_shard for each in self.updates)
+        """True if one of the optimizers clips gradients by their norm over all its variables."""
+        return any(update.needs_one_shard for update in self.updates)
 
     @property
     def needs_dense(self) -> bool:  # type: ignore[override]
-        """Whether gradients of which only a part is sent make one of them divide by zero."""
-        return any(each.needs_dense for each in self.updates)
+        """True if an optimizer divides by zero when workers send only a part of a gradient."""
+        return any(update.needs_dense for update in self.updates)
 
     def check_rates(
         self, firsts: Sequence[int], most_updates: int | None, most_batches: int | None
     ) -> None:
-        """Check each optimizer by its own first count; see `ScriptUpdate.check_rates`."""
+        """Check the schedule of each optimizer from its first count in `firsts` on."""
         for update, first in zip(self.updates, firsts, strict=True):
             update.check_rates([first], most_updates, most_batches)
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Return this for optimizers that have moved before: the slots of each, by slice."""
+        """Return a copy of this policy whose optimizers start with the given slots."""
         pairs = zip(self.updates, slots, strict=True)
-        moved = tuple(each.starting_at([initial]) for each, initial in pairs)
+        moved = tuple(update.starting_at([initial]) for update, initial in pairs)
         return dataclasses.replace(self, updates=moved)
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -411,20 +417,20 @@ class ScriptUpdates(GradientsOnly):
             ConfigurationError: An optimizer is not on the allow-list.
         """
         known = spec or ModelSpec((TensorSpec("shard", (len(theta),)),))
-        return {"parts": [_SteppedEntries(each, theta, known) for each in self.updates]}
+        return {"parts": [_SteppedEntries(update, theta, known) for update in self.updates]}
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the script's own rate of one of them."""
+        """Return the learning rate of optimizer `number`; see `ScriptUpdate.rate`."""
         part = state["parts"][number]
         return float(part.update.rate(scheduled, batches, part.state))
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the count that the schedule of one of them is read at."""
+        """Return the count at which the schedule of optimizer `number` is evaluated."""
         part = state["parts"][number]
         return int(part.update.schedule_count(batches, part.state))
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Let one of them step with this rate from now on: a script has set it."""
+        """Set the learning rate of all further steps of optimizer `number`."""
         part = state["parts"][number]
         part.state = part.update.set_rate(rate, part.state)
         return state
@@ -439,7 +445,7 @@ class ScriptUpdates(GradientsOnly):
         state: State,
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
-        """Let one of them step its part of `theta` in place; see ServerUpdate."""
+        """Step the entries of optimizer `number` in `theta` in place; see ServerUpdate."""
         part = state["parts"][number]
         part.read(theta)
         touched, part.state = part.update.apply(
@@ -449,27 +455,27 @@ class ScriptUpdates(GradientsOnly):
         return part.positions if touched is None else part.positions[touched], state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return copies of what each of the script's own optimizers would hold, by slice."""
+        """Return copies of the slots of each of the script's optimizers, numbered by slice."""
         return [part.update.slots(part.state)[0] for part in state["parts"]]
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slots of one optimizer that `save` keeps something of."""
+        """Return the slot arrays of optimizer `number` that a step changes in place."""
         part: _SteppedEntries = state["parts"][number]
         return part.update.changing(part.state)
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return copies of the slots, count and rate of each."""
+        """Return copies of the slots, the step count and the set rate of each optimizer."""
         parts = enumerate(state["parts"])
         return {str(number): part.update.save(part.state, keep) for number, part in parts}
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
         for part in state["parts"]:
             part.read(theta)
             part.update.set_weights(part.theta, part.state)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load a state that `save` returned; the weights are `theta` [n]."""
         for number, part in enumerate(state["parts"]):
             part.read(theta)
             part.state = part.update.restore(saved[str(number)], part.theta, part.state)
@@ -477,11 +483,13 @@ class ScriptUpdates(GradientsOnly):
 
 
 class _RateAtStep:
-    """A schedule of Keras, computed once for each step; NaN where it has no rate."""
+    """A Keras learning rate schedule that caches the newest step's rate; NaN if it raises."""
 
     def __init__(self, schedule: Any) -> None:
         self._schedule = schedule
-        self._newest = (-1, 0.0)  # step and rate; others look at the rate from their own threads
+        # (step, rate) of the last call. Other threads read the rate without a lock, so step and
+        # rate are replaced together, in one assignment of a tuple.
+        self._newest = (-1, 0.0)
         self._has_failed = False
 
     def __call__(self, step: int) -> float:
@@ -493,8 +501,9 @@ class _RateAtStep:
                 self._has_failed = True
                 _log.error(
                     "the script's schedule %s gives a learning rate of %s at step %d; expected a "
-                    "finite one. No update can be applied with it: the run ends as diverged, with "
-                    "the weights as they are. Correct the arguments of the schedule.",
+                    "finite rate. No update can be applied with this rate: the run ends as "
+                    "diverged and keeps the weights of the last update. Correct the arguments of "
+                    "the schedule.",
                     *(type(self._schedule).__name__, rate, step),
                 )
             self._newest = (step, rate)
@@ -502,19 +511,20 @@ class _RateAtStep:
 
 
 def server_update(offer: Offer) -> ScriptUpdate | ScriptUpdates:
-    """Return how the PS steps for a script.
+    """Return the PS's optimizer policy for a script's offer.
 
     Raises:
-        ConfigurationError: The offer names what is not on the allow-list, or no optimizer.
+        ConfigurationError: The offer has no optimizer, or has a class or an argument that is not on
+            the allow-list.
     """
     if not offer.optimizers:
         raise ConfigurationError(
-            "the offer has no optimizer, so the workers step; expected a method that sends changes "
-            f"of weights. {WAYS_OUT}"
+            "the offer has no optimizer, so the workers would have to do the steps; expected a "
+            f"method that sends changes of weights. {WAYS_OUT}"
         )
     for constraint in offer.constraints.values():
         allow_list.check_constraint(constraint)
-    updates = [_update_of(each, offer) for each in offer.optimizers]
+    updates = [_update_of(optimizer, offer) for optimizer in offer.optimizers]
     return updates[0] if len(updates) == 1 else ScriptUpdates(tuple(updates))
 
 

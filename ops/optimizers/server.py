@@ -1,8 +1,8 @@
-"""The server update: a released update becomes new weights, through a Keras optimizer.
+"""Server optimizers that flags select: a Keras optimizer applies each released update.
 
-Plain SGD touches only the entries of a sparse update and is done by the apply kernels, which equal
-Keras's SGD; so does momentum (`ops/optimizers/momentum_sgd`). Everything else runs Keras itself
-(`ops/optimizers/variables`).
+Plain SGD runs in the apply kernels: the result equals Keras's SGD, and a sparse update touches only
+the entries that it names. SGD with momentum runs in `ops/optimizers/momentum_sgd`, also with
+Keras's result. Every other optimizer runs Keras itself (`ops/optimizers/variables`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from thinwire.ops.types import ConfigurationError, Kind, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64, ModelSpec
 
-#: --server_optimizer value of whatever the script has compiled.
+#: Value of --server_optimizer that selects the script's compiled optimizer.
 SCRIPT = "script"
 #: Other values of --server_optimizer -> class of keras.optimizers.
 OPTIMIZERS = {
@@ -34,57 +34,67 @@ OPTIMIZERS = {
 
 
 class RunsOwnRate:
-    """What steps at the rate of the run's own schedule: no script sets it, or has the slots."""
+    """Mixin of optimizers from flags: the run's schedule gives the rate, and no script is involved.
+
+    A script can neither set the rate nor get the slots.
+    """
 
     num_optimizers = 1
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
-        """Refuse: no script has this optimizer."""
+        """Raise ValueError: this optimizer has no slots from a script."""
         raise ValueError(f"slots of {len(slots)} optimizers; expected none")
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
-        """Return the rate of the run's own schedule."""
+        """Return the rate of the run's schedule."""
         del batches, state, number
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
-        """Return the batches: where a script has a schedule, its workers read it."""
+        """Return `batches`: if a script has a schedule, its workers evaluate the schedule."""
         del state, number
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
-        """Leave the rate to the run's own schedule."""
+        """Return the state unchanged: the run's schedule gives the rate."""
         del rate, number
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
-        """Return none: no script has this optimizer."""
+        """Return an empty list: no script has this optimizer."""
         del state
         return []
 
 
 class FollowsOuterSchedule:
-    """What steps with changes of weights at a rate of its own."""
+    """Mixin of optimizers that apply changes of weights at an outer rate.
+
+    Attributes:
+        global_lr: The outer rate, the factor of a change of weights.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
+            constant rate.
+    """
 
     global_lr: float
     global_lr_schedule: str
 
     def outer_rate(self, fraction: float) -> float:
-        """Return the rate of changes of weights when `fraction` (0..1) of the budget is spent."""
+        """Return the rate for changes of weights when `fraction` (0..1) of the budget is spent."""
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
-    """How the PS steps, by a class of Keras; changes of weights are opposites of gradients to it.
+    """A Keras optimizer on the PS. A change of weights counts as a negative gradient.
 
     Attributes:
         optimizer: A value of --server_optimizer other than "script".
-        momentum: For sgd and momentum.
-        weight_decay: Decoupled, as Keras does it; 0: as the optimizer has it by default.
-        global_lr: The outer rate, with which it steps by changes of weights.
-        global_lr_schedule: Of that rate, as `parse_schedule` reads it; empty: constant.
+        momentum: Momentum coefficient of "sgd" and "momentum"; 0 for any other optimizer.
+        weight_decay: Decoupled weight decay, as in Keras. 0 means the optimizer's default.
+        global_lr: The outer rate, for steps by changes of weights.
+        global_lr_schedule: Schedule of the outer rate, as text for `parse_schedule`. Empty means a
+            constant rate.
     """
 
     optimizer: str = "sgd"
@@ -94,20 +104,21 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
     global_lr_schedule: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot work."""
+        """Reject values that are out of range or cannot be combined."""
         if self.optimizer not in OPTIMIZERS:
             raise ConfigurationError(
                 f"--server_optimizer={self.optimizer!r}: expected one of {', '.join(OPTIMIZERS)}."
             )
         if not 0 <= self.momentum < 1:
             raise ConfigurationError(f"--momentum={self.momentum}: expected 0 <= momentum < 1.")
-        self.outer_rate(0.0)  # refuses what is no schedule
+        self.outer_rate(0.0)  # parses the schedule; raises if the text is malformed
         for name in ("weight_decay", "global_lr"):
-            if not getattr(self, name) >= 0:  # refuses NaN too
+            if not getattr(self, name) >= 0:  # rejects NaN too
                 raise ConfigurationError(f"--{name}={getattr(self, name)}: expected 0 or more.")
         if self.momentum and not self._is_sgd:
             raise ConfigurationError(
-                f"--momentum belongs to sgd; --server_optimizer={self.optimizer} has its own."
+                f"--momentum is for sgd and momentum; --server_optimizer={self.optimizer} has its "
+                "own momentum. Leave out --momentum."
             )
 
     @property
@@ -116,7 +127,7 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
 
     @property
     def described(self) -> Described:
-        """The Keras optimizer that it stands for, with a learning rate to be assigned."""
+        """Class and arguments of the Keras optimizer; each step assigns the learning rate."""
         options: dict[str, Any] = {"learning_rate": 0.0}
         if self.weight_decay:
             options["weight_decay"] = self.weight_decay
@@ -126,31 +137,31 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
 
     @property
     def keeps_sparse(self) -> bool:
-        """Whether a sparse update changes only its own entries."""
+        """True for plain SGD: a sparse update changes only the entries that the update names."""
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
     def awaits_offer(self) -> bool:
-        """Never: the flags name it."""
+        """Always False: the flags name the optimizer."""
         return False
 
     @property
     def needs_whole_variables(self) -> bool:
-        """Whether no shard may hold a part of a variable."""
+        """True if the placement must not cut a variable into parts on several shards."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
     def needs_one_shard(self) -> bool:
-        """Never: nothing is clipped by a norm of all variables."""
+        """Always False: no flag clips by the norm of all variables."""
         return False
 
     @property
     def needs_dense(self) -> bool:
-        """Whether gradients of which only a part is sent make it divide by zero."""
+        """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
 
     def adds(self, kind: Kind) -> bool:
-        """Return whether updates of this kind are added, times the outer rate."""
+        """Return True if an update of this kind is added to the weights, times the outer rate."""
         return kind is Kind.DELTA and self.keeps_sparse
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
@@ -166,7 +177,7 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         return {"optimizer": VariablesOptimizer(self.described, theta, spec)}
 
     def factor(self, kind: Kind, rate: float) -> float | None:
-        """Return what an update is multiplied by where it is simply subtracted; None: it is not."""
+        """Return the factor f if a step is ``theta -= f * update``; None if it has slots."""
         if not self.keeps_sparse:
             return None
         return -rate if kind is Kind.DELTA else rate
@@ -191,30 +202,30 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         return update.indices, state
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
-        """Return the slots that `save` keeps something of."""
+        """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
         del number
-        found: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
-        return found
+        arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
+        return arrays
 
     def save(self, state: State, keep: Keep = copied) -> State:
-        """Return the slots, as plain data; see ServerUpdate."""
+        """Return the slots as plain data; see ServerUpdate."""
         saved: State = state["optimizer"].save(keep) if "optimizer" in state else {}
         return saved
 
     def set_weights(self, theta: Float32, state: State) -> None:
-        """Go on from weights `theta` [n] that something else has changed; the slots stay."""
+        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
         if "optimizer" in state:
             state["optimizer"].set_weights(theta)
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
-        """Load what `save` returned; the weights are `theta`."""
+        """Load the slots that `save` returned; the weights are `theta` [n]."""
         if "optimizer" in state:
             state["optimizer"].restore(saved, theta)
         return state
 
 
 def keras_optimizer(choice: ServerUpdate) -> Any:
-    """Build the Keras optimizer that a policy of the flags names, at a rate to be assigned."""
+    """Build the Keras optimizer that a policy names, with the learning rate 0."""
     from thinwire.ops.optimizers.described import build_optimizer
 
     return build_optimizer(choice.described)

@@ -1,8 +1,8 @@
-"""The state of an optimizer that lives on the shards, between them and a script's own optimizer.
+"""Optimizer slots: conversion between a script's optimizer and the optimizers on the shards.
 
-A slot is known by the slice that it belongs to and by its role, never by its place in Keras' list
-alone, which depends on how a shard groups its variables. On the wire a document names the arrays,
-which follow one after the other.
+A slot's key is its slice (or variable) and its role. The position in Keras' list of variables is no
+key, because it depends on how a shard groups its variables. On the wire, a JSON document describes
+the arrays, and the arrays follow in the document's order.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from thinwire.ops.types import ConfigurationError, ModelSpec, ShardLayout, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Prefixes of the names of variables that an optimizer of ours steps: of those that a Muon leaves
-#: to AdamW, and of the others.
+#: Name prefixes of the variables that Thinwire makes for a Keras optimizer. BY_ADAMW marks the
+#: variables that a Muon steps with AdamW, OTHERS all other variables.
 BY_ADAMW, OTHERS = "adamw", "v"
-#: Keras' name of a slot: number of its variable, and what it is.
+#: Keras' name of a slot: the prefix and the number of the slot's variable, then the slot's role.
 _SLOT_NAME = re.compile(rf"(?:{BY_ADAMW}|{OTHERS})(\d+)(?:_(.*))?")
-#: Types of slots, as numpy names them.
+#: Legal dtypes of slots, by numpy's names.
 _DTYPES = ("float32", "int64", "int32")
-#: What a learning rate is called among an optimizer's variables; it is no slot.
+#: Name of the learning rate in Keras' list of an optimizer's variables. It is not sent as a slot.
 LEARNING_RATE = "learning_rate"
+#: Role of the step count.
 ITERATION = "iteration"
-#: What a LossScaleOptimizer counts: updates without an overflow since the scale was changed.
+#: Role of a LossScaleOptimizer's counter: updates without overflow since the last scale change.
 SCALE_STREAK = "scale_streak"
-#: The weights themselves, and the averaged statistics, where both are sent beside the slots.
+#: Roles of the weights and of the averaged statistics, if these are sent together with the slots.
 WEIGHTS, STATISTICS = "weights", "statistics"
 
 
@@ -42,9 +43,10 @@ class Slot:
     """One array of an optimizer's state.
 
     Attributes:
-        slice: Number of the slice, or of the variable, that it belongs to; None: it is of all.
-        role: What it is, such as "momentum"; each once for a slice.
-        values: Of the slice's shape, or of one that follows from it.
+        slice: Number of the slot's slice or variable. None if the slot belongs to the whole
+            optimizer, as the step count does.
+        role: Role of the slot, for example "momentum"; unique within a slice.
+        values: Array of the slice's shape, or of a shape that follows from the slice's shape.
     """
 
     slice: int | None
@@ -54,7 +56,13 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class SlotPlace:
-    """Where a slot belongs, and its shape."""
+    """Key and shape of a slot, without its values.
+
+    Attributes:
+        slice: Number of the slot's slice or variable; None if it belongs to the whole optimizer.
+        role: Role of the slot, for example "momentum".
+        shape: Shape of the slot's array.
+    """
 
     slice: int | None
     role: str
@@ -62,35 +70,37 @@ class SlotPlace:
 
 
 def variable_name(number: int, by_adamw: bool) -> str:
-    """Return the name of a variable whose slots `roles_of` knows."""
+    """Return the name of variable `number`, from which `roles_of` reads the number."""
     return f"{BY_ADAMW if by_adamw else OTHERS}{number}"
 
 
 def roles_of(optimizer: Any) -> list[tuple[int | None, str]]:
-    """Return what each of `optimizer.variables` is: number of its variable, and its role.
+    """Return (number of the variable, role of the slot) for each of `optimizer.variables`.
 
     Args:
-        optimizer: Of Keras, built on variables that are named by `variable_name`.
+        optimizer: A Keras optimizer that was built on variables named by `variable_name`.
     """
-    found: list[tuple[int | None, str]] = []
+    roles: list[tuple[int | None, str]] = []
     for variable in optimizer.variables:
         match = _SLOT_NAME.fullmatch(variable.name)
         number = None if match is None else int(match[1])
         role = (match[2] or "factor") if match else variable.name
         if number is None and role not in (ITERATION, LEARNING_RATE):
-            role = "product"  # Keras numbers variables without a name, such as Nadam's
-        occurrence = sum(n == number and r.split(".")[0] == role for n, r in found)
-        found.append((number, f"{role}.{occurrence}" if occurrence else role))
-    return found
+            # Nadam creates its product without a name. Keras then invents a numbered name; the
+            # number depends on the variables that the process made before.
+            role = "product"
+        occurrence = sum(n == number and r.split(".")[0] == role for n, r in roles)
+        roles.append((number, f"{role}.{occurrence}" if occurrence else role))
+    return roles
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerState:
-    """What an optimizer holds on one shard.
+    """The state of one optimizer on one shard.
 
     Attributes:
-        slots: By slice of what the shard holds of its variables.
-        rate: Its learning rate.
+        slots: The slots. Slice numbers count the shard's slices of the optimizer's variables.
+        rate: Current learning rate of the optimizer.
     """
 
     slots: Sequence[Slot]
@@ -98,7 +108,7 @@ class OptimizerState:
 
 
 def encode(states: Sequence[OptimizerState]) -> tuple[str, list[memoryview]]:
-    """Return the document and the arrays, little-endian, of all optimizers; see `decode`."""
+    """Return the document and the little-endian arrays of all optimizers; see `decode`."""
     import numpy as np
 
     rows: list[dict[str, Any]] = []
@@ -115,18 +125,22 @@ def encode(states: Sequence[OptimizerState]) -> tuple[str, list[memoryview]]:
 
 
 def decode(document: str, payload: memoryview) -> list[OptimizerState]:
-    """Return what a shard has sent of all optimizers; the arrays are copies.
+    """Return the states of all optimizers from a shard's message; the arrays are copies.
+
+    Args:
+        document: JSON document from `encode`.
+        payload: Bytes of the arrays, in the document's order.
 
     Raises:
-        ValueError: It is not what `encode` makes.
+        ValueError: The document is malformed, or its arrays do not fill the payload exactly.
     """
     import numpy as np
 
     try:
         states, start = [], 0
-        for found in json.loads(document):
+        for row in json.loads(document):
             slots = []
-            for number, role, shape, dtype in found["arrays"]:
+            for number, role, shape, dtype in row["arrays"]:
                 if dtype not in _DTYPES:
                     raise ValueError(f"an array of {dtype!r:.50}; expected {', '.join(_DTYPES)}")
                 count = math.prod(int(size) for size in shape)
@@ -136,7 +150,7 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
                 values = np.frombuffer(payload[start:stop], np.dtype(dtype).newbyteorder("<"))
                 slots.append(Slot(number, str(role), values.astype(dtype).reshape(shape)))
                 start = stop
-            states.append(OptimizerState(slots, float(found["rate"])))
+            states.append(OptimizerState(slots, float(row["rate"])))
         if start != len(payload):
             raise ValueError(f"{len(payload)} bytes; expected {start}")
         return states
@@ -145,46 +159,50 @@ def decode(document: str, payload: memoryview) -> list[OptimizerState]:
 
 
 class OwnSlots:
-    """The slots of a script's own optimizer, by variable and role.
+    """The slots of a script's compiled optimizer, by variable and role.
 
     Args:
-        optimizer: The compiled one, without the loss scaling around it; it is built if it is not.
-        offer: What was described of it.
-        variables: The shared variables, in order; of those that the optimizer was built on, some
-            may be frozen by now.
+        optimizer: The compiled Keras optimizer, without the loss scaling around it. It is built if
+            it is not yet built.
+        offer: The description of the optimizer for the PS.
+        variables: The shared variables, in order. The optimizer may have been built on more
+            variables, if some are frozen now.
 
     Raises:
-        ConfigurationError: It was built on other variables.
+        ConfigurationError: The optimizer was built on other variables.
     """
 
     def __init__(self, optimizer: Any, offer: OptimizerOffer, variables: Sequence[Any]) -> None:
         if not optimizer.built:
             optimizer.build(list(variables))
         built = list(optimizer._trainable_variables)
-        known = {id(each) for each in built}
-        if new := [each for each in variables if id(each) not in known]:
+        known = {id(variable) for variable in built}
+        if new := [variable for variable in variables if id(variable) not in known]:
             raise ConfigurationError(
                 f"the compiled {offer.optimizer.name} was built before {new[0].path} became "
-                "trainable, and has no state for it; expected one for all that is trained. Compile "
-                "the model again with a new optimizer, as for Keras alone."
+                "trainable, so it has no slots for this variable; expected an optimizer that was "
+                "built on all trainable variables. Compile the model again with a new optimizer, "
+                "as Keras without Thinwire also requires."
             )
-        numbers = {id(each): number for number, each in enumerate(variables)}
-        paths = [TensorSpec(each.path, tuple(each.shape)) for each in built]
+        numbers = {id(variable): number for number, variable in enumerate(variables)}
+        paths = [TensorSpec(variable.path, tuple(variable.shape)) for variable in built]
         initial = _initial_slots(offer, ModelSpec(tuple(paths)))
         keys = [key for key, _ in initial]
         self._rate = optimizer._learning_rate
-        own = [each for each in optimizer.variables if each is not self._rate]
-        if len(own) != len(keys):
+        slots = [variable for variable in optimizer.variables if variable is not self._rate]
+        if len(slots) != len(keys):
             raise ConfigurationError(
-                f"the compiled {offer.optimizer.name} has {len(own)} slots where its variables "
-                f"make {len(keys)}; expected an optimizer built on just those that are shared. "
-                "Compile the model again after its variables have changed."
+                f"the compiled {offer.optimizer.name} has {len(slots)} slots, but its variables "
+                f"need {len(keys)}; expected an optimizer that was built on the shared variables "
+                "only. Compile the model again after its variables have changed."
             )
         shared = [None if number is None else numbers.get(id(built[number])) for number, _ in keys]
+        # `of` numbers the variables that the optimizer was built on, `number` the shared variables.
+        # A variable with `of` but without `number` is frozen now, and its slots stay unchanged.
         self._by_key = {
-            (number, role): each
-            for number, (of, role), each in zip(shared, keys, own, strict=True)
-            if (number is None) == (of is None)  # else it is frozen, and keeps its state
+            (number, role): slot
+            for number, (of, role), slot in zip(shared, keys, slots, strict=True)
+            if (number is None) == (of is None)
         }
         pairs = zip(shared, initial, strict=True)
         self._initial = {(number, role): value for number, ((_, role), value) in pairs}
@@ -192,14 +210,14 @@ class OwnSlots:
 
     @property
     def are_initial(self) -> bool:
-        """Whether all slots have the values that a new optimizer begins with."""
+        """True if all slots have the initial values of a new optimizer."""
         return all(
             bool((variable.numpy() == self._initial[key]).all())
             for key, variable in self._by_key.items()
         )
 
     def collect(self) -> list[Slot]:
-        """Return copies of all slots, by variable."""
+        """Return copies of all slots of shared variables, numbered by variable."""
         return [
             Slot(number, role, variable.numpy())
             for (number, role), variable in self._by_key.items()
@@ -211,15 +229,15 @@ class OwnSlots:
         parts: Sequence[Sequence[Slot]],
         rate: float | None = None,
     ) -> None:
-        """Overwrite the slots with those of the shards.
+        """Overwrite the optimizer's slots with the slots from the shards.
 
         Args:
-            layouts: Of every shard.
-            parts: Of every shard, by slice of its layout.
-            rate: The learning rate, where it is a number.
+            layouts: The layout of every shard.
+            parts: The slots of every shard, numbered by slice of the shard's layout.
+            rate: The learning rate to set. None leaves the rate, for example a schedule, unchanged.
 
         Raises:
-            ValueError: Slots are missing, or of other shapes than these.
+            ValueError: Slots are missing, or have other shapes than the optimizer's slots.
         """
         import keras
         import numpy as np
@@ -247,24 +265,35 @@ class OwnSlots:
 
 
 def whole_slots(theta: Float32, layout: ShardLayout, statistics: Float32 | None) -> list[Slot]:
-    """Return copies of a shard's weights [n] by slice, and of the averaged statistics [m]."""
+    """Return copies of a shard's weights [n], one slot per slice, and of the statistics [m].
+
+    Args:
+        theta: [n] float32, the shard's weights.
+        layout: The layout of the shard.
+        statistics: [m] float32, the averaged statistics; None if the shard has none.
+    """
     offsets = layout.offsets
-    found = [
+    slots = [
         Slot(number, WEIGHTS, theta[offsets[number] : offsets[number + 1]].copy())
         for number in range(len(layout.slices))
     ]
     if statistics is not None:
-        found.append(Slot(None, STATISTICS, statistics.copy()))
-    return found
+        slots.append(Slot(None, STATISTICS, statistics.copy()))
+    return slots
 
 
 def whole_values(
     spec: ModelSpec, layouts: Sequence[ShardLayout], parts: Sequence[Sequence[Slot]]
 ) -> tuple[Float32, Float32]:
-    """Return the weights [num_parameters] and the averaged statistics [m] of all shards' parts.
+    """Join all shards' parts into the weights [num_parameters] and the averaged statistics [m].
+
+    Args:
+        spec: The whole model.
+        layouts: The layout of every shard.
+        parts: The slots of every shard, from `whole_slots`.
 
     Raises:
-        ValueError: Some are missing, or of another size.
+        ValueError: Weights are missing, or a slot has the wrong size.
     """
     import numpy as np
 
@@ -285,13 +314,13 @@ def whole_values(
 
 
 def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
-    """Return the slots that come with the weights; none of an optimizer in its first state.
+    """Return the slots that a worker sends with the initial weights; none for a new optimizer.
 
-    All of it is float32; its count of steps stands in the offer itself.
+    All these slots are float32. The step count is part of the offer and not among the slots.
 
     Args:
-        offer: The optimizer.
-        spec: The variables that it steps.
+        offer: Description of the optimizer.
+        spec: The variables that the optimizer steps.
 
     Raises:
         ConfigurationError: The optimizer is not on the allow-list.
@@ -313,12 +342,13 @@ def planned(offer: OptimizerOffer, spec: ModelSpec) -> list[SlotPlace]:
 def _initial_slots(
     offer: OptimizerOffer, spec: ModelSpec
 ) -> list[tuple[tuple[int | None, str], float]]:
-    """Return variable and role of each slot, and the value it begins with, in Keras' order."""
+    """Return ((variable number, role), initial value) of each slot, in Keras' order."""
     import keras
 
     from thinwire.ops.optimizers.described import build_optimizer
 
-    # Of the same class on tiny variables of as many dimensions: the same slots in that order.
+    # An optimizer of the same class, built on one-entry variables with the same numbers of
+    # dimensions, has the same slots in the same order, without the memory of the real model.
     tiny = [
         keras.Variable(
             keras.ops.zeros((1,) * len(tensor.shape)),
@@ -334,7 +364,7 @@ def _initial_slots(
 
 
 def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a slot of a variable: as it is, but for Adafactor's two factors."""
+    """Return a slot's shape: the variable's shape, except for Adafactor's two factors."""
     if not role.startswith("factor"):
         return shape
     if len(shape) < 2:
@@ -343,8 +373,17 @@ def _shape(role: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout) -> list[SlotPlace]:
-    """Return the part of one shard, by slice of its layout, of slots by variable."""
-    found = [place for place in places if place.slice is None]
+    """Return the slot places of one shard.
+
+    Args:
+        places: Slot places of the model, numbered by variable.
+        spec: The model.
+        layout: The layout of the shard.
+
+    Returns:
+        Slot places numbered by slice of the layout.
+    """
+    shard_places = [place for place in places if place.slice is None]
     by_tensor: dict[int | None, list[SlotPlace]] = {}
     for place in places:
         by_tensor.setdefault(place.slice, []).append(place)
@@ -352,32 +391,32 @@ def places_in(places: Sequence[SlotPlace], spec: ModelSpec, layout: ShardLayout)
         whole = piece.size == spec.tensors[piece.tensor].size
         for place in by_tensor.get(piece.tensor, ()):
             shape = place.shape if whole else (piece.size,)
-            found.append(SlotPlace(number, place.role, shape))
-    return found
+            shard_places.append(SlotPlace(number, place.role, shape))
+    return shard_places
 
 
 def slot_places(offer: Offer, layout: ShardLayout) -> list[list[SlotPlace]]:
-    """Return the slots of each optimizer that come with a shard's weights.
+    """Return, for each optimizer, the slots that a worker sends with a shard's initial weights.
 
-    Slices are those of what the shard holds of the optimizer's variables.
+    Slice numbers count the shard's slices of the optimizer's variables.
 
     Raises:
         ConfigurationError: An optimizer is not on the allow-list.
     """
-    found = []
+    places = []
     for optimizer, numbers in zip(offer.optimizers, offer.groups(), strict=True):
-        spec, (own, _) = part_of_spec(offer.spec, numbers), part_of_layout(layout, numbers)
-        found.append(places_in(planned(optimizer, spec), spec, own))
-    return found
+        spec, (part, _) = part_of_spec(offer.spec, numbers), part_of_layout(layout, numbers)
+        places.append(places_in(planned(optimizer, spec), spec, part))
+    return places
 
 
 def num_values(places: Sequence[SlotPlace]) -> int:
-    """Return how many values these slots have together."""
+    """Return the total number of values in slots with these shapes."""
     return sum(math.prod(place.shape) for place in places)
 
 
 def join(slots: Sequence[Slot], places: Sequence[SlotPlace]) -> Float32:
-    """Return the values of slots, in the order of their places: [num_values] float32."""
+    """Join slots into one array [num_values] float32, in the order of `places`."""
     import numpy as np
 
     by_key = {(slot.slice, slot.role): slot.values for slot in slots}
@@ -386,34 +425,48 @@ def join(slots: Sequence[Slot], places: Sequence[SlotPlace]) -> Float32:
 
 
 def divide(values: Float32, places: Sequence[SlotPlace]) -> list[Slot]:
-    """Return the slots that `join` has joined."""
-    found, start = [], 0
+    """Divide an array from `join` into its slots; the slots' arrays are views."""
+    slots, start = [], 0
     for place in places:
         stop = start + math.prod(place.shape)
-        found.append(Slot(place.slice, place.role, values[start:stop].reshape(place.shape)))
+        slots.append(Slot(place.slice, place.role, values[start:stop].reshape(place.shape)))
         start = stop
-    return found
+    return slots
 
 
 def cut(slots: Sequence[Slot], spec: ModelSpec, layout: ShardLayout) -> list[Slot]:
-    """Return the part of one shard: slots by slice of its layout, out of those by variable."""
+    """Return the part of the slots that belongs to one shard.
+
+    Args:
+        slots: Slots of the model, numbered by variable.
+        spec: The model.
+        layout: The layout of the shard.
+
+    Returns:
+        Slots numbered by slice of the layout.
+    """
     by_tensor: dict[int | None, list[Slot]] = {}
     for slot in slots:
         by_tensor.setdefault(slot.slice, []).append(slot)
-    found = list(by_tensor.get(None, ()))
+    parts = list(by_tensor.get(None, ()))
     for number, piece in enumerate(layout.slices):
         whole = piece.size == spec.tensors[piece.tensor].size
         for slot in by_tensor.get(piece.tensor, ()):
             values = slot.values if whole else slot.values.reshape(-1)[piece.start : piece.stop]
-            found.append(Slot(number, slot.role, values))
-    return found
+            parts.append(Slot(number, slot.role, values))
+    return parts
 
 
 def velocity_slots(state: State, tensors: Sequence[TensorSpec]) -> list[Slot]:
-    """Return Keras' slots of a MomentumSGD on slices that lie one after the other."""
-    found, start, velocity = [], 0, state["2"]
+    """Return the velocity of a MomentumSGD as Keras' momentum slots, one slot per slice.
+
+    Args:
+        state: Slots from `MomentumSGD.save`.
+        tensors: Shapes of the shard's slices, in the order of the flat weights.
+    """
+    slots, start, velocity = [], 0, state["2"]
     for number, tensor in enumerate(tensors):
         part = velocity[start : start + tensor.size]
-        found.append(Slot(number, "momentum", part.reshape(tensor.shape)))
+        slots.append(Slot(number, "momentum", part.reshape(tensor.shape)))
         start += tensor.size
-    return found
+    return slots

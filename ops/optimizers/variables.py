@@ -1,9 +1,10 @@
-"""A Keras optimizer that steps the variables of a shard, with their names' rules and their shapes.
+"""A Keras optimizer that steps a shard's variables, with per-variable rules and shapes.
 
-The weights of a shard are one flat buffer; the optimizer's variables are copies of it, written back
-after each step. An optimizer whose step of an entry depends on that entry alone steps all entries
-that are treated alike as one flat variable, which takes a third of the time; any other steps whole
-variables in their shapes. XLA fuses the passes over many entries that are treated alike.
+The weights of a shard are one flat buffer. The optimizer's variables hold copies of these weights,
+and each step writes the result back to the buffer. An elementwise optimizer steps an entry by that
+entry's values alone. So one flat variable holds all entries with equal rules, which takes a third
+of the time, and XLA fuses the passes over many entries. Any other optimizer steps whole variables
+in their shapes.
 
 Source: design, section 11.
 """
@@ -32,19 +33,19 @@ from thinwire.ops.types import ModelSpec, State, TensorSpec, Update
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: With fewer entries XLA saves less than 0.2 ms a step, and its program takes 0.1 s to make.
+#: Fewest entries for XLA. With fewer, XLA saves less than 0.2 ms a step but takes 0.1 s to compile.
 FEWEST_FOR_XLA = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
 class VariableRules:
-    """How some variables are treated, by path.
+    """Exceptions in the treatment of variables, by variable path.
 
     Attributes:
-        without_decay: Weight decay leaves them alone.
-        by_adamw: A Muon leaves them to AdamW.
-        constraints: Of those that have one.
-        unused: They get no gradient, so that nothing steps or decays them.
+        without_decay: Paths of variables without weight decay.
+        by_adamw: Paths of variables that a Muon steps with AdamW.
+        constraints: Path -> constraint, for variables with a constraint.
+        unused: Paths of variables without a gradient. No step or weight decay changes them.
     """
 
     without_decay: tuple[str, ...] = ()
@@ -57,16 +58,16 @@ NO_RULES = VariableRules()
 
 
 def is_elementwise(described: Described) -> bool:
-    """Return whether the step of an entry depends on that entry alone."""
+    """Return True if the step of an entry depends on that entry's values alone."""
     return described.name in allow_list.ELEMENTWISE and not described.config.get("clipnorm")
 
 
 class VariablesOptimizer:
-    """A Keras optimizer on a shard's weights.
+    """A Keras optimizer for a shard's flat weights.
 
     Attributes:
-        optimizer: Keras' own.
-        variables: What it steps, in the order of `_groups`.
+        optimizer: The Keras optimizer.
+        variables: The Keras variables that the optimizer steps, one per group of slices.
     """
 
     def __init__(
@@ -79,11 +80,11 @@ class VariablesOptimizer:
         """Build the slots for `theta` [n] float32.
 
         Args:
-            described: The optimizer; a learning rate is given with every step.
-            theta: [n] float32.
-            spec: What it holds, slice by slice: path and shape, flat where the slice is a part of
-                a variable; not given: one slice.
-            rules: About some of the paths.
+            described: Class and arguments of the optimizer. Every call of `step` gives the rate.
+            theta: [n] float32, the shard's weights.
+            spec: Path and shape of each slice of the shard; a slice that is a part of a variable
+                is flat. None means one slice.
+            rules: Exceptions for some variables, by path.
 
         Raises:
             ConfigurationError: The optimizer or a constraint is not on the allow-list.
@@ -110,17 +111,21 @@ class VariablesOptimizer:
         self.optimizer.build(self.variables)
         self._fuses = is_elementwise(described)
         self._step = self._traced()
-        self._rate: float | None = None  # what the optimizer's variable holds
+        self._rate: float | None = None  # value of the optimizer's rate variable; None: unknown
         self._grouped = aligned(len(theta)) if self._is_mixed else None
 
     @property
     def _is_mixed(self) -> bool:
-        """Whether the slices of the groups, one group after the other, are in another order."""
+        """True if the slices, listed group by group, are not in the shard's order."""
         order = [number for group in self._groups for number in group.slices]
         return order != sorted(order)
 
     def _traced(self) -> Callable[[Any], Any]:
-        """Return the step as one graph, from a gradient [n], group by group, to the weights."""
+        """Return the step as one compiled graph.
+
+        The graph takes a gradient [n] in the order of the groups. It returns the new weights [n] in
+        a list of one tensor, or an empty list if XLA may compile the step.
+        """
         import tensorflow as tf
 
         sizes = [group.size for group in self._groups]
@@ -138,23 +143,31 @@ class VariablesOptimizer:
             values = [tf.reshape(variable.value, [-1]) for variable in self.variables]
             return [] if self._fuses else [tf.concat(values, 0)]
 
-        # XLA fuses the passes over few large variables; of many small ones, and of copies between
-        # them, it makes slower programs.
+        # XLA fuses the passes over a few large variables. For many small variables, and for copies
+        # between variables, XLA makes slower programs. So the step of an elementwise optimizer
+        # returns no joined copy of the weights; `step` copies them from the variables.
         function: Any = tf.function(
             step,
             input_signature=[tf.TensorSpec((sum(sizes),), tf.float32)],
-            autograph=False,  # Keras applies an optimizer so, too
+            autograph=False,  # as Keras does when it applies an optimizer
             jit_compile=self._fuses and sum(sizes) >= FEWEST_FOR_XLA,
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that unused variables have no gradient is known
+            warnings.simplefilter("ignore")  # Keras warns that unused variables have no gradient
             traced: Callable[[Any], Any] = function.get_concrete_function()
-        return traced  # a third less time to call than the function, which looks for it each time
+        # A call of the concrete function takes a third less time than a call of `function`, which
+        # looks up the concrete function each time.
+        return traced
 
     def step(self, theta: Any, update: Update, rate: float, negate: bool) -> None:
-        """Apply one gradient [n] or sparse update, or its opposite; `theta` gets the result.
+        """Step by one update and write the new weights into `theta`.
 
-        Weights and a dense gradient may be `thinwire.ops.kernels.device.DeviceArray`s.
+        Args:
+            theta: [n] float32, the shard's weights; may be a
+                `thinwire.ops.kernels.device.DeviceArray`.
+            update: A dense gradient [n] or a sparse update. A dense gradient may be a DeviceArray.
+            rate: Learning rate.
+            negate: True if `update` is a change of weights, the negative of a gradient.
         """
         import numpy as np
 
@@ -162,7 +175,7 @@ class VariablesOptimizer:
         if update.indices is not None:
             gradient = np.zeros_like(theta)
             gradient[update.indices] = update.values
-        if rate != self._rate:  # setting a variable costs half as much as a small step
+        if rate != self._rate:  # an assignment takes half the time of a small step
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
         stepped = self._step(_as_tensor(self._by_group(-gradient if negate else gradient)))
@@ -170,12 +183,12 @@ class VariablesOptimizer:
             theta[:] = self._on_device()
             return
         if stepped:
-            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # a view of the tensor: one copy
+            np.copyto(theta, np.asarray(memoryview(stepped[0])))  # the memoryview saves a copy
             return
         for group, variable in zip(self._groups, self.variables, strict=True):
             values = np.asarray(memoryview(variable.value.value())).reshape(-1)
-            for place, own in self._places(group):
-                theta[place] = values[own]
+            for place, part in self._places(group):
+                theta[place] = values[part]
 
     def _on_device(self) -> Any:
         """Return the weights [n], a `thinwire.ops.kernels.device.DeviceArray`."""
@@ -183,89 +196,94 @@ class VariablesOptimizer:
 
         from thinwire.ops.kernels.device import DeviceArray
 
-        found: dict[int, Any] = {}
+        by_slice: dict[int, Any] = {}
         for group, variable in zip(self._groups, self.variables, strict=True):
             sizes = [self._spec.tensors[number].size for number in group.slices]
             flat = tf.reshape(variable.value, [-1])
-            found |= zip(group.slices, tf.split(flat, sizes), strict=True)
-        return DeviceArray(tf.concat([found[number] for number in range(len(found))], 0))
+            by_slice |= zip(group.slices, tf.split(flat, sizes), strict=True)
+        return DeviceArray(tf.concat([by_slice[number] for number in range(len(by_slice))], 0))
 
     def _by_group(self, flat: Float32) -> Float32:
-        """Return entries [n] group by group; valid until the next call."""
+        """Return the entries [n] in the order of the groups; valid until the next call."""
         if self._grouped is None:
             return flat
         start = 0
         for group in self._groups:
-            for place, own in self._places(group):
-                self._grouped[start + own.start : start + own.stop] = flat[place]
+            for place, part in self._places(group):
+                self._grouped[start + part.start : start + part.stop] = flat[place]
             start += group.size
         return self._grouped
 
     def _places(self, group: _Group) -> list[tuple[slice, slice]]:
-        """Return where each of a group's slices lies in the shard, and in the group."""
-        offsets, found, start = self._spec.offsets, [], 0
+        """Return (range in the shard, range in the group) of each slice of a group."""
+        offsets, places, start = self._spec.offsets, [], 0
         if len(group.slices) == len(self._spec.tensors):
             return [(slice(0, group.size), slice(0, group.size))]
         for number in group.slices:
             size = self._spec.tensors[number].size
-            found.append((slice(offsets[number], offsets[number + 1]), slice(start, start + size)))
+            places.append((slice(offsets[number], offsets[number + 1]), slice(start, start + size)))
             start += size
-        return found
+        return places
 
     def set_weights(self, theta: Float32) -> None:
-        """Go on from these weights [n]; the slots stay."""
+        """Continue from the weights `theta` [n]; the slots stay."""
         offsets = self._spec.offsets
         for group, variable in zip(self._groups, self.variables, strict=True):
             parts = [theta[offsets[number] : offsets[number + 1]] for number in group.slices]
             variable.assign(_joined(parts, group.shape))
 
     def set_iterations(self, count: int) -> None:
-        """Go on as if it had taken this many steps."""
+        """Set the step count."""
         self.optimizer._iterations.assign(count)
 
     def slots(self) -> list[Slot]:
-        """Return the state by slice, without the learning rate; in Keras' order of each slice."""
-        found = []
+        """Return the slots, numbered by slice, without the learning rate.
+
+        The slots of one slice are in Keras' order.
+        """
+        slots = []
         for variable, (number, role) in zip(
             self.optimizer.variables, roles_of(self.optimizer), strict=True
         ):
             values = variable.numpy()
             if number is None:
                 if role != LEARNING_RATE:
-                    found.append(Slot(None, role, values))
+                    slots.append(Slot(None, role, values))
             else:
-                found += self._groups[number].cut(values, role, self._spec.tensors)
-        return found
+                slots += self._groups[number].cut(values, role, self._spec.tensors)
+        return slots
 
     def load(self, slots: Sequence[Slot]) -> None:
-        """Take over slots by slice, as `slots` returns them.
+        """Overwrite the slots, except the step count, by slots that `slots` has returned.
 
         Raises:
-            KeyError: One is missing.
+            KeyError: A slot is missing.
         """
         import numpy as np
 
-        given = {(slot.slice, slot.role): slot.values for slot in slots}
+        values_by_key = {(slot.slice, slot.role): slot.values for slot in slots}
         for variable, (number, role) in zip(
             self.optimizer.variables, roles_of(self.optimizer), strict=True
         ):
             if number is not None:
-                parts = [np.ravel(given[each, role]) for each in self._groups[number].slices]
+                parts = [
+                    np.ravel(values_by_key[piece, role]) for piece in self._groups[number].slices
+                ]
                 variable.assign(np.concatenate(parts).reshape(variable.shape))
             elif role not in (LEARNING_RATE, ITERATION):
-                variable.assign(given[None, role])
+                variable.assign(values_by_key[None, role])
 
     def changing(self) -> Sequence[Any]:
-        """Return nothing: `save` copies Keras' variables."""
+        """Return no arrays: `save` copies Keras' variables itself."""
         return ()
 
     def save(self, keep: Keep = copied) -> State:
-        """Return copies of every slot, the step counter included."""
+        """Return copies of all slots, of the step count and of the learning rate."""
         del keep
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:
-        """Load what `save` returned, at weights `theta`."""
+        """Load slots that `save` returned; the weights are `theta` [n]."""
         self._rate = None
         self.set_weights(theta)
         for number, variable in enumerate(self.optimizer.variables):
@@ -274,41 +292,44 @@ class VariablesOptimizer:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Slices that are one variable of the optimizer."""
+    """Slices that share one Keras variable of the optimizer."""
 
-    slices: tuple[int, ...]  # ascending
-    size: int
-    shape: tuple[int, ...]
+    slices: tuple[int, ...]  # slice numbers, ascending
+    size: int  # number of entries
+    shape: tuple[int, ...]  # of the Keras variable
     decays: bool
     by_adamw: bool
     unused: bool
     constraint: Described | None
 
     def cut(self, values: Any, role: str, tensors: Sequence[TensorSpec]) -> list[Slot]:
-        """Return a slot by slice."""
+        """Cut a slot of the group's variable into one slot per slice."""
         if values.shape != self.shape or len(self.slices) == 1:
             return [Slot(number, role, values) for number in self.slices]
-        found, start, flat = [], 0, values.reshape(-1)
+        slots, start, flat = [], 0, values.reshape(-1)
         for number in self.slices:
             tensor = tensors[number]
             part = flat[start : start + tensor.size]
-            found.append(Slot(number, role, part.reshape(tensor.shape)))
+            slots.append(Slot(number, role, part.reshape(tensor.shape)))
             start += tensor.size
-        return found
+        return slots
 
 
 def _groups(
     tensors: Sequence[TensorSpec], described: Described, rules: VariableRules
 ) -> list[_Group]:
-    """Return what the optimizer steps: slices that it treats alike together, or each by itself."""
+    """Group the slices: slices with equal rules if the optimizer is elementwise, else one each.
+
+    A slice with a constraint is always a group of one, as the constraint needs the slice's shape.
+    """
     together = is_elementwise(described)
-    found: dict[Any, list[int]] = {}
+    slices_by_key: dict[Any, list[int]] = {}
     for number, tensor in enumerate(tensors):
         apart = not together or tensor.path in rules.constraints
         alike = (tensor.path in rules.without_decay, tensor.path in rules.unused)
-        found.setdefault(number if apart else alike, []).append(number)
+        slices_by_key.setdefault(number if apart else alike, []).append(number)
     groups = []
-    for numbers in found.values():
+    for numbers in slices_by_key.values():
         first = tensors[numbers[0]]
         size = sum(tensors[number].size for number in numbers)
         groups.append(
@@ -326,26 +347,27 @@ def _groups(
 
 
 def _joined(parts: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    """Return arrays one after the other in a shape, where they are: on the host or the device."""
+    """Concatenate arrays and reshape the result; it stays on the host or the device of `parts`."""
     import numpy as np
 
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts).reshape(shape)
     import tensorflow as tf
 
-    return tf.reshape(tf.concat([_as_tensor(each) for each in parts], 0), shape)
+    return tf.reshape(tf.concat([_as_tensor(part) for part in parts], 0), shape)
 
 
 def _as_tensor(values: Any) -> Any:
-    """Return a tensor [n] of a buffer [n], without a copy where it lies on a 64-byte border.
+    """Return a tensor [n] with the values of a buffer [n].
 
-    The tensor may share the buffer's memory: neither may change while it is in use.
+    The tensor shares the buffer's memory if the buffer starts at a multiple of 64 bytes and is
+    writeable. The caller must not change the buffer while the tensor is in use.
     """
     import numpy as np
     import tensorflow as tf
 
     if not isinstance(values, np.ndarray):
-        return values.value  # of a `DeviceArray`
+        return values.value  # the tensor of a `DeviceArray`
     if values.ctypes.data % 64 or not values.flags.writeable:
         return tf.convert_to_tensor(values)
     return tf.experimental.dlpack.from_dlpack(values.__dlpack__())

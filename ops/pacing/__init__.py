@@ -1,7 +1,8 @@
-"""When a worker pushes: every mini-batch, every H local steps, or when ESync's server decides.
+"""Pacers decide when a worker pushes: every mini-batch, every H steps, or on ESync's decision.
 
-A `Pacer` is consulted after each local step and sees only numbers, so that worker, state server,
-Simulator and tests run the same one. A value of --pacer is a row of `PACERS`.
+A worker calls its `Pacer` after each local step. A pacer gets only numbers, so that the worker, the
+state server, the Simulator and the tests run the same code. Each value of --pacer is a row of
+`PACERS`.
 """
 
 from thinwire.ops.pacing.base import Pacer, PaceReport, QueryingPacer

@@ -1,7 +1,8 @@
-"""The interface of pacers: push now, or take one more local step?
+"""Interface of pacers: decide after a local step whether to push or to take another local step.
 
-Pacers are clock-free: only numbers go in. Each worker holds one, and consults it after every local
-step. One that queries a state server also lives in shard 0's core, which keeps its records.
+A pacer reads no clock; callers pass times as numbers. Each worker has a pacer and calls it after
+every local step. A pacer that queries a state server also runs in shard 0's core, which stores the
+pacer's records.
 """
 
 from __future__ import annotations
@@ -14,78 +15,82 @@ from thinwire.ops.types import Kind, Policy, State
 
 
 class Pacer(Policy, Protocol):
-    """When a worker pushes."""
+    """The policy that decides when a worker pushes."""
 
     @property
     def kind(self) -> Kind:
-        """What its updates mean: gradients, or changes of weights."""
+        """Kind of the pushed updates: gradients, or changes of weights."""
 
     @property
     def queries(self) -> bool:
-        """Whether workers query the state server before a further local step."""
+        """True if workers query the state server before each further local step of a round."""
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether a worker stands still until the state server has answered."""
+        """True if a worker pauses until the state server has answered its query."""
 
     @property
     def longest_round(self) -> int:
-        """The most local steps of a round; 0 is no limit."""
+        """Largest number of local steps in a round; 0 means no limit."""
 
     @property
     def local_epochs(self) -> int:
-        """Passes over a worker's examples that make a round; 0: it does not count them."""
+        """Passes over a worker's examples in a round; 0 if a round is not counted in passes."""
 
     def push_now(self, local_steps: int) -> bool:
-        """Return whether `local_steps` since the last exchange are enough."""
+        """Return True if the worker must push after `local_steps` steps since the last exchange."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PaceReport:
-    """What a worker reports with a query, or when it begins a round (local_steps 0)."""
+    """A worker's report, with a query or at the start of a round (local_steps 0)."""
 
     worker: int
-    local_steps: int  # done in this round
-    step_seconds: float  # the last one's duration
-    finished_at: float  # when it ended, by shard 0's clock
-    query_seconds: float = 0.0  # round trip of the worker's last query; 0 if none yet
+    local_steps: int  # number of local steps in this round
+    step_seconds: float  # duration of the last local step
+    finished_at: float  # end of the last local step, by shard 0's clock
+    query_seconds: float = 0.0  # round trip of the worker's last query; 0 before the first query
 
 
 @runtime_checkable
 class QueryingPacer(Pacer, Protocol):
-    """A pacer with a state server, whose records are in `state`: soft, rebuilt from reports."""
+    """A pacer with a state server.
+
+    The argument `state` holds the state server's records of the workers. The records are not saved;
+    after a restart they are rebuilt from the workers' reports.
+    """
 
     @property
     def summary_name(self) -> str:
-        """Name of its block in summary.json."""
+        """Name of the state server's block in summary.json."""
 
     def init(self) -> State:
-        """Return the records of an empty cluster."""
+        """Return empty records, for a cluster without workers."""
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record what a worker reports of itself."""
+        """Record a worker's report."""
 
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
     ) -> tuple[bool, State]:
-        """Return whether a worker that has reported is to push now.
+        """Return True if the querying worker must push now, and the new records.
 
         Args:
-            worker: Whose query it is; its report is recorded.
-            members: Live workers of its group, ascending; none, or without this one, while it
-                waits to become live.
-            now: By the clock of `PaceReport.finished_at`.
+            worker: Number of the querying worker; its report is already recorded.
+            members: Live workers of the worker's group, ascending. While the worker waits to become
+                live, the list is empty or lacks this worker.
+            now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
             state: The records.
         """
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record a push, whether or not the state server had answered the worker."""
+        """Record a push, with or without a previous answer to the worker."""
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for these: their records wait for the first report of it."""
+        """Begin a new round for `workers`: their records wait for the round's first report."""
 
     def left(self, worker: int, state: State) -> State:
-        """Forget a worker."""
+        """Delete the records of a worker that left."""
 
     def summary(self, state: State) -> State:
         """Return the state server's block of the run's summary."""

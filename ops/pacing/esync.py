@@ -1,14 +1,14 @@
-"""ESync's pacer: fast workers take extra local steps while the slowest finishes its one.
+"""ESync's pacer: fast workers take extra local steps while the slowest worker finishes one step.
 
-The worker queries before every local step but the first; the state server's records live in shard
-0's core. Times are moments of shard 0's own clock and durations of the worker's: no two clocks are
-compared.
+A worker queries the state server before every local step except the first one of a round. The state
+server's records are in shard 0's core. Points in time come from shard 0's clock, durations from the
+worker's clock. The pacer never compares points in time from two clocks.
 
 Source: Li, Zhou et al., "ESync: Accelerating Intra-Domain Federated Learning in Heterogeneous Data
 Centers", IEEE TSC 15(4); docs/methods/esync.md.
 Differences: no worker is released before every live member has reported a step; step times are
-smoothed; the margin may follow the measured times; a slowest that is long overdue does not stop the
-others.
+smoothed; the margin may follow the measured times; the other workers continue if the slowest worker
+is long overdue.
 """
 
 from __future__ import annotations
@@ -21,34 +21,40 @@ from typing import ClassVar
 from thinwire.ops.pacing.base import PaceReport
 from thinwire.ops.types import ConfigurationError, Kind, State
 
-#: The parts of --esync_eps=auto: seconds, shares of the fastest step, multiples of the query.
+#: --esync_eps=auto is the largest of three terms: a number of seconds, a share of the fastest
+#: worker's step time, and a multiple of the query's round trip time.
 _EPS_FLOOR_SECONDS, _EPS_OF_FASTEST, _EPS_OF_QUERY = 0.005, 0.1, 2.0
-#: A margin beyond this share of the slowest step would turn ESync into SSGD.
+#: Largest margin, as a share of the slowest step. A larger margin would turn ESync into SSGD.
 _EPS_OF_SLOWEST = 0.2
-#: A worker that has trained for this long, and for this many steps of the slowest known, pushes
-#: although another has not reported, or the slowest has not begun its round: that one may be
-#: waiting for just this push, at a shard that is a round behind since the membership changed or
-#: shard 0 restarted. Exchanges are meant to be faster. Shards stay a round apart, so from then on
-#: it waits for one step of the slowest, until it finds that one in its round again.
+#: A worker pushes if it has trained longer than _STUCK_SECONDS plus _STUCK_STEPS steps of the
+#: slowest known worker, although a member has not reported or the slowest has not begun its round.
+#: After a membership change or a restart of shard 0, a shard may be one round behind, and the
+#: missing member may be waiting there for this push: without a limit they would wait forever. An
+#: exchange should take less time than the limit. The shards stay one round apart, so later rounds
+#: use one step of the slowest as the limit, until the slowest is seen in its round again.
 _STUCK_SECONDS, _STUCK_STEPS = 30.0, 20.0
-#: Beyond this share of its own step the slowest is overdue, and no reason to stop.
+#: The slowest worker is overdue if its step exceeds the expected end by this share of its step
+#: time. The other workers then take further local steps.
 _OVERDUE = 0.5
+#: Number of recent query times from which the 95th percentile is computed.
 _QUERY_TIMES_KEPT = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Esync:
-    """Push when the slowest live worker of the group is about to be done.
+    """Push when the slowest live worker of the group is about to finish its step.
 
     Attributes:
+        summary_name: Name of the state server's block in summary.json.
         eps: Safety margin in seconds, or "auto".
-        query: Wait for the answer before each local step ("blocking"), or go on training and take
-            the answer when it comes ("delayed").
-        smoothing: Of step times: "ema:A" (weight A of the newest), "max:M" (of the last M), "none".
-        max_local_steps: Most local steps of a round; 0 is no limit.
+        query: "blocking": wait for the answer before each local step. "delayed": continue to train
+            until the answer arrives.
+        smoothing: Smoothing of step times: "ema:A" (moving average, weight A of the newest time),
+            "max:M" (maximum of the last M times), or "none".
+        max_local_steps: Largest number of local steps in a round; 0 means no limit.
     """
 
-    summary_name: ClassVar[str] = "esync"  # of the block in summary.json
+    summary_name: ClassVar[str] = "esync"
     queries: ClassVar[bool] = True
     local_epochs: ClassVar[int] = 0
     eps: str = "auto"
@@ -57,7 +63,7 @@ class Esync:
     max_local_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be read."""
+        """Reject values that are malformed or out of range."""
         if self.eps != "auto" and not _is_positive_number(self.eps):
             raise ConfigurationError(
                 f"--esync_eps={self.eps}: expected auto or a number of seconds above 0."
@@ -72,34 +78,36 @@ class Esync:
 
     @property
     def kind(self) -> Kind:
-        """Changes of weights travel, however many steps they took."""
+        """Always a change of weights, even after a single local step."""
         return Kind.DELTA
 
     @property
     def waits_for_answer(self) -> bool:
-        """Whether it stands still until the answer has come."""
+        """True if a worker pauses until the state server has answered its query."""
         return self.query == "blocking"
 
     @property
     def longest_round(self) -> int:
-        """Return the most local steps of a round; 0 is no limit."""
+        """Largest number of local steps in a round; 0 means no limit."""
         return self.max_local_steps
 
     def push_now(self, local_steps: int) -> bool:
-        """Return whether the worker's own count alone ends the round."""
+        """Return True if the worker has reached `max_local_steps`; no query is needed then."""
         return 0 < self.max_local_steps <= local_steps
 
     # -- the state server's half ------------------------------------------------------------
 
     def init(self) -> State:
-        """Return the records of an empty cluster; soft state, rebuilt from reports."""
+        """Return empty records; they are not saved, reports rebuild them after a restart."""
         return {"records": {}, "query_seconds": []}
 
     def record(self, report: PaceReport, state: State) -> State:
-        """Record what a worker reports of itself."""
+        """Record a worker's report."""
         record = _record_of(report.worker, state)
         record["begun"] = True
-        if report.local_steps == 0:  # also after a push that was refused, and never released
+        # A worker also begins a round after a rejected push. `released` never runs for a rejected
+        # push, so the decision to push must be cleared here.
+        if report.local_steps == 0:
             record["ready"] = False
         record["local_steps"], record["finished_at"] = report.local_steps, report.finished_at
         if report.step_seconds > 0:
@@ -112,44 +120,44 @@ class Esync:
     def answer(
         self, worker: int, members: Sequence[int], now: float, state: State
     ) -> tuple[bool, State]:
-        """Return whether a worker that has reported is to push now.
+        """Return True if the querying worker must push now, and the new records.
 
-        A worker that is not live itself trains on: no round waits for its push yet, as after a
-        restart of the shard, before the group has begun. It becomes live at the latest when the
-        start's deadline passes, and queries again after its next step.
+        A worker that is not yet live continues to train, because no round waits for its push. This
+        happens after a restart of the shard, before the group has begun. The worker becomes live at
+        the start deadline at the latest, and it queries again after its next step.
 
         Args:
-            worker: Whose query it is; its report is recorded.
-            members: Live workers of its group, ascending; none, or without this one, while it
-                waits to become live.
-            now: By the clock of `PaceReport.finished_at`.
+            worker: Number of the querying worker; its report is already recorded.
+            members: Live workers of the worker's group, ascending. While the worker waits to become
+                live, the list is empty or lacks this worker.
+            now: Current time, by the clock of `PaceReport.finished_at`, in seconds.
             state: The records.
         """
         record = state["records"][worker]
-        if record["local_steps"] == 0 or worker not in members:  # a round has a step at least
+        if record["local_steps"] == 0 or worker not in members:  # a round needs at least one step
             return False, state
         record["ready"] = record["ready"] or self._is_time(worker, members, now, state)
         return bool(record["ready"]), state
 
     def pushed(self, worker: int, state: State) -> State:
-        """Record a push; the worker may have had no answer, if it had lost its connection."""
+        """Record a push; a worker that lost its connection may push without an answer."""
         _record_of(worker, state).update(begun=True, ready=True)
         return state
 
     def released(self, workers: Sequence[int], state: State) -> State:
-        """Begin a new round for these: their records wait for the first report of it."""
+        """Begin a new round for `workers`: their records wait for the round's first report."""
         for worker in workers:
             if worker in state["records"]:
                 state["records"][worker].update(begun=False, ready=False, local_steps=0)
         return state
 
     def left(self, worker: int, state: State) -> State:
-        """Forget a worker."""
+        """Delete the record of a worker that left."""
         state["records"].pop(worker, None)
         return state
 
     def summary(self, state: State) -> State:
-        """Return the state server's block of the run's summary."""
+        """Return the state server's block of the run's summary: margin, query and step times."""
         known = {w: self._step_seconds(r) for w, r in state["records"].items() if r["times"]}
         return {
             "eps_seconds": self.margin(known.values(), state) if known else None,
@@ -158,9 +166,11 @@ class Esync:
         }
 
     def margin(self, step_seconds: Iterable[float], state: State) -> float:
-        """Return eps in seconds: given or auto, at most a fifth of the slowest step.
+        """Return the margin eps in seconds: at most a fifth of the slowest step time.
 
-        It is 0 where no step has been measured.
+        Args:
+            step_seconds: Smoothed step times of the workers, in seconds. If empty, the margin is 0.
+            state: The records.
         """
         seconds = list(step_seconds)
         if not seconds:
@@ -184,10 +194,12 @@ class Esync:
                 seconds[member] = self._step_seconds(record)
             elif member == worker:
                 return False
-            else:  # one that has not reported may be slower than all that have
+            else:  # this member may be slower than every member that has reported a step time
                 all_known = all_known and record is not None and record["ready"]
         slowest = max(seconds, key=lambda member: (seconds[member], -member))
-        if not (all_known and records[slowest]["begun"]):  # one is in its last exchange, perhaps
+        # A member without a step time, or a slowest worker that has not begun its round, may still
+        # be in the previous exchange. Wait for it, but not forever; see _STUCK_SECONDS.
+        if not (all_known and records[slowest]["begun"]):
             record, patience = records[worker], seconds[slowest]
             if not record["stuck"]:
                 patience = _STUCK_SECONDS + _STUCK_STEPS * seconds[slowest]
@@ -197,10 +209,10 @@ class Esync:
         if worker == slowest or records[slowest]["ready"]:
             return True
         records[worker]["stuck"] = False
-        rest = seconds[slowest] - (now - records[slowest]["finished_at"])
-        if rest < -_OVERDUE * seconds[slowest]:
+        remaining = seconds[slowest] - (now - records[slowest]["finished_at"])
+        if remaining < -_OVERDUE * seconds[slowest]:
             return False
-        return bool(seconds[worker] + self.margin(seconds.values(), state) > rest)
+        return bool(seconds[worker] + self.margin(seconds.values(), state) > remaining)
 
     def _step_seconds(self, record: State) -> float:
         name, amount = _parse_smoothing(self.smoothing)
@@ -214,23 +226,23 @@ class Esync:
 
 
 def _record_of(worker: int, state: State) -> State:
-    """Return what is known of a worker, in place."""
+    """Return the record of a worker, created if missing; changes to it change `state`."""
     fresh = {"times": [], "begun": False, "ready": False, "local_steps": 0, "finished_at": 0.0}
     record: State = state["records"].setdefault(worker, fresh | {"stuck": False})
     return record
 
 
 def _parse_smoothing(text: str) -> tuple[str, float]:
-    """Return ("ema", weight of the newest) or ("max", how many)."""
+    """Return ("ema", weight of the newest time) or ("max", number of times)."""
     if text == "none":
         return "ema", 1.0
-    found = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)
-    if found is None or (found[1] is not None and float(found[1]) == 0):
+    match = re.fullmatch(r"(?:ema:(0?\.\d+|1(?:\.0)?)|max:([1-9]|[12]\d|3[01]))", text)
+    if match is None or (match[1] is not None and float(match[1]) == 0):
         raise ConfigurationError(
             f"--esync_smoothing={text}: expected ema:A with 0 < A <= 1, max:M with M from 1 to 31, "
             "or none."
         )
-    return ("ema", float(found[1])) if found[1] else ("max", float(found[2]))
+    return ("ema", float(match[1])) if match[1] else ("max", float(match[2]))
 
 
 def _percentile95(values: Sequence[float]) -> float:

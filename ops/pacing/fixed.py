@@ -18,30 +18,31 @@ class Every:
 
     @property
     def kind(self) -> Kind:
-        """Gradients travel."""
+        """Kind of the pushed updates: always gradients."""
         return Kind.GRADIENT
 
     @property
     def longest_round(self) -> int:
-        """Return the most local steps of a round; 0 is no limit."""
+        """Largest number of local steps in a round: always 1."""
         return 1
 
     def push_now(self, local_steps: int) -> bool:
-        """Return whether `local_steps` since the last exchange are enough."""
+        """Return True if the worker must push after `local_steps` steps since the last exchange."""
         return local_steps >= 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Push the change of weights after a fixed number of local steps H, or of local epochs.
+    """Push the change of weights after a fixed number H of local steps, or of local epochs.
 
-    With H = 1 the one gradient itself travels, so that `fixed` is `every`.
+    With H = 1 the worker pushes the gradient itself, so that `fixed` equals `every`.
 
     Attributes:
-        local_steps: H.
-        local_epochs: In place of H: passes over the worker's own examples; 0: none.
-        pass_steps: Mini-batches of a pass, where they count; see `of_part`. 0: not known; whoever
-            trains ends the round.
+        local_steps: H, the number of local steps in a round.
+        local_epochs: Number of passes over the worker's examples in a round, instead of H. 0 means
+            that H counts.
+        pass_steps: Number of mini-batches in a pass; see `of_part`. 0 means that the number is
+            unknown, and the training loop must end the round.
     """
 
     queries: ClassVar[bool] = False
@@ -51,34 +52,34 @@ class Fixed:
     pass_steps: int = dataclasses.field(default=0, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Refuse H < 1."""
+        """Reject H below 1 and negative counts."""
         if self.local_steps < 1:
             raise ConfigurationError(
                 f"--local_steps={self.local_steps}: expected 1 or more local steps per push."
             )
         if self.local_epochs < 0 or self.pass_steps < 0:
             raise ConfigurationError(
-                f"--local_epochs={self.local_epochs}, of {self.pass_steps} mini-batches: expected "
-                "1 or more passes over a worker's examples, or 0 to count --local_steps."
+                f"--local_epochs={self.local_epochs} ({self.pass_steps} mini-batches per pass): "
+                "expected 1 or more passes over a worker's examples, or 0 to count --local_steps."
             )
 
     def of_part(self, num_examples: int, batch_size: int) -> Fixed:
-        """Return the pacer of a worker with so many examples, in mini-batches of a size."""
+        """Return this pacer for a worker with `num_examples` examples, in mini-batches."""
         return dataclasses.replace(self, pass_steps=-(-num_examples // batch_size))
 
     @property
     def kind(self) -> Kind:
-        """Gradients for H = 1, else changes of weights."""
+        """Kind of the pushed updates: gradients for H = 1, else changes of weights."""
         steps_once = self.local_steps == 1 and not self.local_epochs
         return Kind.GRADIENT if steps_once else Kind.DELTA
 
     @property
     def longest_round(self) -> int:
-        """Return the most local steps of a round; 0 is no limit, as that of others' passes."""
+        """Number of local steps in a round; 0 if rounds are passes over a worker's examples."""
         return 0 if self.local_epochs else self.local_steps
 
     def push_now(self, local_steps: int) -> bool:
-        """Return whether `local_steps` since the last exchange are enough."""
+        """Return True if the worker must push after `local_steps` steps since the last exchange."""
         if not self.local_epochs:
             return local_steps >= self.local_steps
         return 0 < self.local_epochs * self.pass_steps <= local_steps

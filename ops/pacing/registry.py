@@ -1,4 +1,4 @@
-"""Which pacer a value of --pacer stands for."""
+"""The pacer class for each value of --pacer."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from thinwire.ops.pacing.base import Pacer
 from thinwire.ops.pacing.esync import Esync
 from thinwire.ops.pacing.fixed import Every, Fixed
 
-#: --pacer value -> policy.
+#: --pacer value -> class of the policy.
 PACERS: dict[str, type[Pacer]] = {"every": Every, "fixed": Fixed, "esync": Esync}

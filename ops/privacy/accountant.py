@@ -1,6 +1,6 @@
-"""What a run's releases promise: (epsilon, delta), by Google's dp-accounting.
+"""The privacy guarantee (epsilon, delta) of a run's releases, computed by Google's dp-accounting.
 
-The library is an extra of the package, imported where an epsilon is first computed.
+The library dp-accounting is an optional dependency, imported when an epsilon is first computed.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import Any
 from thinwire.ops.privacy.central import CentralPrivacy, Privacy
 from thinwire.ops.types import ConfigurationError
 
-#: The summary's block.
+#: Name of the privacy block in the run's summary.
 BLOCK = "privacy"
 
 
 def check_installed() -> None:
-    """Refuse noise whose promise cannot be computed.
+    """Check that dp-accounting is installed; without it, no epsilon can be computed.
 
     Raises:
-        ConfigurationError: The accountant's library is missing.
+        ConfigurationError: The package dp-accounting is missing.
     """
     if importlib.util.find_spec("dp_accounting") is None:
         raise ConfigurationError(
-            "--dp_noise: the accountant of epsilon is the package dp-accounting, which is not "
-            "installed here; expected it beside Thinwire: pip install 'thinwire[dp]'. Or leave "
-            "--dp_noise out."
+            "--dp_noise: the package dp-accounting, which computes epsilon, is not installed. "
+            "Install it next to Thinwire with pip install 'thinwire[dp]', or leave --dp_noise out."
         )
 
 
 @functools.lru_cache(maxsize=64)
 def epsilon(noise: float, rounds: int, delta: float) -> float:
-    """Return the epsilon of rounds that every worker may have taken part in.
+    """Return the epsilon after a number of rounds, if every worker took part in every round.
 
-    By Renyi differential privacy, whose cost does not grow with the rounds. Two data sets are
-    neighbours if one has zeros in place of all that one worker sends.
+    The accountant uses Renyi differential privacy; its computing time does not grow with the number
+    of rounds. Two data sets are neighbors if they differ in one worker, and that worker sends only
+    zeros with one of the data sets.
 
     Args:
         noise: Noise multiplier, above 0.
-        rounds: Releases so far.
-        delta: Above 0 and below 1.
+        rounds: Number of releases so far.
+        delta: delta of the guarantee, above 0 and below 1.
     """
     if not rounds:
         return 0.0
@@ -56,35 +56,35 @@ def epsilon(noise: float, rounds: int, delta: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class PrivacyLedger:
-    """The accountant of one run.
+    """The privacy accountant of one run.
 
     Attributes:
-        privacy: The method's.
-        delta: At which epsilon is given.
+        privacy: Privacy policy of the run's method.
+        delta: delta for which epsilon is reported.
     """
 
     privacy: Privacy
     delta: float
 
     def block(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Return the summary's block after so many releases; {} where nothing is bounded.
+        """Return the privacy block of the summary after `rounds` releases; {} without clipping.
 
-        Its ``epsilon`` is None without noise, which promises nothing.
+        The block's ``epsilon`` is None without noise: clipping alone guarantees nothing.
         """
         if not isinstance(self.privacy, CentralPrivacy):
             return {}
         noise = self.privacy.noise
-        found = epsilon(noise, rounds, self.delta) if noise else None
-        own = {"clip": self.privacy.clip, "noise": noise, "delta": self.delta}
-        return {BLOCK: {**own, "rounds": rounds, "epsilon": found}}
+        spent = epsilon(noise, rounds, self.delta) if noise else None
+        settings = {"clip": self.privacy.clip, "noise": noise, "delta": self.delta}
+        return {BLOCK: {**settings, "rounds": rounds, "epsilon": spent}}
 
 
 def in_words(policies: Mapping[str, Any]) -> str:
-    """Return the block as one line, from a status' or a summary's blocks; "" without one."""
+    """Describe the privacy block of a status or a summary in one line; "" without a block."""
     block = policies.get(BLOCK)
     if not isinstance(block, dict):
         return ""
-    of = f"clip {block['clip']:g}, noise {block['noise']:g}, {block['rounds']} rounds"
+    parameters = f"clip {block['clip']:g}, noise {block['noise']:g}, {block['rounds']} rounds"
     if block["epsilon"] is None:
-        return f"no promise without noise ({of})"
-    return f"epsilon {block['epsilon']:.4g} at delta {block['delta']:g} ({of})"
+        return f"no privacy guarantee without noise ({parameters})"
+    return f"epsilon {block['epsilon']:.4g} at delta {block['delta']:g} ({parameters})"

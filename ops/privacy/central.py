@@ -1,4 +1,4 @@
-"""What a method does for the privacy of its workers: nothing, or clipping and Gaussian noise."""
+"""Privacy policies of a method: none, or clipped updates with Gaussian noise on their mean."""
 
 from __future__ import annotations
 
@@ -13,67 +13,72 @@ from thinwire.ops.types import ConfigurationError, Policy, State, Update
 
 
 class Privacy(Policy, Protocol):
-    """What bounds each worker's part of a round, and hides it in what is released."""
+    """The policy that bounds each worker's update of a round and hides it in the released mean."""
 
     @property
     def clip(self) -> float:
-        """Largest L2 norm of what a worker sends of a round; 0: any."""
+        """Largest L2 norm of a worker's update in a round; 0 means no bound."""
 
     @property
     def adds_noise(self) -> bool:
-        """Whether releases are noised."""
+        """True if each release contains noise."""
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec with the bound around it."""
+        """Return the codec wrapped so that its packets keep the bound."""
 
     def init(self, secret: bytes) -> State:
-        """Return the state: what the noise of a shard is drawn with."""
-
-    def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return what may be applied of the mean of `count` updates.
+        """Return the shard's state: the key of its noise generator.
 
         Args:
-            mean: Of a round, in the coordinates of one shard.
-            count: Updates that it is the mean of.
-            size: Entries of the shard.
-            version: Of the shard, before the round.
-            state: Of the shard.
+            secret: Secret bytes of the shard.
+        """
+
+    def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
+        """Return the update that the shard may apply and release.
+
+        Args:
+            mean: Mean of the round's updates, in the shard's coordinates.
+            count: Number of updates in the mean.
+            size: Number of entries of the shard.
+            version: Version of the shard before the round.
+            state: The shard's state from `init`.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class NoPrivacy:
-    """Releases are the means themselves."""
+    """No privacy: each release is the mean of the updates, without clipping and noise."""
 
     clip: ClassVar[float] = 0.0
     adds_noise: ClassVar[bool] = False
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec."""
+        """Return the codec unchanged."""
         return codec
 
     def init(self, secret: bytes) -> State:
-        """Return nothing."""
+        """Return an empty state: there is no noise to draw."""
         del secret
         return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean."""
+        """Return the mean unchanged."""
         del count, size, version, state
         return mean
 
 
 @dataclasses.dataclass(frozen=True)
 class CentralPrivacy:
-    """Clip each worker's change of a round to a norm; add Gaussian noise to their mean.
+    """Clip each worker's change of weights in a round to a norm; add Gaussian noise to the mean.
 
-    With the clipped changes D_k of n workers, ``mean D + N(0, (noise * clip / n)^2)`` per entry.
-    If one worker had sent zeros instead, the mean would differ by at most ``clip / n``, so that
-    each release is a Gaussian mechanism with noise multiplier `noise`, whatever n is.
+    The release is ``mean D + N(0, (noise * clip / n)^2)`` per entry, with the clipped changes D_k
+    of n workers. If one worker sent zeros instead, the mean would differ by at most ``clip / n``.
+    So each release is a Gaussian mechanism with noise multiplier `noise`, for every n.
 
     Attributes:
-        clip: Largest L2 norm of a change, over the whole model; above 0.
-        noise: Standard deviation over `clip`, of the sum; 0: none.
+        clip: Largest L2 norm of a worker's change over the whole model; above 0.
+        noise: Noise multiplier: standard deviation of the sum's noise, divided by `clip`. 0 means
+            no noise.
 
     Source: McMahan et al., "Learning differentially private recurrent language models", ICLR 2018,
     algorithm 1 (DP-FedAvg) with flat clipping and equal weights.
@@ -83,34 +88,34 @@ class CentralPrivacy:
     noise: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse a norm that clips everything, and a noise that cannot be drawn."""
+        """Reject a clip that is not above 0, and noise that is negative or infinite."""
         if not 0 < self.clip < math.inf:
             raise ConfigurationError(
-                f"--dp_clip={self.clip}: expected a finite L2 norm above 0 (0 on the command line "
-                "is off)."
+                f"--dp_clip={self.clip}: expected a finite L2 norm above 0 (the flag's value 0 "
+                "turns clipping off)."
             )
         if not 0 <= self.noise < math.inf:
             raise ConfigurationError(
-                f"--dp_noise={self.noise}: expected a finite multiple of --dp_clip; 0 is off."
+                f"--dp_noise={self.noise}: expected a finite multiple of --dp_clip; 0 means off."
             )
 
     @property
     def adds_noise(self) -> bool:
-        """Whether releases are noised."""
+        """True if each release contains noise."""
         return self.noise > 0
 
     def around(self, codec: Codec) -> Codec:
-        """Return the codec that codes clipped changes, and sends no more than the clip."""
+        """Return the codec with clipped input, and with packets that decode to at most `clip`."""
         return BoundedContribution(Clip(codec, self.clip), self.clip)
 
     def init(self, secret: bytes) -> State:
-        """Return the key of the shard's noise, which nobody else may know."""
+        """Return the secret key of the shard's noise generator."""
         import numpy as np
 
         return {"key": np.frombuffer(secret, np.uint8).copy()}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
-        """Return the mean of `count` updates with noise in every entry of the shard."""
+        """Return the mean of `count` updates plus noise in every entry of the shard."""
         if not self.adds_noise:
             return mean
         from thinwire.ops.privacy.noise import noised
@@ -120,10 +125,10 @@ class CentralPrivacy:
 
 
 def privacy_of(clip: float, noise: float) -> Privacy:
-    """Return what --dp_clip and --dp_noise stand for.
+    """Return the privacy policy for the values of --dp_clip and --dp_noise.
 
     Raises:
-        ConfigurationError: Noise without a clip, or values out of range.
+        ConfigurationError: There is noise without a clip, or a value is out of range.
     """
     if clip:
         return CentralPrivacy(clip, noise)

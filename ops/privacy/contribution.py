@@ -1,4 +1,4 @@
-"""A bound on what one worker sends of a round: the sensitivity of the round's sum."""
+"""A bound on the norm of one worker's update in a round: the sensitivity of the round's sum."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from thinwire.ops.types import Packet, State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Values scaled to a norm are rounded to float32, and stay this far below it before.
+#: Rounding of scaled values to float32 may increase their norm. So values are scaled to this
+#: fraction of the bound, and the rounded values still keep the bound.
 _ROUNDING = 1 - 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
 class BoundedContribution(CodecWrapper):
-    """Send packets that decode to at most an L2 norm, over all tensors together.
+    """Codec wrapper whose packets decode to at most a given L2 norm, over all tensors together.
 
-    It is the outermost wrapper, so that the bound holds for what leaves, whatever is inside: values
-    that were rounded up, and error feedback, which sends what earlier rounds have kept back. What
-    is above the bound is dropped. If error feedback kept it, it would grow from round to round.
+    This wrapper must be the outermost one, so that the bound holds for the packets that the worker
+    sends. Inner codecs may exceed the bound: they round values up, and error feedback adds the
+    residual of earlier rounds. The excess over the bound is dropped. If error feedback stored the
+    excess, the residual would grow from round to round.
 
     Attributes:
-        inner: What codes.
-        norm: The bound, above 0.
+        inner: The wrapped codec.
+        norm: Largest L2 norm of a decoded packet; above 0.
     """
 
     norm: float = 1.0
@@ -38,7 +40,7 @@ class BoundedContribution(CodecWrapper):
     def encode(
         self, tensors: Sequence[Float32], state: State, ctx: EncodeContext
     ) -> tuple[Packet, State]:
-        """Return the inner codec's packet, scaled down if it decodes to more than the norm.
+        """Return the inner codec's packet, scaled down if it decodes to more than `norm`.
 
         Raises:
             NonFiniteUpdate: A tensor holds NaN or infinity.

@@ -1,4 +1,4 @@
-"""Gaussian noise that only the holder of a key can draw again."""
+"""Gaussian noise from a secret key: only a holder of the key can draw the same noise again."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from thinwire.ops.types import Update, where_of
 
 
 def noised(mean: Update, size: int, deviation: float, version: int, key: bytes) -> Update:
-    """Return a dense update: the mean, and noise of one standard deviation in every entry.
+    """Return a dense update: the mean plus Gaussian noise in every entry.
 
-    The generator's seed is a keyed hash of the version and of the mean itself. So a replay of the
-    same round draws the same noise, bit for bit, and a round that is repeated after a crash with
-    other updates draws another one: the difference of the two would else be without noise.
+    The generator's seed is a keyed hash of the version, the deviation and the mean. So a replay of
+    the same round draws the same noise, bit for bit. A round that is repeated after a crash with
+    other updates draws different noise. With the same noise, the difference of the two releases
+    would show the updates without noise.
 
     Args:
-        mean: Of a round.
-        size: Entries of the shard.
-        deviation: Of the noise.
-        version: Of the shard, before the round.
-        key: Secret bytes.
+        mean: Mean of the round's updates, in the shard's coordinates.
+        size: Number of entries of the shard.
+        deviation: Standard deviation of the noise.
+        version: Version of the shard before the round.
+        key: Secret bytes of the shard.
     """
     values = np.zeros(size, np.float32)
     values[where_of(mean.indices)] += mean.values

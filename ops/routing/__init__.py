@@ -1,10 +1,11 @@
-"""Routers decide how each block travels: reliably on the stream, or in datagrams by priority.
+"""Routers choose how each block is sent: reliably on the stream, or in prioritized datagrams.
 
-On a thin link most of a gradient matters little; DGT sends that part in UDP datagrams that may be
-lost, so that the rest arrives sooner. `base` holds the contract, `dgt` and `reliable` the policies,
-`registry` their names. A worker's `packetizer` makes datagrams (`datagram_format`), a shard's
-`parser` and `reassembler` make pushes of them again. All of it is sans-IO: sockets are in
-`thinwire.proto.udp`, sessions in `thinwire.ps.datagrams`. Importing this package loads no numpy.
+Most of a gradient contributes little. On a thin link DGT sends that part in UDP datagrams, which
+may be lost, so that the important blocks arrive sooner. `base` has the interface, `dgt` and
+`reliable` the policies, `registry` their names. A worker's `packetizer` makes datagrams
+(`datagram_format`); a shard's `parser` and `reassembler` join them to pushes again. The package
+does no input or output: sockets are in `thinwire.proto.udp`, sessions in `thinwire.ps.datagrams`.
+Importing this package loads no numpy.
 """
 
 from thinwire.ops.routing.base import LostEntries, Manifest, RouteContext, Routed, Router, Transport

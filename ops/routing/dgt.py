@@ -1,6 +1,7 @@
-"""DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
+"""DGT: send the blocks that contribute most reliably, all other blocks in prioritized datagrams.
 
-The policy and its state; `dgt_choices` has the settings, `dgt_partition` the work on arrays.
+This module has the policy and its state, `dgt_choices` the settings, `dgt_partition` the functions
+on arrays.
 
 Source: Zhou et al., "DGT: a contribution-aware differential gradient transmission mechanism for
 distributed machine learning", Future Generation Computer Systems 121, 2021; docs/methods/dgt.md.
@@ -22,74 +23,75 @@ from thinwire.ops.types import FEW_BITS, Block, ConfigurationError, ShardLayout,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dgt(DgtChoices):
-    """Of each tensor the best fraction k of blocks is reliable, and its last block always."""
+    """Sends the best fraction k of each tensor's blocks, and its last block, reliably."""
 
     def __post_init__(self) -> None:
-        """Refuse values out of range, and those that exclude each other."""
+        """Reject values that are out of range, and values that exclude each other."""
         refuse_illegal(self)
 
     @property
     def divides(self) -> bool:
-        """Whether anything may travel otherwise than reliably."""
-        can = self.dgt_channels > 0 and self.dgt_enable_block
-        return can and (self.dgt_k < 1 or self.dgt_adaptive_k)
+        """True if some blocks may be sent in datagrams."""
+        has_channels = self.dgt_channels > 0 and self.dgt_enable_block
+        return has_channels and (self.dgt_k < 1 or self.dgt_adaptive_k)
 
     @property
     def uses_datagrams(self) -> bool:
-        """Whether shards reassemble pushes; also where a sender throws its datagrams away."""
+        """True if shards reassemble pushes, even if senders drop all unreliable blocks."""
         return self.divides
 
     @property
     def reassembly_rules(self) -> ReassemblyRules:
-        """The settings themselves."""
+        """Settings by which shards reassemble pushes: this object."""
         return self
 
     @property
     def channels(self) -> int:
-        """C; also where none carries anything, because packets of the stream are marked by it."""
+        """Number C of channels. Without datagrams, C still determines the marks of the stream."""
         return self.dgt_channels
 
     @property
     def max_late(self) -> int:
-        """Steps after which a sender drops datagrams that are still queued."""
+        """Number of steps after which a sender drops datagrams that are still queued."""
         return self.dgt_max_late if self.dgt_reception == "diff" else 0
 
     @property
     def needs_datagrams_first(self) -> bool:
-        """Whether datagrams are useless once the reliable part has arrived."""
+        """True if datagrams are useless after the reliable part has arrived."""
         return self.dgt_reception == "drop" and not self.dgt_wait_ms
 
     @property
     def marks_slots(self) -> bool:
-        """Whether each slot's reliable part announces its own datagrams."""
+        """True if the reliable part of each slot announces the datagrams of that slot."""
         return self.dgt_marker == "tensor"
 
     @property
     def delivers_all(self) -> bool:
-        """Whether what arrives is what was sent, to the last bit."""
+        """True if the shard receives exactly the values that were sent, to the last bit."""
         return not self.divides
 
     @property
     def joins_slots(self) -> bool:
-        """No: each slot has blocks of its own, which are counted."""
+        """False: blocks never span slots, because each slot's blocks are counted."""
         return False
 
     @property
     def takes_device_arrays(self) -> bool:
-        """Whether values of dense blocks may lie on a device: what is not sent stays there."""
+        """True if dense values may be in device memory; values that are not sent stay there."""
         return self.divides
 
     @property
     def keeps(self) -> bool:
-        """Whether something is kept back for the next step."""
+        """True if residuals are kept for the next step."""
         return self.divides and (self.dgt_error_feedback or self.dgt_low_bits < 32)
 
     def init(self, layouts: tuple[ShardLayout, ...]) -> State:
         """Return the state before a worker's first exchange.
 
-        Its fields: ``k``; ``first_loss``, 0.0 until there is one; ``loss``, the smoothed one;
-        ``shards``, per shard ``averages`` (per slot [n] float32), ``places`` (tensor and start of
-        each slot, int64) and, where something is kept, ``kept`` (`thinwire.ops.routing.residuals`).
+        The state has ``k``, ``first_loss`` (0.0 before the first loss), ``loss`` (smoothed loss)
+        and ``shards``. Each shard has ``averages`` (per slot [n] float32), ``places`` (tensor and
+        start of each slot, int64) and, if residuals are kept, ``kept``
+        (`thinwire.ops.routing.residuals`).
         """
         state: State = {"k": self.dgt_k, "first_loss": 0.0, "loss": 0.0}
         state["shards"] = [self._shard_state(layout) for layout in layouts] if self.divides else []
@@ -113,10 +115,10 @@ class Dgt(DgtChoices):
         return shard
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state with the fraction k of one exchange, the same for all shards.
+        """Return the state with the fraction k of one exchange; all shards use this k.
 
-        ``k = max(k_min, k0 L / L_first)``, at most 1; a loss that is missing or not finite, or a
-        first one below 0, leaves k as it is.
+        ``k = max(k_min, k0 L / L_first)``, at most 1, with the loss L and the first loss L_first. k
+        does not change if the loss is missing or not finite, or if the first loss is below 0.
         """
         loss = context.loss
         if not self.dgt_adaptive_k or loss is None or not math.isfinite(loss):
@@ -134,10 +136,10 @@ class Dgt(DgtChoices):
     def cut(
         self, shard: int, blocks: tuple[Block, ...], state: State, context: RouteContext
     ) -> tuple[Routed, State]:
-        """Partition a shard's blocks by what they contribute; see `Router.cut`.
+        """Partition a shard's blocks by contribution; `Router.cut` describes the arguments.
 
-        Where everything is reliable the same objects come back. Sparse blocks are partitioned by
-        ranges of positions; what is a product of factors travels reliably and whole.
+        If every block is reliable, the result has the unchanged objects of `blocks`. Sparse blocks
+        are partitioned by ranges of positions. Low-rank blocks are sent reliably and whole.
         """
         from thinwire.ops.routing import dgt_partition
 
@@ -149,32 +151,33 @@ class Dgt(DgtChoices):
         return partition.cut(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Settle the residuals of the last push; see `Router.undelivered`.
+        """Settle the residuals of the last push; `Router.undelivered` describes the arguments.
 
-        It is called once for every push, which is kept until then. What did not arrive is added to
-        the next push with `dgt_error_feedback`, and given up without.
+        Must be called once for every push: the residuals keep the push until this call. Lost values
+        are added to the next push with `dgt_error_feedback`, and discarded without it.
         """
         if not self.keeps:
             return state
         from thinwire.ops.routing import residuals
 
-        kept = state["shards"][shard]["kept"]
+        shard_residuals = state["shards"][shard]["kept"]
         if lost is None:
-            residuals.undo(kept)
+            residuals.undo(shard_residuals)
         else:
-            residuals.settle(kept, tuple(lost) if self.dgt_error_feedback else ())
+            residuals.settle(shard_residuals, tuple(lost) if self.dgt_error_feedback else ())
         return state
 
     def check(self, codec: Codec) -> list[str]:
         """Return warnings about settings that cannot make a difference with this codec.
 
         Raises:
-            ConfigurationError: Values would be changed that the codec has coded in fewer bits.
+            ConfigurationError: Datagrams cannot send the codec's values, or a setting would change
+                values that the codec has already coded in fewer bits.
         """
         if codec.value_dtype in FEW_BITS:
             raise ConfigurationError(
-                f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams have no place for "
-                "scales of chunks. Take --router=reliable, or another --value_dtype."
+                f"--value_dtype={codec.value_dtype} with --router=dgt: datagrams cannot carry "
+                "the scales of chunks. Set --router=reliable, or another --value_dtype."
             )
         for name, applies in (
             (f"dgt_low_bits={self.dgt_low_bits}", self.dgt_low_bits < 32),
@@ -190,16 +193,16 @@ class Dgt(DgtChoices):
         warnings = (
             (
                 isinstance(coding_of(codec), PowerSgd),
-                "--router=dgt with --codec=powersgd: factors travel "
-                "reliably and whole; only tensors without are partitioned.",
+                "--router=dgt with --codec=powersgd: factors are sent "
+                "reliably and whole; only tensors without factors are partitioned.",
             ),
-            (self.dgt_channels == 0, "--dgt_channels=0: everything travels reliably."),
+            (self.dgt_channels == 0, "--dgt_channels=0: every block is sent reliably."),
             (
                 not self.dgt_enable_block,
                 "--dgt_enable_block=false: every tensor is one block, and "
                 "a tensor's last block is reliable, so DGT does nothing.",
             ),
-            (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: everything travels reliably."),
+            (self.dgt_k >= 1 and fixed_k, f"--dgt_k={self.dgt_k:g}: every block is sent reliably."),
             (
                 fixed_k_min,
                 f"--dgt_k_min={self.dgt_k_min:g} without --dgt_adaptive_k: k never changes.",

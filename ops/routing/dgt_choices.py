@@ -1,4 +1,4 @@
-"""The settings of DGT, and which of them are legal together; docs/methods/dgt.md explains them."""
+"""The settings of DGT and their legal values; docs/methods/dgt.md explains the settings."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ MARKERS = ("step", "tensor")
 SCOPES = ("tensor", "model")
 LOW_BITS = (32, 16, 8, 4)
 MAX_CHANNELS = 7
-BYTES_OF_ENTRY = 4  # the block size is in bytes of float32, whatever the codec's value dtype
+BYTES_OF_ENTRY = 4  # block sizes count float32 entries, for every value dtype of the codec
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DgtChoices:
-    """The settings of DGT: a field for each flag.
+    """The settings of DGT, with one field for each flag.
 
     Attributes:
-        dgt_channels: C, channels for datagrams, 0 to 7; 0: everything is reliable.
-        dgt_k: Fraction of blocks that are reliable; with `dgt_adaptive_k` at the first loss.
-        dgt_k_min: Least fraction with `dgt_adaptive_k`.
-        dgt_adaptive_k: Whether the fraction falls with the training loss.
-        dgt_enable_block: False: one block per tensor, which is its last one; the original's
-            switch, with which nothing travels in datagrams.
-        dgt_block_size: Bytes of a block of float32.
+        dgt_channels: Number C of datagram channels, 0 to 7; 0: all blocks are reliable.
+        dgt_k: Fraction of blocks that are reliable; with `dgt_adaptive_k` the fraction at the first
+            loss.
+        dgt_k_min: Smallest fraction with `dgt_adaptive_k`.
+        dgt_adaptive_k: True if the fraction falls with the training loss.
+        dgt_enable_block: False: each tensor is one block and thus a last block, so that no block is
+            sent in datagrams. The original has this switch.
+        dgt_block_size: Size of a block of float32 entries, in bytes.
         dgt_alpha: Weight of the past in the moving average of contributions.
-        dgt_reception: diff: late blocks are added to the next step; drop: they are not used.
-        dgt_send_drop: Whether the sender throws unreliable blocks away, as a control.
-        dgt_random: Random ranks, as a control: 1 draws anew each time, fixed never.
-        dgt_clear_zero: Whether blocks of zeros are left out.
-        dgt_low_bits: Of a value in unreliable blocks; below 32 rounding errors are kept.
-        dgt_wait_ms: How long a shard waits for announced datagrams after the reliable part.
-        dgt_max_late: Steps after which late blocks are no longer added.
+        dgt_reception: diff: late blocks are added to the next step. drop: late blocks are dropped.
+        dgt_send_drop: True if the sender drops all unreliable blocks, as a control experiment.
+        dgt_random: Random ranks, as a control experiment. 0: ranks by contribution. 1: new random
+            ranks in each step. fixed: the same random ranks in each step.
+        dgt_clear_zero: True if blocks of zeros are not sent.
+        dgt_low_bits: Bits of a value in unreliable blocks; below 32 the rounding errors are added
+            to the next gradient.
+        dgt_wait_ms: Longest wait of a shard for announced datagrams after the reliable part, in
+            milliseconds.
+        dgt_max_late: Largest lateness of a block that is still added, in steps.
         dgt_late_decay: Factor on late blocks for each step of lateness.
-        dgt_error_feedback: Whether values that did not arrive are added to the next gradient.
-        dgt_marker: Which reliable part ends the wait: that of the whole step, or of each tensor.
-        dgt_loss_ema: Weight of the past in the loss that k follows; 0: the latest alone.
-        dgt_scope: What k is a fraction of: each tensor's blocks, or all of a shard's.
+        dgt_error_feedback: True if values that did not arrive are added to the next gradient.
+        dgt_marker: Reliable part that ends the wait: of the whole step, or of each tensor.
+        dgt_loss_ema: Weight of the past in the loss that k follows; 0: only the latest loss.
+        dgt_scope: Blocks that are ranked together. tensor: the blocks of each tensor. model: all
+            blocks of a shard.
     """
 
     dgt_channels: int = 3
@@ -67,7 +72,7 @@ class DgtChoices:
 
     @property
     def block_entries(self) -> int:
-        """Entries of a block."""
+        """Number of entries of a block."""
         return max(1, self.dgt_block_size // BYTES_OF_ENTRY)
 
     def num_blocks(self, size: int) -> int:
@@ -77,7 +82,7 @@ class DgtChoices:
         return -(-size // self.block_entries)
 
 
-#: Field -> least and largest value.
+#: Field -> smallest and largest value.
 _RANGES: dict[str, tuple[float, float]] = {
     "dgt_channels": (0, MAX_CHANNELS),
     "dgt_k": (0, 1),
@@ -99,10 +104,10 @@ _WORDS: dict[str, tuple[Any, ...]] = {
 
 
 def refuse_illegal(choices: DgtChoices) -> None:
-    """Refuse values out of range, and those that exclude each other.
+    """Reject values that are out of range, and values that exclude each other.
 
     Raises:
-        ConfigurationError: What is wrong, and what to set instead.
+        ConfigurationError: A value is out of range, or two settings exclude each other.
     """
     for name, (low, high) in _RANGES.items():
         value = getattr(choices, name)
@@ -116,13 +121,13 @@ def refuse_illegal(choices: DgtChoices) -> None:
         raise _refusal("dgt_block_size", choices.dgt_block_size, "expected a multiple of 4 bytes")
     if choices.dgt_error_feedback and choices.dgt_reception != "drop":
         raise ConfigurationError(
-            f"--dgt_error_feedback with --dgt_reception={choices.dgt_reception}: what comes late "
-            "would count twice, once by itself and once fed back. Set --dgt_reception=drop."
+            f"--dgt_error_feedback with --dgt_reception={choices.dgt_reception}: a late value "
+            "would count twice: on arrival and as error feedback. Set --dgt_reception=drop."
         )
     if choices.dgt_send_drop and (choices.dgt_error_feedback or choices.dgt_low_bits < 32):
         raise ConfigurationError(
-            "--dgt_send_drop throws unreliable blocks away, without feedback and before they "
-            "are coded; leave out --dgt_error_feedback and --dgt_low_bits with it."
+            "--dgt_send_drop drops unreliable blocks before they are coded, without feedback; "
+            "leave out --dgt_error_feedback and --dgt_low_bits."
         )
 
 

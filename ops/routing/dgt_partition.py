@@ -1,12 +1,12 @@
-"""How DGT partitions a shard's blocks: score, rank, assign channels, cut; on arrays only.
+"""Partition of a shard's blocks for DGT: score, rank, assign channels, cut; on arrays only.
 
-Dense blocks may lie on a device, where they are then scored, ranked and coded; what comes to the
-host is what travels, and a few bytes for each block of DGT.
+Values of dense blocks may be in device memory. They are then scored, ranked and coded on the
+device. Only the values to send, and a few bytes for each block of DGT, are copied to the host.
 
-`Partition` works in four passes over the slots, never in a loop over blocks: it scores every slot's
-blocks by their contribution, ranks them, gives ranks their channels, and cuts each slot into what
-travels reliably and what in datagrams, with --dgt_low_bits in few bits. A slot's last block is its
-end: always reliable, never ranked.
+`Partition` works in four passes over the slots and never loops over blocks. It scores the blocks of
+every slot by contribution, ranks the blocks, maps ranks to channels, and cuts each slot into a
+reliable part and a part for datagrams, which --dgt_low_bits codes in few bits. A slot's last block
+is the end of the slot: always reliable, never ranked.
 
 Source: ranking and channel map of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021;
 docs/methods/dgt.md.
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from thinwire.ops.routing.dgt_choices import DgtChoices
     from thinwire.ops.types import Float32, Int64
 
-#: Bits of a level -> how it travels.
+#: Bits of a level -> encoding in datagrams.
 LEVEL_ENCODINGS = {16: ValueEncoding.UINT16, 8: ValueEncoding.UINT8, 4: ValueEncoding.UINT4}
-#: Value dtype of a codec -> how it travels.
+#: Value dtype of a codec -> encoding in datagrams.
 CODEC_ENCODINGS = {
     "float32": ValueEncoding.FLOAT32,
     "bfloat16": ValueEncoding.BFLOAT16,
     "float16": ValueEncoding.FLOAT16,
     "int8": ValueEncoding.INT8,
 }
-#: Classes of blocks, by which they are ranked before their scores.
+#: Classes of blocks. Blocks are ranked by class first, then by score.
 _BAD, _SENT, _LEFT_OUT = range(3)
 
 
@@ -60,32 +60,32 @@ def _no_numbers() -> Any:
 
 @dataclasses.dataclass
 class ScoredBlock:
-    """One slot's block, divided into blocks of DGT; the ranking fills in the last two fields."""
+    """One slot's block, divided into blocks of DGT; the ranking sets the last two fields."""
 
     block: Block
-    entries: int  # E, of a block of DGT
-    scores: Float32  # [n] float32
-    is_sent: NDArray[np.bool_]  # [n]: travels on some channel; of the end always
-    is_bad: NDArray[np.bool_]  # [n]: holds NaN or infinity
-    edges: Int64  # [n + 1] of a sparse block: its values by block of DGT; of a dense one empty
-    # [m] unreliable blocks, best rank first, and the channel of each.
+    entries: int  # number E of entries of a block of DGT
+    scores: Float32  # [n] float32: contribution of each block of DGT
+    is_sent: NDArray[np.bool_]  # [n]: True if the block is sent; always True for the end
+    is_bad: NDArray[np.bool_]  # [n]: True if the block contains NaN or infinity
+    edges: Int64  # [n + 1]: index in a sparse block of each DGT block's first value; dense: empty
+    # [m] numbers of the unreliable blocks, best rank first, and [m] their channels.
     numbers: Int64 = dataclasses.field(default_factory=_no_numbers)
     channels: NDArray[np.uint8] = dataclasses.field(default_factory=_no_numbers)
 
     @property
     def size(self) -> int:
-        """How many blocks of DGT the slot has."""
+        """Number of blocks of DGT in the slot."""
         return self.is_sent.size
 
     def classes(self) -> NDArray[np.uint8]:
-        """Return how each block but the end is ranked, whatever its score: [n - 1] uint8."""
+        """Return the class of each block except the end, [n - 1] uint8."""
         classes = np.where(self.is_bad[:-1], _BAD, _SENT)
         classes[~self.is_sent[:-1]] = _LEFT_OUT
         return classes.astype(np.uint8)
 
 
 def all_reliable(choices: DgtChoices, blocks: Sequence[Block], k: float) -> Routed:
-    """Return everything as reliable, the same objects."""
+    """Return all blocks as the reliable part, without copies."""
     num_blocks = sum(choices.num_blocks(block.size) for block in blocks)
     return Routed(tuple(blocks), k=k, num_blocks=num_blocks, num_reliable=num_blocks)
 
@@ -94,10 +94,10 @@ class Partition:
     """Partitions the blocks of one shard in one exchange.
 
     Args:
-        choices: The settings.
+        choices: The settings of DGT.
         shard: Number of the shard.
-        state: The shard's part of the router's state; it is changed in place.
-        context: Of this exchange.
+        state: The shard's part of the router's state, changed in place.
+        context: Context of this exchange.
         k: Fraction of blocks to be reliable.
     """
 
@@ -107,10 +107,10 @@ class Partition:
         self._choices, self._shard, self._context, self._k = choices, shard, context, k
         self._averages: list[Float32] = state["averages"]  # by slot
         self._places: list[Int64] = state["places"]  # tensor and start of each slot
-        self._kept: State | None = state.get("kept")  # residuals, where something is kept
+        self._kept: State | None = state.get("kept")  # residuals; None: not kept
 
     def cut(self, blocks: tuple[Block, ...]) -> Routed:
-        """Return the blocks, slots ascending, by class of service."""
+        """Divide the blocks by class of service; `blocks` has ascending slots."""
         if self._kept is not None:
             residuals.begin_push(self._kept)
             owed = residuals.owed_blocks(self._kept, blocks)
@@ -128,18 +128,18 @@ class Partition:
             else:
                 plain.append(on_host(block))
         self._decay({block.slot for block in blocks})
-        rest = all_reliable(self._choices, plain, self._k)
-        self._rank(ranked, rest)
-        return self._routed(ranked, rest)
+        unranked = all_reliable(self._choices, plain, self._k)
+        self._rank(ranked, unranked)
+        return self._routed(ranked, unranked)
 
     def _decay(self, present: set[int]) -> None:
-        """Let the contributions of slots that are not in the packet fade."""
+        """Decay the contributions of slots that are not in the packet."""
         for slot, averages in enumerate(self._averages):
             if slot not in present:
                 self._averages[slot] = averages * np.float32(self._choices.dgt_alpha)
 
     def _score(self, block: Block) -> ScoredBlock:
-        """Update a slot's contributions; find blocks of zeros, and those that are not finite."""
+        """Update a slot's contributions; find blocks of zeros and blocks that are not finite."""
         choices = self._choices
         entries, averages = choices.block_entries, self._averages[block.slot]
         values = dequantise(block.values)
@@ -164,9 +164,9 @@ class Partition:
         return ScoredBlock(block, entries, averages, is_sent, is_bad, edges)
 
     def _rank(self, slots: Sequence[ScoredBlock], rest: Routed) -> None:
-        """Give every slot its unreliable blocks and their channels."""
+        """Set the unreliable blocks of every slot, and their channels."""
         together = self._choices.dgt_scope == "model"
-        num_others = rest.num_blocks if together else 0
+        num_unranked = rest.num_blocks if together else 0
         for group in [slots] if together and slots else [[slot] for slot in slots]:
             classes = np.concatenate([slot.classes() for slot in group])
             num_bad = int(np.count_nonzero(classes == _BAD))
@@ -179,7 +179,7 @@ class Partition:
                 order = candidates[at_random(self._seed(group, is_bad.size), is_bad)]
             channels = channels_by_rank(
                 order.size,
-                len(group) + num_others,
+                len(group) + num_unranked,
                 self._k,
                 self._choices.dgt_channels,
                 num_bad,
@@ -187,11 +187,11 @@ class Partition:
             order, channels = order[channels > 0], channels[channels > 0]
             edges = np.cumsum([0, *(slot.size - 1 for slot in group)])
             for number, slot in enumerate(group):
-                mine = (order >= edges[number]) & (order < edges[number + 1])
-                slot.numbers, slot.channels = order[mine] - edges[number], channels[mine]
+                in_slot = (order >= edges[number]) & (order < edges[number + 1])
+                slot.numbers, slot.channels = order[in_slot] - edges[number], channels[in_slot]
 
     def _seed(self, group: Sequence[ScoredBlock], count: int) -> tuple[int, ...]:
-        """Return what a random order depends on: if fixed only the count, else the exchange."""
+        """Return the seed of a random order: only the count if fixed, else of this exchange."""
         if self._choices.dgt_random == "fixed":
             return (count,)
         tensors, starts = self._places
@@ -200,7 +200,7 @@ class Partition:
         return (self._context.seed, self._context.worker, self._context.step, *place)
 
     def _routed(self, slots: Sequence[ScoredBlock], plain: Routed) -> Routed:
-        """Cut every slot, and count."""
+        """Cut every slot, and count the blocks."""
         is_dropped = self._choices.dgt_send_drop
         reliable, unreliable = list(plain.reliable), []
         num_unreliable = sum(slot.numbers.size for slot in slots)
@@ -226,7 +226,7 @@ class Partition:
         )
 
     def _unreliable(self, slot: ScoredBlock) -> UnreliableBlocks:
-        """Return the part of the slot that travels in datagrams."""
+        """Return the part of the slot that is sent in datagrams."""
         block, low_bits = slot.block, self._choices.dgt_low_bits
         kernels = self._context.kernels
         if low_bits == 32:
@@ -254,9 +254,9 @@ class Partition:
 
 
 def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
-    """Return the blocks of the slot that travel on the stream; all: the same object.
+    """Return the slot's blocks that are sent on the stream; the block itself if all are.
 
-    What is counted as skipped stays out at each k, so that counters and bytes agree.
+    Skipped blocks are left out for every k, so that the counters agree with the bytes sent.
     """
     block, stays = slot.block, slot.is_sent.copy()
     stays[slot.numbers] = False
@@ -270,10 +270,10 @@ def _reliable(slot: ScoredBlock, kernels: Kernels) -> Block:
     data, numbers = block.values.data, np.flatnonzero(stays[:-1])
     end = np.asarray(data[(slot.size - 1) * slot.entries :])
     body = numbers.size * slot.entries
-    there = np.empty(body + end.size, data.dtype)
-    kernels.take_blocks(data, numbers, there[:body].reshape(-1, slot.entries))
-    there[body:] = end
-    coded = dataclasses.replace(block.values, data=there)
+    on_stream = np.empty(body + end.size, data.dtype)
+    kernels.take_blocks(data, numbers, on_stream[:body].reshape(-1, slot.entries))
+    on_stream[body:] = end
+    coded = dataclasses.replace(block.values, data=on_stream)
     return RangedBlock(block.slot, block.size, None, coded, slot.entries, stays)
 
 
@@ -282,14 +282,14 @@ def _some(block: Block, chosen: NDArray[np.bool_]) -> CodedValues:
 
 
 def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArray[Any], Float32]:
-    """Return encoding, data and scales of values that travel as the codec coded them."""
+    """Return encoding, data and scales of values that are sent as the codec coded them."""
     values = slot.block.values
     encoding = CODEC_ENCODINGS[values.dtype]
     if is_on_device(values.data):
         numbers, data = np.sort(slot.numbers), np.zeros(slot.block.size, np.float32)
-        there = np.empty((numbers.size, slot.entries), np.float32)
-        kernels.take_blocks(values.data, numbers, there)
-        rows_of(data, slot.entries)[numbers] = dequantise(dataclasses.replace(values, data=there))
+        rows = np.empty((numbers.size, slot.entries), np.float32)
+        kernels.take_blocks(values.data, numbers, rows)
+        rows_of(data, slot.entries)[numbers] = dequantise(dataclasses.replace(values, data=rows))
         return encoding, data, np.ones(slot.size, np.float32)
     if encoding is ValueEncoding.FLOAT32:
         return encoding, dequantise(values), np.ones(slot.size, np.float32)
@@ -300,9 +300,9 @@ def _as_coded(slot: ScoredBlock, kernels: Kernels) -> tuple[ValueEncoding, NDArr
 
 
 def num_first(num_blocks: int, k: float) -> int:
-    """Return R, how many ranks the fraction k makes reliable: k n, rounded half up.
+    """Return the number R of reliable ranks for the fraction k: k n, rounded half up.
 
-    The product is a float32, as in the original: rounding decides whole blocks.
+    The product k n is a float32, as in the original: its rounding can change R by a whole block.
 
     >>> num_first(5, 0.5), num_first(90, 0.35)
     (3, 32)
@@ -315,16 +315,16 @@ def channels_by_rank(
 ) -> NDArray[np.uint8]:
     """Return the channel of each rank, best first: 0 is reliable, then 1 to `num_channels`.
 
-    With ``n = num_ranked + num_ends`` blocks and ``R = floor(k n + 0.5)``, rank j goes to channel 0
-    below R, else to ``1 + floor((j - R) C / (n - 1 - R))``. That is for one end; where more blocks
-    are reliable because they are ends, as many fewer are for their rank.
+    With ``n = num_ranked + num_ends`` blocks and ``R = floor(k n + 0.5)``, rank j is sent on
+    channel 0 if j < R, else on channel ``1 + floor((j - R) C / (n - 1 - R))``. The formula is for
+    one end. Each further end is reliable too, and reduces the number of reliable ranks by one.
 
     Args:
-        num_ranked: Blocks that have a rank.
-        num_ends: Last blocks of tensors, which are reliable whatever they hold; at least 1.
+        num_ranked: Number of blocks that have a rank.
+        num_ends: Number of last blocks of tensors, which are always reliable; at least 1.
         k: Fraction of blocks to be reliable.
-        num_channels: C, at least 1.
-        num_forced: Best ranks that are reliable in any case.
+        num_channels: Number C of channels, at least 1.
+        num_forced: Number of best ranks that are reliable for every k.
 
     >>> "".join(map(str, channels_by_rank(10, 1, 0.0, 3)))
     '1111222333'
@@ -338,7 +338,7 @@ def channels_by_rank(
 
 
 def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
-    """Return positions [m] int64 in an order that depends on nothing but the seed and m."""
+    """Return [m] int64 positions in a random order by `seed`, first those with `is_first` set."""
     order = np.random.default_rng(seed).permutation(is_first.size)
     return order[np.argsort(~is_first[order], kind="stable")]
 
@@ -348,17 +348,17 @@ def at_random(seed: tuple[int, ...], is_first: NDArray[np.bool_]) -> Int64:
 
 @dataclasses.dataclass(frozen=True)
 class CodedLevels:
-    """A slot's values as levels; 0 where a block is not unreliable."""
+    """A slot's values as levels; values of reliable blocks are 0."""
 
     data: NDArray[Any]  # [k], or [size] if dense: levels
-    lows: Float32  # [n]
-    scales: Float32  # [n]
-    entries: Int64 | None  # [u]: which of a sparse block's values have errors; None: all of a dense
-    errors: Float32  # [u], or [size] if dense: value minus what its level stands for
+    lows: Float32  # [n]: low end of each block
+    scales: Float32  # [n]: scale of each block
+    entries: Int64 | None  # [u]: indices of a sparse block's coded values; None: a dense block
+    errors: Float32  # [u], or [size] if dense: value minus the decoded level
 
 
 def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
-    """Code blocks of a dense slot, all of them of full length."""
+    """Code the unreliable blocks of a dense slot; they all have full length."""
     size, numbers = slot.block.size, np.sort(slot.numbers)
     values = dequantise(slot.block.values)
     levels, lows, scales, errors = kernels.code_blocks(values, numbers, slot.entries, bits)
@@ -370,7 +370,7 @@ def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
 
 
 def code_sparse(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
-    """Code blocks of which only some entries are there; they lie in the host's memory anyway."""
+    """Code the unreliable blocks of a sparse slot, whose values are always in host memory."""
     del kernels
     counts = np.diff(slot.edges)
     is_low = np.zeros(slot.size, bool)

@@ -1,9 +1,9 @@
-"""The sender's half: from what a router sends unreliably to signed datagrams.
+"""The sender's half: makes signed datagrams from a router's unreliable blocks.
 
-A `Packetizer` fragments each slot's values, numbers the datagrams by channel and lays them out in
-buffers that one system call can send. A dense block is cut into datagrams that fit the path, never
-across blocks; of a sparse slot the entries of one channel are packed together across the borders of
-blocks. A lost datagram loses its own values only, and `SealedStep.lost` finds which these were.
+A `Packetizer` fragments each slot's values, numbers the datagrams by channel and writes them to
+buffers that one system call can send. Datagrams fit the path's size. A datagram of a dense slot has
+values of one block only; a datagram of a sparse slot may have entries of several blocks of one
+channel. A lost datagram loses only the values in it, and `SealedStep.lost` returns their positions.
 """
 
 from __future__ import annotations
@@ -29,56 +29,57 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-#: Linux sends no more segments, and no more bytes, in one call.
+#: Largest number of segments, and of bytes, that Linux sends in one call.
 _MOST_SEGMENTS, _MOST_BYTES = 64, form.LARGEST_DATAGRAM
-#: Every path carries datagrams of this size.
+#: Smallest datagram size that may be set; every path carries it.
 _SMALLEST_MTU = 128
 _MODULUS = 1 << 32
 
 
 @dataclasses.dataclass(frozen=True)
 class SealedBatch:
-    """Datagrams of one size and one channel, one after the other in one buffer."""
+    """Datagrams of one size and one channel, consecutive in one buffer."""
 
     channel: int
     size: int  # bytes of each datagram
-    count: int
+    count: int  # number of datagrams
     data: memoryview  # writable, count * size bytes
 
     def sign(self, key: bytes) -> None:
-        """Write the tags; a shard drops datagrams without."""
+        """Write the tags; a shard drops datagrams without a correct tag."""
         form.sign(self.data, self.size, key)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Sent:
-    """The datagrams of one channel and one slot, by sequence number."""
+    """The datagrams of one channel and one slot, in order of their sequence numbers."""
 
     channel: int
     slot: int
-    starts: Int64  # [d] int64: of the values of each, in the slot or in `positions`
-    counts: Int64  # [d] int64
-    positions: Int64 | None  # of a sparse slot's entries
+    starts: Int64  # [d] int64: index of each one's first value, in the slot or in `positions`
+    counts: Int64  # [d] int64: number of values of each datagram
+    positions: Int64 | None  # positions of a sparse slot's entries; None: dense
 
 
 @dataclasses.dataclass(frozen=True)
 class SealedStep:
-    """One step's datagrams for one shard, complete but for their tags."""
+    """One step's datagrams for one shard, complete except for the tags."""
 
-    batches: tuple[SealedBatch, ...]  # channel ascending, then by sequence number; not signed yet
-    announced: tuple[AnnouncedDatagrams, ...]  # of the step, channel ascending
-    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # the same, slot by slot
-    _sent: tuple[_Sent, ...]  # channel ascending, then by sequence number
+    batches: tuple[SealedBatch, ...]  # by channel, then by sequence number; not signed yet
+    announced: tuple[AnnouncedDatagrams, ...]  # for the whole step, by channel
+    by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]  # slot -> announcements for the slot
+    _sent: tuple[_Sent, ...]  # by channel, then by sequence number
 
     def lost(self, bitmap: bytes) -> list[LostEntries]:
-        """Return what did not arrive, slots ascending.
+        """Return the entries that did not arrive, slots ascending.
 
         Args:
-            bitmap: A bit for each datagram: channels ascending, within a channel by sequence
-                number, the lowest bit of a byte first. The rest of the last byte is ignored.
+            bitmap: A bit for each datagram, 1 if it arrived: channels ascending, within a channel
+                by sequence number, the lowest bit of a byte first. Unused bits of the last byte are
+                ignored.
 
         Raises:
-            ValueError: It has another length.
+            ValueError: The bitmap has a wrong length.
         """
         total = sum(len(sent.starts) for sent in self._sent)
         expected = (total + 7) // 8
@@ -90,11 +91,11 @@ class SealedStep:
         missing: dict[int, list[_Sent]] = {}
         first = 0
         for sent in self._sent:
-            gone = arrived[first : first + len(sent.starts)] == 0
+            lost = arrived[first : first + len(sent.starts)] == 0
             first += len(sent.starts)
-            if gone.any():
-                left = dataclasses.replace(sent, starts=sent.starts[gone], counts=sent.counts[gone])
-                missing.setdefault(sent.slot, []).append(left)
+            if lost.any():
+                part = dataclasses.replace(sent, starts=sent.starts[lost], counts=sent.counts[lost])
+                missing.setdefault(sent.slot, []).append(part)
         return [_lost(slot, missing[slot]) for slot in sorted(missing)]
 
 
@@ -107,27 +108,27 @@ def _lost(slot: int, parts: list[_Sent]) -> LostEntries:
     positions = parts[0].positions
     if positions is None:
         return LostEntries(slot, ranges)
-    gone = np.concatenate([positions[start:stop] for start, stop in ranges])
-    return LostEntries(slot, None, np.sort(gone))
+    lost = np.concatenate([positions[start:stop] for start, stop in ranges])
+    return LostEntries(slot, None, np.sort(lost))
 
 
 class Packetizer:
     """Makes one worker's datagrams for one shard, with sequence numbers by channel.
 
     Attributes:
-        mtu: Bytes of the largest datagram; may be lowered between two steps.
+        mtu: Largest datagram, in bytes; may be lowered between two steps.
     """
 
     def __init__(self, session: DatagramSession, mtu: int, channels: int) -> None:
-        """Start a session's sequences at 0.
+        """Start the sequence numbers of a session at 0.
 
         Args:
-            session: Of the worker with the shard.
-            mtu: Bytes of the largest datagram, 128 to 65,507.
-            channels: C, 1 to 7.
+            session: Session of the worker with the shard.
+            mtu: Largest datagram, in bytes, 128 to 65,507.
+            channels: Number C of channels, 1 to 7.
 
         Raises:
-            ValueError: One of them is out of range.
+            ValueError: `mtu` or `channels` is out of range.
         """
         if not _SMALLEST_MTU <= mtu <= form.LARGEST_DATAGRAM:
             raise ValueError(
@@ -137,14 +138,14 @@ class Packetizer:
             raise ValueError(f"{channels} channels; expected 1 to {form.MOST_CHANNELS}")
         self.mtu = mtu
         self._session = session
-        self._next = [0] * (channels + 1)  # sequence number, by channel
+        self._next = [0] * (channels + 1)  # next sequence number of each channel
 
     def seal(self, step: int, parts: Sequence[UnreliableBlocks]) -> SealedStep:
         """Return the datagrams of one step; each value is copied once.
 
         Args:
-            step: Of the push.
-            parts: Slots ascending.
+            step: Step number of the push.
+            parts: Unreliable blocks of the push, slots ascending.
         """
         batches: list[SealedBatch] = []
         sent: list[_Sent] = []
@@ -163,14 +164,16 @@ class Packetizer:
                 headers = self._headers(step, part, fragments, order, first)
                 batches += _written(part, fragments, chunks, headers)
             by_slot[part.slot] = tuple(announced)
-        batches.sort(key=lambda batch: batch.channel)  # stable: slots stay in order
+        # Both sorts must be stable. Within a channel the sequence numbers ascend by slot, and the
+        # bits of a bitmap (`SealedStep.lost`) follow this order.
+        batches.sort(key=lambda batch: batch.channel)
         sent.sort(key=lambda each: each.channel)
         return SealedStep(tuple(batches), _joined(by_slot), by_slot, tuple(sent))
 
     def _headers(
         self, step: int, part: UnreliableBlocks, fragments: SlotFragments, order: Int64, first: int
     ) -> NDArray[Any]:
-        """Return the headers [d] of one channel's datagrams of one slot, in sending order."""
+        """Return the headers [d] of the datagrams of one channel and one slot, in sending order."""
         starts, counts = fragments.starts[order], fragments.counts[order]
         offsets = starts if fragments.positions is None else fragments.positions[starts]
         blocks = offsets // part.block_entries
@@ -196,18 +199,18 @@ class Packetizer:
 
 
 def _joined(by_slot: dict[int, tuple[AnnouncedDatagrams, ...]]) -> tuple[AnnouncedDatagrams, ...]:
-    """Return what is announced for all slots together."""
+    """Return the announcements for all slots together, by channel."""
     channels: dict[int, AnnouncedDatagrams] = {}
-    for each in (announced for slot in by_slot.values() for announced in slot):
-        so_far = channels.get(each.channel)
+    for announced in (part for slot in by_slot.values() for part in slot):
+        so_far = channels.get(announced.channel)
         if so_far is not None:
-            each = dataclasses.replace(so_far, count=so_far.count + each.count)
-        channels[each.channel] = each
+            announced = dataclasses.replace(so_far, count=so_far.count + announced.count)
+        channels[announced.channel] = announced
     return tuple(channels[channel] for channel in sorted(channels))
 
 
 def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
-    """Yield each channel with its fragments, best rank first."""
+    """Yield each channel with the rows of its fragments, best rank first."""
     edges = np.searchsorted(fragments.channels, np.arange(1, form.MOST_CHANNELS + 2))
     for channel in range(1, form.MOST_CHANNELS + 1):
         if edges[channel - 1] < edges[channel]:
@@ -215,7 +218,7 @@ def _by_channel(fragments: SlotFragments) -> Iterator[tuple[int, Int64]]:
 
 
 def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks) -> Iterator[Int64]:
-    """Yield rows of fragments that are equally long and fit one send; about in order of rank."""
+    """Yield rows of equally long fragments that fit one send, approximately in order of rank."""
     counts = fragments.counts[rows]
     chunks = []
     for count in np.unique(counts).tolist():
@@ -229,7 +232,7 @@ def _equal_chunks(fragments: SlotFragments, rows: Int64, part: UnreliableBlocks)
 def _written(
     part: UnreliableBlocks, fragments: SlotFragments, chunks: list[Int64], headers: NDArray[Any]
 ) -> list[SealedBatch]:
-    """Return one batch for each chunk: headers, gaps and values in place."""
+    """Return one batch for each chunk, with headers, gaps and values written."""
     batches = []
     first = 0
     for chunk in chunks:
@@ -263,7 +266,7 @@ def _batch(
 
 
 def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
-    """Return a copy [len(starts), count] of what begins at `starts` in the contiguous source."""
+    """Copy `count` values from each of `starts` in the contiguous source: [len(starts), count]."""
     shape = (source.size - count + 1, count)
     windows: NDArray[Any] = np.ndarray(shape, source.dtype, source, 0, source.strides * 2)
     return windows[starts]
@@ -274,17 +277,17 @@ def _rows(source: NDArray[Any], starts: Int64, count: int) -> NDArray[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class SlotFragments:
-    """One slot's datagrams, best rank first: each takes consecutive values of one source."""
+    """One slot's datagrams, best rank first; a datagram has consecutive values of `source`."""
 
-    source: NDArray[Any]  # contiguous, as values lie on the wire (UINT4: unpacked)
-    positions: Int64 | None  # of the source's values in the slot; None: every entry of the slot
-    channels: NDArray[np.uint8]  # [p] uint8, ascending
-    starts: Int64  # [p] int64: first value, in the source
-    counts: Int64  # [p] int64, at least 1
+    source: NDArray[Any]  # contiguous, in the dtype of the wire (UINT4: unpacked)
+    positions: Int64 | None  # position in the slot of each value; None: every entry of the slot
+    channels: NDArray[np.uint8]  # [p] uint8: channel of each datagram, ascending
+    starts: Int64  # [p] int64: index in the source of each datagram's first value
+    counts: Int64  # [p] int64: number of values of each datagram, at least 1
 
 
 def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
-    """Cut one slot's part for datagrams of at most `limit_bytes` of payload."""
+    """Cut one slot's part into datagrams with at most `limit_bytes` of payload."""
     if part.indices is None:
         starts = part.blocks * part.block_entries
         lengths = np.minimum(part.block_entries, part.size - starts)
@@ -293,9 +296,10 @@ def fragment(part: UnreliableBlocks, limit_bytes: int) -> SlotFragments:
 
 
 def _fragment_sparse(part: UnreliableBlocks, indices: Int64, limit_bytes: int) -> SlotFragments:
-    """Cut channel by channel, ascending positions within each.
+    """Cut a sparse slot's part by channel, with ascending positions within a channel.
 
-    A run of entries ends where the next is too far away for a gap, or is of another scale.
+    A run of entries ends before an entry that is too far away for a gap, or has another scale or
+    low end: a datagram has one scale and one low end.
     """
     channel_of_block = np.zeros(len(part.scales), np.uint8)
     channel_of_block[part.blocks] = part.channels
@@ -324,7 +328,7 @@ def _fragments(
     lengths: Int64,
     channels: NDArray[np.uint8],
 ) -> SlotFragments:
-    """Cut runs of values, each into full datagrams and a rest."""
+    """Cut each run of values into full datagrams and one shorter datagram."""
     full = form.most_values(part.encoding, positions is not None, limit_bytes)
     parts = -(-lengths // full)
     run = np.repeat(np.arange(len(starts)), parts)

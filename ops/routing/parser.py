@@ -1,8 +1,8 @@
-"""From received bytes to datagrams that can be placed without further checks.
+"""Parser and checks of received datagrams; its results can be placed without further checks.
 
-Every field of a datagram is checked here, for a whole receive buffer in one pass, in an order in
-which datagrams of strangers cost the least: session, tag, then contents. Whatever fails is counted
-and dropped; nothing raises.
+The parser checks every field of the datagrams of a whole receive buffer in one pass. The order of
+the checks is session, tag, contents, so that datagrams of strangers cost the least time. A datagram
+that fails a check is counted and dropped; no check raises an exception.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 _ENCODINGS = {int(encoding): encoding for encoding in ValueEncoding}
-#: Columns of a header seen as 16 words of 32 bits.
+#: Columns of a header that is read as 16 words of 32 bits.
 _KIND, _SLOT, _STEP, _BLOCK, _NUM_BLOCKS, _OFFSET, _COUNT, _ENTRIES = 1, 5, 6, 7, 8, 9, 10, 11
 _SCALE, _LOW, _SEQUENCE, _PAYLOAD_BYTES = 12, 13, 14, 15
 _NUM_WORDS = form.HEADER_BYTES // 4
-#: Datagrams with equal values of these words are handled together.
+#: Datagrams with equal values of these words are processed together.
 _ALIKE = [_KIND, _STEP, _COUNT]
 
 
@@ -39,11 +39,11 @@ class ParsedDatagrams:
 
     channel: int
     step: int  # modulo 2**32
-    size: int  # bytes of each
-    slots: Int64  # [m] int64
-    offsets: Int64  # [m] int64: positions of the first values
-    sequences: Int64  # [m] int64
-    values: Float32  # [m, count] float32; may lie in the receive buffer
+    size: int  # bytes of each datagram
+    slots: Int64  # [m] int64: slot numbers
+    offsets: Int64  # [m] int64: positions of the first values in the slots
+    sequences: Int64  # [m] int64: sequence numbers
+    values: Float32  # [m, count] float32; may be a view of the receive buffer
     positions: Int64 | None  # [m, count] int64, ascending in each row; None: dense
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class ParsedDatagrams:
         return len(self.slots)
 
     def select(self, chosen: NDArray[np.bool_]) -> ParsedDatagrams:
-        """Return the chosen ones."""
+        """Return the chosen datagrams."""
         return dataclasses.replace(
             self,
             slots=self.slots[chosen],
@@ -85,11 +85,11 @@ class DatagramParser:
         """Prepare the checks.
 
         Args:
-            session: Which the datagrams must belong to.
-            sizes: Entries of the shard's slots.
-            block_entries: Of a block.
-            channels: C, beside the stream.
-            counters: What is dropped, and what is not, is counted there.
+            session: Session that the datagrams must belong to.
+            sizes: Number of entries of each slot of the shard.
+            block_entries: Number of entries of a block.
+            channels: Number C of datagram channels.
+            counters: Counters of the accepted and the dropped datagrams, changed in place.
         """
         self._key, self._counters, self._channels = session.key, counters, channels
         self._sizes = np.array(sizes, np.int64)
@@ -99,17 +99,17 @@ class DatagramParser:
         self._mask = np.array([0xFFFFFFFF, 0xFF, *[0xFFFFFFFF] * 3], np.uint32)
 
     def parse(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
-        """Yield the valid ones among datagrams of `size` bytes; the last may be shorter."""
+        """Yield the valid datagrams in `data`; each has `size` bytes, the last may be shorter."""
         if size <= 0:
             return
         whole = len(data) - len(data) % size
-        for part, each in ((data[:whole], size), (data[whole:], len(data) - whole)):
+        for part, part_size in ((data[:whole], size), (data[whole:], len(data) - whole)):
             if not len(part):
                 continue
-            if each < form.FRAME_BYTES:
-                self._counters.dropped["short"] += len(part) // each
+            if part_size < form.FRAME_BYTES:
+                self._counters.dropped["short"] += len(part) // part_size
                 continue
-            yield from self._parse_equal_sizes(part, each)
+            yield from self._parse_equal_sizes(part, part_size)
 
     def _parse_equal_sizes(self, data: memoryview, size: int) -> Iterator[ParsedDatagrams]:
         num = len(data) // size
@@ -137,22 +137,22 @@ class DatagramParser:
             words, raw = words[~alike], raw[~alike]
 
     def _ours(self, words: NDArray[np.uint32]) -> NDArray[np.bool_] | None:
-        """Return which datagrams are of this session; None is all of them."""
-        same = (words[:, :5] & self._mask) == self._expected
-        if same.all():
+        """Return which datagrams belong to this session; None means all datagrams."""
+        matches = (words[:, :5] & self._mask) == self._expected
+        if matches.all():
             return None
         good = np.ones(len(words), bool)
         for reason, right in (
-            ("magic", same[:, 0]),
-            ("version", same[:, 1]),
-            ("session", same[:, 2:].all(axis=1)),
+            ("magic", matches[:, 0]),
+            ("version", matches[:, 1]),
+            ("session", matches[:, 2:].all(axis=1)),
         ):
             self._drop(reason, right | ~good)
             good &= right
         return good
 
     def _drop(self, reason: str, good: NDArray[np.bool_]) -> bool:
-        """Count those that are not good; return whether there are any."""
+        """Count the datagrams that are not good; return True if there is one."""
         num_bad = len(good) - int(np.count_nonzero(good))
         self._counters.dropped[reason] += num_bad
         return num_bad > 0
@@ -160,7 +160,7 @@ class DatagramParser:
     def _parse_alike(
         self, words: NDArray[np.uint32], raw: NDArray[np.uint8]
     ) -> Iterator[ParsedDatagrams]:
-        """Yield the valid ones among authentic datagrams that are alike."""
+        """Yield the valid datagrams; all have the same kind, step and count, and are authentic."""
         _, code, channel, flags = int(words[0, _KIND]).to_bytes(4, "little")
         sparse = bool(code & SPARSE)
         encoding = _ENCODINGS.get(code & ~SPARSE)
@@ -196,7 +196,7 @@ class DatagramParser:
         count: int,
         sparse: bool,
     ) -> tuple[NDArray[np.uint32], Float32, Int64 | None] | None:
-        """Return headers, values and, if sparse, positions of the valid ones; None: of none."""
+        """Return headers, values and positions (sparse) of valid datagrams; None: all invalid."""
         positions = None
         if sparse:
             positions = _positions(words, raw, count)
@@ -217,17 +217,19 @@ class DatagramParser:
     def _within(
         self, words: NDArray[np.uint32], count: int, size: int, sparse: bool
     ) -> NDArray[np.bool_] | None:
-        """Return which datagrams fit the shard; None is all of them."""
+        """Return which datagrams fit the shard; None means all datagrams."""
         wide = words[:, _SLOT : _ENTRIES + 1].astype(np.int64)
         slots, _, blocks, num_blocks, offsets, _, entries = wide.T
         known = slots < len(self._sizes)
         sizes = self._sizes[np.where(known, slots, 0)]
         fits = known & (entries == sizes) & (offsets + count <= sizes)
         fits &= words[:, _PAYLOAD_BYTES] == size - form.FRAME_BYTES
-        each = self._block_entries
-        block: NDArray[np.bool_] = (blocks == offsets // each) & (num_blocks == -(-sizes // each))
+        length = self._block_entries
+        block: NDArray[np.bool_] = (blocks == offsets // length) & (
+            num_blocks == -(-sizes // length)
+        )
         if not sparse:
-            block &= (offsets + (count - 1)) // each == blocks
+            block &= (offsets + (count - 1)) // length == blocks
         if (fits & block).all():
             return None
         self._drop("bounds", fits)
@@ -237,7 +239,7 @@ class DatagramParser:
 
 
 def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) -> Int64:
-    """Return the positions [m, count] that sparse datagrams name."""
+    """Return the positions [m, count] of the values in sparse datagrams."""
     shape, strides = (len(raw), count), (raw.shape[1], form.GAP_DTYPE.itemsize)
     gaps = np.ndarray(shape, form.GAP_DTYPE, raw, form.HEADER_BYTES, strides)
     positions = np.cumsum(gaps, axis=1, dtype=np.int64)
@@ -246,7 +248,7 @@ def _positions(words: NDArray[np.uint32], raw: NDArray[np.uint8], count: int) ->
 
 
 def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
-    """Return which rows begin at their offset, ascend, and end inside the slot."""
+    """Return which rows of positions begin at their offset, ascend, and end inside the slot."""
     good: NDArray[np.bool_] = np.logical_and.reduce(np.diff(positions, axis=1) > 0, axis=1)
     good &= positions[:, 0] == words[:, _OFFSET]
     good &= positions[:, -1] < words[:, _ENTRIES]
@@ -256,7 +258,7 @@ def _ascend(positions: Int64, words: NDArray[np.uint32]) -> NDArray[np.bool_]:
 def _values(
     words: NDArray[np.uint32], raw: NDArray[np.uint8], encoding: ValueEncoding, count: int
 ) -> Float32:
-    """Return what the payloads [m, count] stand for; plain float32 is not copied."""
+    """Return the decoded values [m, count] of the payloads; plain float32 is not copied."""
     num, size = raw.shape
     dtype = form.VALUE_DTYPES[encoding]
     wire_bytes = form.value_bytes(encoding, count)

@@ -1,8 +1,9 @@
-"""One step that is being received: values in place, end markers, and the blocks that result.
+"""One step that is being received: placed values, end markers, and the resulting blocks.
 
-A `PartialStep` places datagrams as they come and collects reliable parts. When a slot is closed,
-`finalize_block` makes one block of it: the reliable part, the datagrams that came in time, and what
-`LateBlocks` holds of earlier steps for the same slot. Entries that did not arrive are zeros.
+A `PartialStep` places datagrams as they arrive and collects reliable parts. When a slot is closed,
+`finalize_block` makes one block for the slot from the reliable part, the datagrams that arrived in
+time, and the datagrams of earlier steps that `LateBlocks` holds for the slot. Entries that did not
+arrive are zeros.
 """
 
 from __future__ import annotations
@@ -27,38 +28,39 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass
 class MarkedSlots:
-    """The slots that one end marker is for: all of a step, or those of one tensor."""
+    """The slots of one end marker: all slots of a step, or the slots of one tensor."""
 
     blocks: tuple[Block, ...]  # the reliable part
-    slots: Int64  # [b] int64
-    manifest: Manifest
-    marked_at: float
-    deadline: float  # they are closed then at the latest
+    slots: Int64  # [b] int64: slot numbers
+    manifest: Manifest  # announcement of the datagrams for these slots
+    marked_at: float  # time at which the marker arrived, in seconds
+    deadline: float  # time at which the slots are closed at the latest, in seconds
     closed: bool = False
 
     @property
     def num_announced(self) -> int:
-        """Datagrams that were announced for these slots."""
-        return sum(each.count for each in self.manifest.channels)
+        """Number of datagrams announced for these slots."""
+        return sum(announced.count for announced in self.manifest.channels)
 
 
 class PartialStep:
-    """What has arrived of one step.
+    """The datagrams and reliable parts of one step that have arrived.
 
     Attributes:
-        number: Of the step, modulo 2**32.
-        step: The same in full, once a reliable part has come.
-        sequences: Which datagrams have come.
-        ended: All reliable parts are in.
-        groups: One for each end marker so far.
-        closed: [slots] bool: which are closed, so that datagrams for them are late.
-        num_placed: Datagrams that are in place.
-        num_late, sum_of_ages: Of earlier steps' datagrams that were added.
-        num_filled: Of those, the ones where nothing of this step came.
+        number: Step number, modulo 2**32.
+        step: Full step number; None if no reliable part has arrived.
+        sequences: Set of the datagrams that have arrived.
+        ended: True if all reliable parts have arrived.
+        groups: Slots of each end marker that has arrived.
+        closed: [slots] bool: True for closed slots, for which datagrams are late.
+        num_placed: Number of datagrams placed.
+        num_late: Number of earlier steps' datagrams that were added.
+        sum_of_ages: Sum of the ages of the datagrams in `num_late`, in steps.
+        num_filled: Number of places that only datagrams of earlier steps have filled.
     """
 
     def __init__(self, number: int, offsets: Sequence[int]) -> None:
-        """Start empty; slots lie at `offsets` in the shard, the total at the end."""
+        """Start empty; `offsets` has the slots' positions in the shard, plus the shard's size."""
         self.number = number
         self.step: int | None = None
         self.sequences = SequenceSet(offsets[-1])
@@ -69,22 +71,24 @@ class PartialStep:
         self.closed = np.zeros(num_slots, bool)
         self._offsets = np.array(offsets, np.int64)
         self._marked: set[int] = set()
-        self._arrived = np.zeros(num_slots, np.int64)  # datagrams
-        self._flat: Float32 | None = None  # [shard] float32, made when something dense comes
+        self._arrived = np.zeros(num_slots, np.int64)  # number of datagrams
+        self._flat: Float32 | None = None  # [shard] float32, created for the first dense values
         self._has_dense: NDArray[np.bool_] = np.zeros(num_slots, bool)
         self._sparse: dict[int, list[tuple[Int64, Float32]]] = {}
-        self._starts: list[Int64] = []  # of the datagrams in place, in the shard
+        self._starts: list[Int64] = []  # positions in the shard of the placed datagrams
         self._results: dict[int, Block] = {}
 
     # -- datagrams --------------------------------------------------------------------------
 
     def place(self, arrivals: ParsedDatagrams) -> None:
-        """Put the values of new datagrams in place; their slots are not closed."""
+        """Write the values of new datagrams to their positions; their slots are not closed."""
         slots, values = arrivals.slots, arrivals.values
         starts = self._offsets[slots] + arrivals.offsets
         if arrivals.positions is None:
             count = values.shape[1]
             flat = self._dense()
+            # Row i of `windows` is a view of flat[i : i + count], so one assignment places the
+            # values of all datagrams without a loop.
             windows: Float32 = np.ndarray(
                 (flat.size - count + 1, count), np.float32, flat, 0, flat.strides * 2
             )
@@ -107,16 +111,17 @@ class PartialStep:
     # -- the reliable part ------------------------------------------------------------------
 
     def is_repeated(self, blocks: Sequence[Block]) -> bool:
-        """Return whether this reliable part was added before."""
+        """Return True if this reliable part was added before."""
         return self.ended or bool(blocks and {block.slot for block in blocks} <= self._marked)
 
     def add_reliable(
         self, blocks: Sequence[Block], manifest: Manifest, now: float, wait: float
     ) -> None:
-        """Add the reliable part of the step, or of one tensor: an end marker.
+        """Add the reliable part of the step, or of one tensor, as an end marker.
 
         Raises:
-            ValueError: It does not fit the shard, repeats a slot, or is one part too many.
+            ValueError: The part does not fit the shard, repeats a slot, or exceeds the number of
+                parts.
         """
         self._check(blocks)
         if len(self.groups) > len(self.closed):
@@ -133,7 +138,10 @@ class PartialStep:
         sizes = np.diff(self._offsets)
         slots = [block.slot for block in blocks]
         if len(set(slots)) < len(slots) or not self._marked.isdisjoint(slots):
-            raise ValueError(f"slots {slots} beside {sorted(self._marked)}: one of them repeats")
+            raise ValueError(
+                f"a reliable part for slots {slots} after parts for slots {sorted(self._marked)}: "
+                "expected each slot once"
+            )
         for block in blocks:
             if not 0 <= block.slot < len(sizes) or block.size != sizes[block.slot]:
                 raise ValueError(
@@ -144,21 +152,21 @@ class PartialStep:
                 _check_ranges(block)
 
     def is_complete(self, group: MarkedSlots) -> bool:
-        """Return whether all datagrams that a marker announced are in place."""
+        """Return True if all datagrams that a marker announced are placed."""
         num_arrived: int = sum(self._arrived[group.slots].tolist())
         return num_arrived >= group.num_announced
 
     # -- closing ----------------------------------------------------------------------------
 
     def close(self, group: MarkedSlots, late: LateBlocks) -> int:
-        """Close a group's slots; return how many late datagrams could not be used there."""
+        """Close a group's slots; return the number of late datagrams that its slots cannot use."""
         group.closed = True
         unused = sum(self._close_slot(block.slot, block, late) for block in group.blocks)
         group.blocks = ()
         return unused
 
     def close_rest(self, late: LateBlocks) -> None:
-        """Close slots without a marker that datagrams came for, of this or a past step."""
+        """Close slots without a marker if datagrams of this or a past step arrived for them."""
         waiting = np.flatnonzero((self._arrived > 0) & ~self.closed).tolist()
         unmarked = (slot for slot in late.slots() if not self.closed[slot])
         for slot in sorted({*waiting, *unmarked}):
@@ -185,7 +193,7 @@ class PartialStep:
         return 0
 
     def _num_filled(self, start: int, block: Block | None, held: LateValues) -> int:
-        """Return in how many places something late came, but nothing of this step."""
+        """Return the number of places that only late datagrams have filled."""
         places = np.unique(np.concatenate(held.starts))
         if isinstance(block, RangedBlock):
             places = places[~block.present[places // block.block_entries]]
@@ -195,7 +203,7 @@ class PartialStep:
         return int(np.count_nonzero(~np.isin(places + start, fresh)))
 
     def total(self, count: Callable[[Manifest], int]) -> int:
-        """Return the sum of a count over the manifests."""
+        """Return the sum of `count` over the manifests."""
         return sum(count(group.manifest) for group in self.groups)
 
     def blocks(self) -> tuple[Block, ...]:
@@ -203,7 +211,7 @@ class PartialStep:
         return tuple(self._results[slot] for slot in sorted(self._results))
 
     def flat(self) -> Float32 | None:
-        """Return all slots in one buffer, if every one is there and dense."""
+        """Return all slots in one buffer [shard]; None if a slot is missing or not dense."""
         results = self._results.values()
         if len(results) < len(self.closed) or not all(_is_dense(block) for block in results):
             return None
@@ -217,10 +225,10 @@ def _is_dense(block: Block) -> bool:
 
 
 def _check_ranges(block: RangedBlock) -> None:
-    """Refuse values that are not those of the ranges present.
+    """Check that the block's values match the ranges that are present.
 
     Raises:
-        ValueError: They are not.
+        ValueError: The number of ranges or of values is wrong.
     """
     num_ranges = -(-block.size // block.block_entries) if block.block_entries > 0 else -1
     if len(block.present) != num_ranges:
@@ -242,18 +250,18 @@ def _check_ranges(block: RangedBlock) -> None:
 
 @dataclasses.dataclass
 class LateValues:
-    """What came late for one slot, weighted by its age."""
+    """Late values of one slot, weighted by their age."""
 
-    size: int  # entries of the slot
-    dense: Float32 | None = None  # [size] float32, made when something dense comes
-    positions: list[Int64] = dataclasses.field(default_factory=list)  # of sparse values
-    values: list[Float32] = dataclasses.field(default_factory=list)
-    starts: list[Int64] = dataclasses.field(default_factory=list)  # of the datagrams
+    size: int  # number of entries of the slot
+    dense: Float32 | None = None  # [size] float32, created for the first dense values
+    positions: list[Int64] = dataclasses.field(default_factory=list)  # positions of sparse values
+    values: list[Float32] = dataclasses.field(default_factory=list)  # sparse values
+    starts: list[Int64] = dataclasses.field(default_factory=list)  # offsets of the datagrams
     num_datagrams: int = 0
-    sum_of_ages: int = 0  # in steps
+    sum_of_ages: int = 0  # sum over the datagrams, in steps
 
     def add(self, part: ParsedDatagrams, age: int, weight: float) -> None:
-        """Add datagrams of this slot."""
+        """Add late datagrams of this slot, with their values times `weight`."""
         values = part.values if weight == 1 else part.values * np.float32(weight)
         if part.positions is not None:
             self.positions.append(part.positions.ravel())
@@ -264,6 +272,8 @@ class LateValues:
             windows = np.lib.stride_tricks.sliding_window_view(
                 self.dense, values.shape[1], writeable=True
             )
+            # The datagrams must not have common entries: `+=` with an index array reads all rows
+            # before it writes, so the values of one of two overlapping datagrams would be lost.
             with np.errstate(over="ignore"):  # the caller checks whether the sum is finite
                 windows[part.offsets] += values
         self.starts.append(part.offsets)
@@ -272,31 +282,31 @@ class LateValues:
 
 
 class LateBlocks:
-    """Datagrams that came after their slot was closed, until the slot is closed again.
+    """Datagrams that arrived after their slot was closed, kept until the slot is closed again.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021:
-    a late block is added to the next iteration's. Differences: each counts once, up to an age, and
-    may weigh less the older it is.
+    a late block is added to the block of the next iteration. Differences: each datagram counts
+    once and only up to an age, and its weight may fall with its age.
     """
 
     def __init__(self, sizes: Sequence[int], decay: float) -> None:
-        """Start empty; a block that is `age` steps late weighs ``decay ** age``."""
+        """Start empty; a block that is `age` steps late has the weight ``decay ** age``."""
         self._sizes, self._decay = sizes, decay
         self._held: dict[int, LateValues] = {}
 
     def add(self, arrivals: ParsedDatagrams, age: int) -> None:
-        """Keep datagrams; no two of them hold the same entries."""
+        """Keep datagrams; their entries must not overlap."""
         weight = self._decay**age
         for slot, part in arrivals.by_slot():
             held = self._held.setdefault(slot, LateValues(self._sizes[slot]))
             held.add(part, age, weight)
 
     def pop(self, slot: int) -> LateValues | None:
-        """Remove and return what is kept for a slot."""
+        """Remove and return the late values of a slot; None if there are no late values."""
         return self._held.pop(slot, None)
 
     def slots(self) -> list[int]:
-        """Return the slots that something is kept for, ascending."""
+        """Return the slots with late values, ascending."""
         return sorted(self._held)
 
 
@@ -305,24 +315,24 @@ class LateBlocks:
 
 @dataclasses.dataclass(frozen=True)
 class TimelyValues:
-    """What came in datagrams for one slot in time."""
+    """The values of one slot that arrived in datagrams in time."""
 
     slot: int
-    size: int  # entries
-    dense: Float32 | None  # [size] float32: for the values, zeros elsewhere; None: a sparse slot
-    has_dense: bool  # whether anything was placed in it
-    sparse: list[tuple[Int64, Float32]]  # positions and values
+    size: int  # number of entries of the slot
+    dense: Float32 | None  # [size] float32: values, zeros elsewhere; None: a sparse slot
+    has_dense: bool  # True if dense values have arrived
+    sparse: list[tuple[Int64, Float32]]  # positions and values of sparse datagrams
 
 
 def finalize_block(
     fresh: TimelyValues, block: Block | None, held: LateValues | None
 ) -> Block | None:
-    """Return one slot's block in float32; None: a sparse slot for which nothing came.
+    """Return one slot's block in float32; None: a sparse slot for which no value arrived.
 
     Args:
-        fresh: From datagrams in time; its dense buffer becomes the block's.
-        block: The reliable part: dense, ranges of a dense one, or sparse; None: there is none.
-        held: From late datagrams.
+        fresh: Values of datagrams in time; the result uses its dense buffer.
+        block: The reliable part: dense, ranges of a dense block, or sparse; None: not received.
+        held: Values of late datagrams; None: no late values.
     """
     is_dense = fresh.dense is not None if block is None else block.indices is None
     with np.errstate(over="ignore"):  # the caller checks whether the block is finite
@@ -350,16 +360,16 @@ def _dense(
 
 
 def _place_ranges(target: Float32, block: RangedBlock) -> None:
-    """Write the ranges that are present; all but the last have the same length."""
+    """Write the ranges that are present; only the last range may be shorter."""
     values = dequantise(block.values)
-    each, num_whole = block.block_entries, block.size // block.block_entries
+    length, num_whole = block.block_entries, block.size // block.block_entries
     whole = block.present[:num_whole]
-    num_values = each * int(np.count_nonzero(whole))
-    target[: num_whole * each].reshape(num_whole, each)[whole] = values[:num_values].reshape(
-        -1, each
+    num_values = length * int(np.count_nonzero(whole))
+    target[: num_whole * length].reshape(num_whole, length)[whole] = values[:num_values].reshape(
+        -1, length
     )
     if num_values < values.size:
-        target[num_whole * each :] = values[num_values:]
+        target[num_whole * length :] = values[num_values:]
 
 
 def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -> Block | None:
@@ -382,7 +392,7 @@ def _sparse(fresh: TimelyValues, block: Block | None, held: LateValues | None) -
 
 
 def _merged(parts: list[tuple[Int64, Float32]]) -> tuple[Int64, Float32]:
-    """Return positions, ascending and unique, and values; what occurs twice is summed."""
+    """Return ascending unique positions and their values; values at one position are summed."""
     if len(parts) == 1:
         indices, values = parts[0]
     else:

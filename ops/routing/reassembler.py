@@ -1,9 +1,9 @@
-"""The receiver's half: datagrams and reliable parts go in, complete steps come out.
+"""The receiver's half: joins datagrams and reliable parts to complete steps.
 
 A worker's session with a shard has one `Reassembler`. It parses and authenticates datagrams, places
-them in the step they belong to (`StepWindow`), counts, and closes steps in order: when everything
-announced has arrived, or the wait is over. It reads no clock, knows no sockets and has one
-caller at a time.
+each datagram in its step (`StepWindow`), counts, and closes steps in order. A step is closed when
+everything announced has arrived, or when the wait is over. The reassembler reads no clock, uses no
+sockets and has one caller at a time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _MODULUS = 1 << 32
-#: Bytes of a float32, which block sizes are given in.
+#: Bytes of a float32; block sizes count float32 entries.
 _ENTRY_BYTES = 4
-#: Ended steps that may wait to be closed: a worker is one push ahead at most.
+#: Largest number of ended steps that are not closed: a worker is at most one push ahead.
 _MOST_ENDED = 2
 
 
@@ -36,32 +36,35 @@ _MOST_ENDED = 2
 class ReassembledStep:
     """One step of one worker, reassembled."""
 
-    step: int
-    blocks: tuple[Block, ...]  # float32, dense or sparse, slots ascending; low rank as it arrived
-    flat: Float32 | None  # [shard] float32: all of them, if every slot is there and dense
-    fresh: float  # share of the blocks sent or intended that came in time
-    fill: float  # the same plus places where only something late came
-    mean_lateness: float  # in steps, of the late datagrams that were added; 0 without any
-    num_late: int  # late datagrams that were added
-    announced: int  # datagrams
-    arrived: int  # of those, in time; the others are lost or late
-    bitmap: bytes | None  # which ones, with --dgt_error_feedback; see SealedStep.lost
+    step: int  # step number of the push
+    # Float32, dense or sparse, slots ascending; low-rank blocks as they arrived.
+    blocks: tuple[Block, ...]
+    flat: Float32 | None  # [shard] float32: all blocks, if every slot has arrived and is dense
+    fresh: float  # share of the blocks (sent, or dropped by the sender) that arrived in time
+    fill: float  # `fresh` plus the share of the places that only late datagrams have filled
+    mean_lateness: float  # mean age of the late datagrams that were added, in steps; 0: none added
+    num_late: int  # number of late datagrams that were added
+    announced: int  # number of announced datagrams
+    arrived: int  # number of announced datagrams that arrived in time
+    # A bit for each announced datagram that arrived in time, with --dgt_error_feedback;
+    # `SealedStep.lost` describes the order of the bits.
+    bitmap: bytes | None
 
 
 class Reassembler:
     """Reassembles one worker's steps, in order.
 
-    A step opens with its first datagram or its first reliable part (its end marker); one more may
-    be received beside it. It is closed when all reliable parts have come and nothing announced is
-    missing, or the wait is over. Step numbers grow, but may skip some: a step that was begun and
-    never ended is forgotten.
+    A step opens with its first datagram or its first reliable part (an end marker). At most two
+    steps are open at the same time. A step is closed when all its reliable parts have arrived and
+    no announced datagram is missing, or the wait is over. Step numbers ascend, and may have gaps: a
+    step that was begun and never ended is forgotten.
 
     Source: the diff-reception of Zhou et al., "DGT", Future Generation Computer Systems 121, 2021.
-    Differences: datagrams are authenticated; each counts once; late ones only up to an age; a
-    bounded wait if wanted.
+    Differences: datagrams are authenticated and count once; late datagrams count only up to an
+    age; the shard can wait a bounded time for missing datagrams.
 
     Attributes:
-        counters: What was received, dropped and used since the session began.
+        counters: Counters of received, dropped and used datagrams since the start of the session.
     """
 
     def __init__(
@@ -70,9 +73,9 @@ class Reassembler:
         """Start a session.
 
         Args:
-            session: Its id, key and worker.
-            sizes: Entries of the shard's slots.
-            rules: The router's.
+            session: Id, key and worker of the session.
+            sizes: Number of entries of each slot of the shard.
+            rules: Reassembly settings of the router.
         """
         self.counters = ReassemblyCounters.zero(rules.dgt_channels)
         block_entries = max(1, rules.dgt_block_size // _ENTRY_BYTES)
@@ -85,19 +88,19 @@ class Reassembler:
             [0, *np.cumsum(np.array(sizes, np.int64)).tolist()], self.counters
         )
         self._closed: int | None = None  # the newest closed step, modulo 2**32
-        self._past: dict[int, SequenceSet] = {}  # closed steps that may still get late datagrams
+        self._past: dict[int, SequenceSet] = {}  # recently closed steps, for late datagrams
         self._newest: ReassembledStep | None = None
-        self._blocks_per_datagram = 0.0  # of the last step that announced any
+        self._blocks_per_datagram = 0.0  # mean in the last step that announced datagrams
 
     # -- datagrams --------------------------------------------------------------------------
 
     def feed(self, datagrams: bytes | bytearray | memoryview, size: int, now: float) -> None:
-        """Process what one receive call returned; never raises, whatever the bytes.
+        """Process the bytes that one receive call returned; invalid bytes never raise.
 
         Args:
-            datagrams: One after the other; they may be overwritten afterwards.
-            size: Bytes of each; the last may be shorter.
-            now: By the caller's clock.
+            datagrams: Consecutive datagrams; the caller may overwrite the buffer after the call.
+            size: Size of each datagram, in bytes; the last may be shorter.
+            now: Current time by the caller's clock, in seconds.
         """
         self._advance(now)
         for arrivals in self._parser.parse(memoryview(datagrams), size):
@@ -112,7 +115,7 @@ class Reassembler:
             self.counters.dropped[step] += len(arrivals)
             return
         is_late = step.closed[arrivals.slots]
-        if is_late.any():  # their slots are closed, the step is not
+        if is_late.any():  # the step is open, but these datagrams' slots are closed
             self._keep_late(arrivals.select(is_late), step.sequences, 1)
             arrivals = arrivals.select(~is_late)
         fresh = self._new(arrivals, step.sequences, IN_TIME)
@@ -120,7 +123,7 @@ class Reassembler:
             step.place(fresh)
 
     def _new(self, arrivals: ParsedDatagrams, sequences: SequenceSet, mark: int) -> ParsedDatagrams:
-        """Return those that did not come before."""
+        """Return the datagrams that have not arrived before; count all others as dropped."""
         if not len(arrivals):
             return arrivals
         new, num_outside = sequences.add(arrivals.channel, arrivals.sequences, mark)
@@ -141,10 +144,10 @@ class Reassembler:
     def _keep_late(
         self, arrivals: ParsedDatagrams, sequences: SequenceSet | None, age: int
     ) -> None:
-        """Count late datagrams, once each, and keep them until their slots are closed again.
+        """Count late datagrams once, and keep them until their slots are closed again.
 
-        With `dgt_reception` drop they are not kept. Without `sequences` they are useless: their
-        step was never closed, or is forgotten.
+        With `dgt_reception` drop, late datagrams are not kept. Datagrams without `sequences` are
+        dropped: their step was never closed, or is forgotten.
         """
         if sequences is None or age > self._rules.dgt_max_late:
             reason = "too_old" if age > self._rules.dgt_max_late else "abandoned"
@@ -162,59 +165,62 @@ class Reassembler:
     def add_reliable(
         self, step: int, blocks: Sequence[Block], manifest: Manifest, now: float
     ) -> None:
-        """Add the reliable part of a step, or of one tensor of it: the end marker.
+        """Add the reliable part of a step, or of one tensor of the step, as an end marker.
 
         A repeated part is ignored. Older steps that were not ended are forgotten.
 
         Args:
-            step: In full.
-            blocks: Reliable ones; each slot in at most one part of the step.
-            manifest: What travels in datagrams for the same slots.
-            now: By the caller's clock.
+            step: Full step number.
+            blocks: Reliable blocks; a slot may be in only one part of the step.
+            manifest: Announcement of the datagrams for the same slots.
+            now: Current time by the caller's clock, in seconds.
 
         Raises:
-            ValueError: The step is closed, or blocks and manifest do not fit the shard or what was
-                added before.
+            ValueError: The step is closed, or blocks and manifest do not fit the shard or the
+                step's earlier parts.
         """
         self._advance(now)
         number = step % _MODULUS
         if self._closed is not None and ahead(number, self._closed) <= 0:
             raise ValueError(f"step {step} is closed; expected a later one")
-        for each in manifest.channels:
-            if not 1 <= each.channel <= self._rules.dgt_channels:
+        for announced in manifest.channels:
+            if not 1 <= announced.channel <= self._rules.dgt_channels:
                 raise ValueError(
-                    f"channel {each.channel}: expected 1 to {self._rules.dgt_channels}"
+                    f"channel {announced.channel}: expected 1 to {self._rules.dgt_channels}"
                 )
-        found = self._window.find(number) or self._window.begin(number)
-        if found.is_repeated(blocks):
+        partial = self._window.find(number) or self._window.begin(number)
+        if partial.is_repeated(blocks):
             return
-        found.add_reliable(blocks, manifest, now, self._rules.dgt_wait_ms / 1000)
-        found.step = step
-        self._window.forget_before(found)
+        partial.add_reliable(blocks, manifest, now, self._rules.dgt_wait_ms / 1000)
+        partial.step = step
+        self._window.forget_before(partial)
         self._advance(now)
 
     def end_step(self, step: int, now: float) -> None:
         """Note that all reliable parts of a step have been added.
 
         Raises:
-            ValueError: None was, or the announcements leave gaps.
+            ValueError: No reliable part was added, or the announcements have gaps.
         """
-        found = self._window.find(step % _MODULUS)
-        if found is None or found.step is None:
-            raise ValueError(f"step {step} ends, but nothing of it was marked")
-        if not found.ended:
-            found.sequences.finish()
-            found.ended = True
+        partial = self._window.find(step % _MODULUS)
+        if partial is None or partial.step is None:
+            raise ValueError(f"step {step} ends, but no reliable part of it has arrived")
+        if not partial.ended:
+            partial.sequences.finish()
+            partial.ended = True
         self._advance(now)
 
     def on_refused(self, step: int) -> None:
-        """Use nothing more of a closed step that was refused: its worker keeps all of it."""
+        """Drop late datagrams of a closed step that the shard refused.
+
+        The worker keeps all values of a refused push, so a late datagram would count twice.
+        """
         self._past.pop(step % _MODULUS, None)
 
     # -- closing ----------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when `close` is due, in the past if it is already; None: nothing is awaited."""
+        """Return the time when `close` is due, perhaps in the past; None: no step is waiting."""
         step = self._window.first
         if step is None or not step.groups:
             return None
@@ -226,7 +232,7 @@ class Reassembler:
         )
 
     def _advance(self, now: float) -> None:
-        """Close what is complete, or has waited long enough, of the oldest step."""
+        """Close groups of the oldest step that are complete or whose wait is over."""
         step = self._window.first
         if step is None:
             return
@@ -239,7 +245,7 @@ class Reassembler:
                 self.counters.dropped["whole"] += step.close(group, self._late)
 
     def close(self, now: float) -> ReassembledStep | None:
-        """Return the next step if it is complete or has waited long enough; call until None."""
+        """Return the next step if it is complete or its wait is over; call until None."""
         self._advance(now)
         step = self._window.first
         if step is None or not step.ended or not all(group.closed for group in step.groups):
@@ -255,7 +261,7 @@ class Reassembler:
         return self._newest
 
     def find_closed(self, step: int) -> ReassembledStep | None:
-        """Return the newest closed step once more, if it has this number."""
+        """Return the newest closed step again, if it has this number."""
         newest = self._newest
         return newest if newest is not None and newest.step == step else None
 
@@ -271,14 +277,16 @@ class Reassembler:
         unreliable = sent - num_reliable - step.total(lambda manifest: manifest.num_dropped)
         if num_announced:
             self._blocks_per_datagram = max(0, unreliable) / num_announced
-        each = self._blocks_per_datagram
-        here = num_reliable + each * num_arrived
+        # Arrived blocks are estimated from arrived datagrams: a block may need several datagrams,
+        # and a sparse datagram may have entries of several blocks.
+        blocks_per_datagram = self._blocks_per_datagram
+        num_fresh = num_reliable + blocks_per_datagram * num_arrived
         assembled = ReassembledStep(
             step=step.step if step.step is not None else step.number,
             blocks=step.blocks(),
             flat=step.flat(),
-            fresh=_share(here, sent),
-            fill=_share(here + each * step.num_filled, sent),
+            fresh=_share(num_fresh, sent),
+            fill=_share(num_fresh + blocks_per_datagram * step.num_filled, sent),
             mean_lateness=step.sum_of_ages / step.num_late if step.num_late else 0.0,
             num_late=step.num_late,
             announced=num_announced,
@@ -303,47 +311,50 @@ class Reassembler:
 
 
 def _share(part: float, whole: int) -> float:
-    """Return part / whole, within 0 and 1; 1 of nothing."""
+    """Return part / whole, limited to 0 to 1; 1 if `whole` is 0."""
     return min(1.0, max(0.0, part / whole)) if whole > 0 else 1.0
 
 
 class StepWindow:
-    """The open steps of a worker: the oldest, and at most one ahead; numbers are modulo 2**32.
+    """The open steps of a worker: at most two; numbers are modulo 2**32.
 
-    A worker begins a step only after the reply to the last but one. So a step that has no reliable
-    part when a second newer one arrives will never have one.
+    A worker is at most one push ahead of the replies: it begins a step only after the reply to the
+    step before the previous one. If a step has no reliable part when datagrams of a second newer
+    step arrive, the reliable part will therefore never arrive.
     """
 
     def __init__(self, offsets: Sequence[int], counters: ReassemblyCounters) -> None:
-        """Start with none; slots lie at `offsets` in the shard, the total at the end."""
+        """Start empty; `offsets` has the slots' positions in the shard, plus the shard's size."""
         self._offsets, self._counters = offsets, counters
         self._open: list[PartialStep] = []  # ascending
 
     @property
     def first(self) -> PartialStep | None:
-        """The oldest one: only it may be closed."""
+        """The oldest open step, the only one that may be closed; None: no step is open."""
         return self._open[0] if self._open else None
 
     def find(self, number: int) -> PartialStep | None:
-        """Return the open step with this number."""
+        """Return the open step with this number; None if there is no open step with it."""
         return next((step for step in self._open if step.number == number), None)
 
     def step_for(self, number: int) -> PartialStep | str:
-        """Return the step that datagrams belong to, opened if need be, or why there is none.
+        """Return the open step with this number, opening it if necessary, or a reason to drop.
 
         Args:
-            number: Newer than every closed step's.
+            number: Step number of datagrams, newer than every closed step.
         """
-        found = self.find(number)
-        if found is not None:
-            return found
+        partial = self.find(number)
+        if partial is not None:
+            return partial
         older = [step for step in self._open if ahead(step.number, number) < 0]
         newer = self._open[len(older) :]
+        # A newer step has a reliable part, so the reliable part of this step will never arrive.
         if any(step.groups for step in newer):
             return "abandoned"
         if len(self._open) > 1:
             if not older:
                 return "abandoned"
+            # A step with a reliable part will be closed, so the window cannot move past it.
             if older[0].groups:
                 return "too_new"
             self._forget(older[0])
@@ -353,14 +364,14 @@ class StepWindow:
         """Open a step.
 
         Raises:
-            ValueError: Too many earlier ones are still to be closed.
+            ValueError: Too many earlier steps are not closed yet.
         """
         if sum(step.ended for step in self._open) >= _MOST_ENDED:
             raise ValueError(
-                f"step {number} begins, but {_MOST_ENDED} earlier ones wait to be closed"
+                f"step {number} begins, but {_MOST_ENDED} earlier steps are not closed yet"
             )
         step = PartialStep(number, self._offsets)
-        older = [each for each in self._open if ahead(each.number, number) < 0]
+        older = [partial for partial in self._open if ahead(partial.number, number) < 0]
         self._open.insert(len(older), step)
         return step
 
@@ -371,7 +382,7 @@ class StepWindow:
                 self._forget(older)
 
     def remove_first(self) -> None:
-        """Remove the oldest one: it is closed."""
+        """Remove the oldest step, which is closed."""
         del self._open[0]
 
     def _forget(self, step: PartialStep) -> None:

@@ -1,4 +1,4 @@
-"""The routers by the value of --router."""
+"""The routers by their value of --router."""
 
 from thinwire.ops.routing.base import Router
 from thinwire.ops.routing.dgt import Dgt

@@ -1,4 +1,4 @@
-"""The router without priorities: everything travels on the stream."""
+"""The router without priorities: it sends every block on the stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from thinwire.ops.types import Block, ShardLayout, State
 
 @dataclasses.dataclass(frozen=True)
 class Reliable:
-    """Everything travels on the stream, in order, exactly once."""
+    """Sends every block on the stream, in order, exactly once."""
 
     uses_datagrams: ClassVar[bool] = False
     reassembly_rules: ClassVar[ReassemblyRules | None] = None
@@ -30,7 +30,7 @@ class Reliable:
         return {}
 
     def begin(self, state: State, context: RouteContext) -> State:
-        """Return the state as it is."""
+        """Return the state unchanged."""
         return state
 
     def cut(
@@ -40,10 +40,10 @@ class Reliable:
         return Routed(blocks), state
 
     def undelivered(self, shard: int, lost: Sequence[LostEntries] | None, state: State) -> State:
-        """Return the state as it is: what the stream carries arrives, or the run ends."""
+        """Return the state unchanged: every block on the stream arrives, or the run ends."""
         return state
 
     def check(self, codec: Codec) -> list[str]:
-        """Return no warnings: any codec's values travel unchanged."""
+        """Return no warnings: the stream sends the values of every codec unchanged."""
         del codec
         return []

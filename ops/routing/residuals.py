@@ -1,10 +1,11 @@
 """Residuals of a router: rounding errors of each slot, and values that did not arrive.
 
-One shard's residuals are a table of lists by slot: ``residual`` [size] float32; ``holds``, whether
-that has anything but zeros; ``owed`` [m] int64, positions that the next sparse packet must include
-because they were lost; ``before``, what undoes the last push; ``sent``, its datagrams, until it is
-known which of them arrived. A dense packet is compensated with the whole residual, a sparse one at
-the positions that it has or that are owed, so rounding alone makes no packet denser.
+One shard's residuals are lists by slot: ``residual`` [size] float32; ``holds``, True if the
+residual is not all zeros; ``owed`` [m] int64, lost positions that the next sparse packet must
+include; ``before``, the values that undo the last push; ``sent``, the values sent in datagrams by
+the last push, until the shard reports which of them arrived. The whole residual is added to a dense
+packet. For a sparse packet only the residual at its own positions and at owed positions is added,
+so rounding errors alone never make a packet denser.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _LEVELS = (ValueEncoding.UINT16, ValueEncoding.UINT8, ValueEncoding.UINT4)
 
 
 def zeros(sizes: list[int]) -> State:
-    """Return the residuals of a shard whose slots have these sizes, before its first push."""
+    """Return the residuals before the first push, for a shard with slots of these sizes."""
     return {
         "residual": [np.zeros(size, np.float32) for size in sizes],
         "holds": [False] * len(sizes),
@@ -37,28 +38,30 @@ def zeros(sizes: list[int]) -> State:
 
 
 def begin_push(kept: State) -> None:
-    """Forget the push before: it can no longer be undone."""
+    """Forget the previous push, which cannot be undone after this call."""
     for name in ("before", "sent"):
         kept[name] = [None] * len(kept["holds"])
 
 
 def owed_blocks(kept: State, blocks: tuple[Block, ...]) -> list[Block]:
-    """Return an empty sparse block for each slot that owes something and is not in the packet."""
-    there = {block.slot for block in blocks}
+    """Return an empty sparse block for each slot with owed positions that is not in the packet."""
+    slots = {block.slot for block in blocks}
     empty = np.zeros(0, np.float32)
     return [
         Block(slot, kept["residual"][slot].size, owed[:0], CodedValues("float32", empty))
         for slot, owed in enumerate(kept["owed"])
-        if owed.size and slot not in there
+        if owed.size and slot not in slots
     ]
 
 
 def compensate(kept: State, block: Block) -> Block:
-    """Return the block plus its residual, which becomes zero; the block's arrays stay."""
+    """Return the block plus its residual, and zero the residual; `block` is not changed."""
     slot = block.slot
     residual = kept["residual"][slot]
     if not kept["holds"][slot]:
-        if not isinstance(block.values.data, type(residual)):  # one is on a device, the other not
+        if not isinstance(
+            block.values.data, type(residual)
+        ):  # one is in device memory, one in host memory
             residual = kept["residual"][slot] = _zeros_like(block)
         kept["before"][slot] = {"at": None, "residual": residual, "owed": kept["owed"][slot]}
         return block
@@ -73,14 +76,14 @@ def compensate(kept: State, block: Block) -> Block:
         at, values = _united(block.indices, values, owed)
         held = residual[at]
         kept["before"][slot] = {"at": at, "residual": held, "owed": owed}
-        values = values + np.asarray(held)  # a few entries are the host's
+        values = values + np.asarray(held)  # sparse values are in host memory
         residual[at] = 0
     kept["owed"][slot] = owed[:0]
     return Block(slot, block.size, at, CodedValues("float32", values))
 
 
 def _zeros_like(block: Block) -> Float32:
-    """Return zeros for all entries of a block's slot, where its values are if these are dense."""
+    """Return zeros for all entries of the slot, in the memory (device, host) of dense values."""
     data: Any = block.values.data
     if block.indices is not None or not is_on_device(data):
         return np.zeros(block.size, np.float32)
@@ -89,36 +92,38 @@ def _zeros_like(block: Block) -> Float32:
 
 
 def _united(indices: Int64, values: Float32, owed: Int64) -> tuple[Int64, Float32]:
-    """Return the positions of both, ascending, and the values there: 0 where only owed."""
+    """Return the union of `indices` and `owed`, ascending, and its values; owed entries are 0."""
     if not owed.size:
         return indices, values
-    both = union([indices, owed])
-    spread = np.zeros(both.size, np.float32)
-    spread[np.searchsorted(both, indices)] = values
-    return both, spread
+    positions = union([indices, owed])
+    spread = np.zeros(positions.size, np.float32)
+    spread[np.searchsorted(positions, indices)] = values
+    return positions, spread
 
 
 def store_errors(kept: State, block: Block, entries: Int64 | None, errors: Float32) -> None:
-    """Store what coding changed: value minus what was sent for it.
+    """Store the rounding errors of coding: each value minus the value that was sent for it.
 
     Args:
         kept: The shard's residuals.
-        block: As `compensate` returned it.
-        entries: Which of a sparse block's values these are; None: all of a dense one.
-        errors: Of those; the residuals own the array from now on.
+        block: Block that `compensate` returned.
+        entries: Indices of the sparse block's values that have errors; None: a dense block.
+        errors: Rounding errors of these values. The residuals own the array after this call.
     """
     slot = block.slot
     if entries is None or block.indices is None:
         kept["residual"][slot] = errors
     else:
-        if not kept["holds"][slot]:  # all zeros, which `before` needs to undo the push
+        # The array of zeros is also in `before`, which restores it if the push is refused. Errors
+        # written into it would survive the undo, so they need a new array.
+        if not kept["holds"][slot]:
             kept["residual"][slot] = np.zeros(block.size, np.float32)
         kept["residual"][slot][block.indices[entries]] = errors
     kept["holds"][slot] = True
 
 
 def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
-    """Keep what travels in datagrams until `settle`."""
+    """Keep the values sent in datagrams until `settle`."""
     for part in parts:
         names = ("block_entries", "indices", "data", "scales", "lows")
         kept["sent"][part.slot] = {name: getattr(part, name) for name in names}
@@ -126,7 +131,7 @@ def remember_sent(kept: State, parts: tuple[UnreliableBlocks, ...]) -> None:
 
 
 def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
-    """Keep the values of the last push that did not arrive; forget the others."""
+    """Add the lost values of the last push to the residuals; forget the values that arrived."""
     for missed in lost:
         sent, slot = kept["sent"][missed.slot], missed.slot
         at = positions_of(missed)
@@ -139,7 +144,7 @@ def settle(kept: State, lost: tuple[LostEntries, ...]) -> None:
 
 
 def undo(kept: State) -> None:
-    """Restore the residuals from before the last push: it was refused."""
+    """Restore the residuals from before the last push, because the shard refused the push."""
     for slot, before in enumerate(kept["before"]):
         if before is None:
             continue
@@ -153,7 +158,7 @@ def undo(kept: State) -> None:
 
 
 def positions_of(lost: LostEntries) -> Int64:
-    """Return the positions [m] int64 in the slot."""
+    """Return the lost positions in the slot, [m] int64."""
     if lost.positions is not None:
         return lost.positions
     if lost.ranges is None or not len(lost.ranges):
@@ -166,7 +171,7 @@ def positions_of(lost: LostEntries) -> Int64:
 
 
 def _values_at(sent: State, at: Int64) -> Float32:
-    """Return what was sent for these positions of the slot."""
+    """Return the values that were sent for the positions `at` of the slot."""
     indices = sent["indices"]
     data: NDArray[Any] = sent["data"][at if indices is None else np.searchsorted(indices, at)]
     number = at // sent["block_entries"]

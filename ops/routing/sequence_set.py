@@ -1,4 +1,4 @@
-"""The set of datagrams of one step that have come: a byte for each sequence number by channel."""
+"""The set of datagrams of one step that have arrived, with a byte per sequence number."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int64
 
 _MODULUS, _HALF = 1 << 32, 1 << 31
-#: What the bytes mean; 0 has not come.
+#: Values of the bytes; 0 means that the datagram has not arrived.
 IN_TIME, LATE = 1, 2
 
 
 def ahead(number: int, base: int) -> int:
-    """Return how far `number` is ahead of `base`, modulo 2**32; negative is behind.
+    """Return how far `number` is ahead of `base`, modulo 2**32; negative if it is behind.
 
     >>> ahead(3, 1), ahead(1, 2**32 - 1), ahead(2**32 - 1, 1)
     (2, 2, -2)
@@ -28,14 +28,14 @@ def ahead(number: int, base: int) -> int:
 
 
 class SequenceSet:
-    """The datagrams of one step that have come.
+    """The datagrams of one step that have arrived.
 
-    Until the step's announcements are complete, sequence numbers up to `limit` away from the first
-    that comes are accepted; from `finish` on only those announced.
+    Before `finish`, sequence numbers up to `limit` away from a channel's first arrival are
+    accepted. After `finish` only announced sequence numbers are accepted.
     """
 
     def __init__(self, limit: int) -> None:
-        """Start with none; a step has at most `limit` datagrams."""
+        """Start empty; a step has at most `limit` datagrams."""
         self._limit = limit
         self._first: dict[int, int] = {}  # channel -> sequence number of seen[0]
         self._seen: dict[int, NDArray[np.uint8]] = {}
@@ -43,43 +43,44 @@ class SequenceSet:
         self._finished = False
 
     def announce(self, ranges: tuple[AnnouncedDatagrams, ...]) -> None:
-        """Add ranges that the sender has announced; those of one channel may come in any order.
+        """Add ranges that the sender has announced; ranges of one channel may arrive in any order.
 
         Raises:
-            ValueError: More datagrams than the shard has entries.
+            ValueError: A range has more datagrams than the shard has entries.
         """
-        for each in ranges:
-            self._check(each)
-        self._ranges += [each for each in ranges if each.count]
+        for announced in ranges:
+            self._check(announced)
+        self._ranges += [announced for announced in ranges if announced.count]
 
     def _check(self, announced: AnnouncedDatagrams) -> None:
         if not 0 <= announced.count <= self._limit or not 0 <= announced.first < _MODULUS:
             raise ValueError(
-                f"channel {announced.channel}: {announced.count} datagrams from number "
-                f"{announced.first} on announced; expected 0 to {self._limit}, from a number below "
+                f"channel {announced.channel}: announced {announced.count} datagrams from number "
+                f"{announced.first} on; expected 0 to {self._limit} datagrams, from a number below "
                 "2**32"
             )
 
     def finish(self) -> None:
-        """Accept only what was announced from now on.
+        """Accept only announced sequence numbers after this call.
 
         Raises:
-            ValueError: The ranges of a channel are not one range together, or more datagrams than
-                the shard has entries.
+            ValueError: The ranges of a channel do not join to one range, or have more datagrams
+                than the shard has entries.
         """
         exact: dict[int, tuple[int, int]] = {}
-        for channel in {each.channel for each in self._ranges}:
-            ranges = [each for each in self._ranges if each.channel == channel]
+        for channel in {announced.channel for announced in self._ranges}:
+            ranges = [announced for announced in self._ranges if announced.channel == channel]
+            # Sequence numbers wrap around, so they are compared by their distance to one of them.
             anchor = ranges[0].first
             ranges.sort(key=lambda each: ahead(each.first, anchor))
             first, count = ranges[0].first, 0
-            for each in ranges:
-                if ahead(each.first, first) != count:
+            for announced in ranges:
+                if ahead(announced.first, first) != count:
                     raise ValueError(
-                        f"channel {channel}: datagrams from number {each.first} on announced; "
-                        f"expected {(first + count) % _MODULUS}, where the others end"
+                        f"channel {channel}: a range is announced from number {announced.first} "
+                        f"on; expected {(first + count) % _MODULUS}, the end of the previous range"
                     )
-                count += each.count
+                count += announced.count
             self._check(AnnouncedDatagrams(channel, first, count))
             exact[channel] = first, count
         self._seen = {channel: self._cut(channel, *exact[channel]) for channel in sorted(exact)}
@@ -90,17 +91,17 @@ class SequenceSet:
         """Record datagrams.
 
         Args:
-            channel: Of all of them.
-            numbers: [m] int64 sequence numbers; at least one.
+            channel: Channel of the datagrams.
+            numbers: [m] int64 sequence numbers, m at least 1.
             mark: IN_TIME or LATE.
 
         Returns:
-            [m] which of them are new, and how many were not announced.
+            [m] bool: True for new datagrams; and the number of datagrams that were not announced.
         """
         if channel not in self._seen:
             if self._finished:
                 return np.zeros(len(numbers), bool), len(numbers)
-            # Only the pages that are written to become memory.
+            # The array is large, but only pages that are written to use memory.
             self._first[channel] = (int(numbers[0]) - self._limit) % _MODULUS
             self._seen[channel] = np.zeros(2 * self._limit, np.uint8)
         seen = self._seen[channel]
@@ -116,7 +117,7 @@ class SequenceSet:
         return new, len(numbers) - num_inside
 
     def _cut(self, channel: int, first: int, count: int) -> NDArray[np.uint8]:
-        """Return what has come of `count` numbers from `first` on."""
+        """Return the bytes of `count` sequence numbers from `first` on."""
         exact = np.zeros(count, np.uint8)
         seen = self._seen.get(channel)
         if seen is not None:
@@ -131,15 +132,15 @@ class SequenceSet:
         return {channel: len(seen) for channel, seen in self._seen.items()}
 
     def in_time(self) -> dict[int, int]:
-        """Return the number of datagrams that came in time, by channel."""
+        """Return the number of datagrams that arrived in time, by channel."""
         return {
             channel: int(np.count_nonzero(seen == IN_TIME)) for channel, seen in self._seen.items()
         }
 
     def bitmap(self) -> bytes:
-        """Return a bit for each announced datagram: whether it came in time.
+        """Return a bit for each announced datagram, 1 if it arrived in time.
 
-        Channels ascend, within a channel sequence numbers; the lowest bit of a byte is the first.
+        The order is by channel, then by sequence number; the lowest bit of a byte comes first.
         """
         if not self._seen:
             return b""
@@ -148,11 +149,11 @@ class SequenceSet:
 
 
 def _new(places: Int64, seen: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Return which places [m] have not been seen, nor are named earlier among them."""
+    """Return [m] bool: True for places not seen before, and not repeated earlier in `places`."""
     new: NDArray[np.bool_] = seen[places] == 0
     if len(places) > 1 and not (np.diff(places) > 0).all():
         _, firsts = np.unique(places, return_index=True)
-        alone = np.zeros(len(places), bool)
-        alone[firsts] = True
-        new &= alone
+        is_first = np.zeros(len(places), bool)
+        is_first[firsts] = True
+        new &= is_first
     return new

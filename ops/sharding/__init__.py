@@ -1,6 +1,7 @@
-"""Which variables are shared, and which shard holds which entries of them.
+"""The shared variables of a model, and their division over the shards.
 
-`w_global` is the registry of shared variables, `placement` the policies that divide a model over
-the shards, `split` cuts a packet accordingly. Every node computes the same division by itself.
-Import the modules themselves: `w_global` looks for TensorFlow, the others do not.
+`w_global` is the registry of shared variables. `placement` has the policies that divide a model
+over the shards, and `split` cuts a packet for the shards. Every node computes the same division
+without communication. Import the submodules directly: `w_global` looks for a loaded TensorFlow, and
+the other modules do not need it.
 """

@@ -1,4 +1,4 @@
-"""Between blocks of a shard's slices and updates in its flat coordinates."""
+"""Conversion between blocks of a shard's slices and updates in the shard's flat coordinates."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Int64
 
 _NO_ENTRIES = np.empty(0, np.int64)
-#: Entries of a block that spans several slices, at most: beyond, what each block costs is nothing.
+#: Most entries of a joined block. For larger blocks, the fixed cost per block does not matter.
 _MOST_JOINED = 1 << 20
 
 
 def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
-    """Join neighbouring sparse blocks whose values are of one kind: one then spans their slices.
+    """Join neighboring sparse blocks with the same dtype and scale into blocks that span slices.
 
-    To describe, code and decode a block takes tenths of a millisecond, whatever is in it.
+    Each block has a fixed cost of tenths of a millisecond to describe, encode and decode. So fewer
+    blocks save time.
 
     Args:
-        blocks: At most one for each slice, in order of slots.
-        layout: Of the shard.
+        blocks: At most one block per slice, in the order of the slots.
+        layout: The layout of the shard.
     """
     runs: list[list[Block]] = []
     num_entries = 0
@@ -41,13 +42,13 @@ def joined(blocks: Sequence[Block], layout: ShardLayout) -> tuple[Block, ...]:
 
 
 def _fit(one: Block, other: Block) -> bool:
-    """Return whether a block can span the slices of both."""
+    """Return True if one block can hold the entries of two neighboring blocks."""
     for block in (one, other):
         is_plain = type(block) is Block and type(block.values) is CodedValues
         if not is_plain or block.indices is None or not isinstance(block.values.data, np.ndarray):
             return False
-    mine, theirs = one.values, other.values
-    return mine.dtype == theirs.dtype and mine.scale == theirs.scale
+    first, second = one.values, other.values
+    return first.dtype == second.dtype and first.scale == second.scale
 
 
 def _one(run: Sequence[Block], layout: ShardLayout) -> Block:
@@ -56,7 +57,9 @@ def _one(run: Sequence[Block], layout: ShardLayout) -> Block:
     positions = _positions(run, layout)
     if start:
         positions -= start
-    indices = positions if positions.size < stop - start else None  # as it is decoded
+    # A decoder returns a block with every entry as a dense block (indices None). The joined block
+    # must have the same form.
+    indices = positions if positions.size < stop - start else None
     data = np.concatenate([block.values.data for block in run])
     values = CodedValues(first.values.dtype, data, first.values.scale)
     slots = last.slot + last.slots - first.slot
@@ -64,26 +67,28 @@ def _one(run: Sequence[Block], layout: ShardLayout) -> Block:
 
 
 class SlicesInModel:
-    """Where the slices of a shard lie in the flat model.
+    """The ranges of a shard's slices in the flat model.
 
     Args:
         spec: The model.
-        layout: Of the shard.
+        layout: The layout of the shard.
     """
 
     def __init__(self, spec: ModelSpec, layout: ShardLayout) -> None:
         self._layout, positions = layout, shard_positions(spec, layout)
         self._starts = [place.start for place in positions]
-        # Of each slot, the first one after it that does not follow it directly in the model.
+        # _ends[slot] is the end (exclusive) of the run of slots, from `slot` on, whose slices are
+        # adjacent in the flat model.
         self._ends = [len(positions)] * len(positions)
         for slot in reversed(range(len(positions) - 1)):
             follows = positions[slot].stop == positions[slot + 1].start
             self._ends[slot] = self._ends[slot + 1] if follows else slot + 1
 
     def places(self, blocks: Iterable[Block]) -> Iterator[tuple[slice, Block]]:
-        """Yield the place in the model of each of the shard's blocks, and the block.
+        """Yield (range in the flat model, block) for each of the shard's blocks.
 
-        One that spans slices which do not follow each other is cut.
+        A block that spans slices with gaps between them in the model is cut into one block per
+        slice.
         """
         for block in blocks:
             stop = block.slot + block.slots
@@ -95,7 +100,7 @@ class SlicesInModel:
 
 
 def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
-    """Return the part of a spanning block in each of its slices; sparse ones only if not empty."""
+    """Cut a block that spans slices into one block per slice, without empty sparse blocks."""
     indices, values = block.indices, block.values
     parts = []
     for number, (start, stop) in enumerate(itertools.pairwise(edges)):
@@ -108,7 +113,11 @@ def _cut(block: Block, edges: Sequence[int]) -> list[Block]:
 
 
 def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
-    """Return an update in shard coordinates as blocks: one, or one per slice; none of nothing."""
+    """Return the blocks of an update in shard coordinates.
+
+    A sparse update of moderate size is one block that spans all slices, and an empty sparse update
+    no block. A dense or large update is one block per slice.
+    """
     values = CodedValues("float32", update.values)
     whole = Block(0, layout.size, update.indices, values, slots=len(layout.slices))
     if update.indices is not None and update.indices.size <= _MOST_JOINED:
@@ -117,18 +126,20 @@ def blocks_of(update: Update, layout: ShardLayout) -> list[Block]:
 
 
 def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> Update:
-    """Join blocks in shard coordinates; dense if all that the shard has is in dense ones.
+    """Join blocks into one update in shard coordinates.
+
+    The update is dense if dense blocks cover the whole shard.
 
     Args:
-        blocks: In order of slots; no two of one slice.
-        layout: Of the shard.
-        kernels: The array work.
+        blocks: Blocks in the order of their slots; at most one block per slice.
+        layout: The layout of the shard.
+        kernels: Kernels that decode the values.
     """
     if not blocks:
         return Update(_NO_ENTRIES, np.empty(0, np.float32))
     counts = [len(block.values.data) for block in blocks]
     values, start = np.empty(sum(counts), np.float32), 0
-    for block, count in zip(blocks, counts, strict=True):  # one after the other, for its memory
+    for block, count in zip(blocks, counts, strict=True):  # one block at a time, to save memory
         values[start : start + count] = kernels.dequantise(block.values)
         start += count
     is_whole = sum(block.slots for block in blocks) == len(layout.slices)
@@ -138,7 +149,7 @@ def flatten(blocks: Sequence[Block], layout: ShardLayout, kernels: Kernels) -> U
 
 
 def _positions(blocks: Sequence[Block], layout: ShardLayout) -> Int64:
-    """Return what the blocks touch, in shard coordinates, ascending; a new array."""
+    """Return a new array with the ascending shard indices of the blocks' entries."""
     parts = []
     for block in blocks:
         indices = np.arange(block.size) if block.indices is None else block.indices

@@ -1,7 +1,7 @@
-"""Which shard holds what: spread evenly, or in the order of the layers by the shards' speed.
+"""Placement policies: spread a model evenly over the shards, or by layer order and shard speed.
 
-Every node computes the placement by itself from the model, the number of shards and the
-placement's own settings, which are part of the fingerprint.
+Every node computes the placement without communication, from the model, the number of shards and
+the placement's settings. The settings are part of the run's fingerprint.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: A tensor that may be cut at all may be cut at so many places of each MAX_SLICE_ENTRIES ...
+#: Number of possible cut points per MAX_SLICE_ENTRIES entries of a large tensor.
 _CUTS_PER_SLICE = 16
-#: ... but at no more than so many of the whole model: the search takes their number squared.
+#: Approximate limit of cut points within tensors of the whole model: the time of the search grows
+#: with the square of the number of cut points.
 _MOST_CUTS = 512
-#: Bounds the memory of the search: a model of anybody may have thousands of variables.
+#: Number of cut points that the search handles together. Bounds the memory of the search, as an
+#: untrusted client's model may have thousands of variables.
 _POINTS_AT_A_TIME = 64
 
 
 class Placement(Policy, Protocol):
-    """How the model is divided over the shards."""
+    """The policy that divides a model over the shards."""
 
     @property
     def name(self) -> str:
-        """Its value of --placement."""
+        """The value of --placement that selects this policy."""
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout per shard.
 
         Args:
             spec: The model.
-            num_shards: S >= 1.
-            cuts: Whether a shard may hold a part of a variable.
+            num_shards: Number of shards, 1 or more.
+            cuts: True if a shard may hold a part of a variable.
 
         Raises:
-            ConfigurationError: One would be empty.
+            ConfigurationError: A shard would be empty.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class ByHash:
-    """Large tensors in equal slices, the rest to the least loaded shard."""
+    """Cut large tensors into equal slices; put each other tensor on the least loaded shard."""
 
     name: ClassVar[str] = "hash"
 
@@ -60,41 +62,42 @@ class ByHash:
 
 @dataclasses.dataclass(frozen=True)
 class BySpeed:
-    """Contiguous blocks in forward order, so that fast shards hold the layers near the input.
+    """Cut the model in forward order into one block per shard; fast shards hold the first layers.
 
-    Their gradients come last out of the backward pass and their weights are needed first in the
-    next forward pass. The blocks' sizes follow the shards' speeds: the largest of size / speed is
-    as small as the tensors allow, and among such cuts the sum of size^2 / speed is. Only tensors of
-    more than 1,000,000 entries are cut.
+    The first layers' gradients come last out of the backward pass, and their weights are needed
+    first in the next forward pass. The block sizes follow the shards' speeds: the largest value of
+    size / speed is minimal. Among cuts with the same largest value, the sum of size^2 / speed is
+    minimal. Only tensors of more than 1,000,000 entries are cut.
 
     Attributes:
-        ps_speeds: Of the shards, in any unit, fast to slow; empty: all the same.
+        ps_speeds: Speed of each shard, in any unit, fast to slow. Empty means equal speeds.
 
     Source: Jiang et al. (CCGrid 2019): servers fast to slow hold lower to higher layers.
-    Differences: their code cuts equal ranges of keys, whatever their sizes and the speeds.
+    Differences: the paper's code cuts equal ranges of keys and ignores sizes and speeds.
     """
 
     ps_speeds: tuple[float, ...] = ()
     name: ClassVar[str] = "speed"
 
     def __post_init__(self) -> None:
-        """Refuse speeds that are none, or not in order."""
+        """Reject speeds that are not positive and finite, or that do not descend."""
         written = ",".join(f"{speed:g}" for speed in self.ps_speeds)
         if any(not (0 < speed < math.inf) for speed in self.ps_speeds):
             raise ConfigurationError(
-                f"--ps_speeds={written}: expected finite numbers above 0, such as 4,2,1."
+                f"--ps_speeds={written}: expected finite numbers above 0, for example 4,2,1."
             )
         if list(self.ps_speeds) != sorted(self.ps_speeds, reverse=True):
             raise ConfigurationError(
-                f"--ps_speeds={written}: expected no speed above the one before it; list the "
-                "shards fast to slow (--ps_hosts), the first one holds the layers near the input."
+                f"--ps_speeds={written}: expected descending speeds. List the shards fast to slow, "
+                "in --ps_hosts too; the first shard holds the layers near the input."
             )
 
     def place(self, spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
         """Return one layout per shard; see Placement.
 
         Raises:
-            ConfigurationError: Another number of speeds than shards, or more shards than pieces.
+            ConfigurationError: The numbers of speeds and of shards differ, or the model has fewer
+                pieces than there are shards.
         """
         speeds = self.speeds(num_shards)
         points = _cut_points(spec, cuts)
@@ -110,26 +113,28 @@ class BySpeed:
         """Return the speed of every shard.
 
         Raises:
-            ConfigurationError: Another number of speeds was given.
+            ConfigurationError: The numbers of speeds and of shards differ.
         """
         if self.ps_speeds and len(self.ps_speeds) != num_shards:
             raise ConfigurationError(
                 f"--ps_speeds has {len(self.ps_speeds)} values for {num_shards} shards (--nb_ps, "
-                "--ps_hosts); give one for each, or none."
+                "--ps_hosts); expected one value per shard, or no values."
             )
         return self.ps_speeds or (1.0,) * num_shards
 
 
 def best_cuts(points: Sequence[int], speeds: Sequence[float]) -> list[int]:
-    """Cut a line into one non-empty block per speed; the same for the same numbers everywhere.
+    """Cut a line into one non-empty block per speed.
+
+    The result depends only on the arguments, so that every node computes the same cuts.
 
     Args:
-        points: [P + 1] ascending places where it may be cut, its two ends included.
-        speeds: Of the S <= P blocks, in order.
+        points: [P + 1] ascending positions of the possible cuts, with both ends of the line.
+        speeds: [S] speeds of the blocks, in order; S <= P.
 
     Returns:
-        [S + 1] indices into `points`, from 0 to P. The largest of size / speed is minimal; among
-        all such cuts the sum of size^2 / speed is.
+        [S + 1] ascending indices into `points`, from 0 to P. The largest value of size / speed is
+        minimal. Among cuts with the same largest value, the sum of size^2 / speed is minimal.
     """
     import numpy as np
 
@@ -148,9 +153,9 @@ def _cheapest(
     cost: Callable[[NDArray[np.float64], float], NDArray[np.float64]],
     join: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]],
 ) -> tuple[float, list[int]]:
-    """Return the least joined cost of the blocks, and the cuts that have it.
+    """Return the minimal joined cost of the blocks, and the cuts with that cost.
 
-    Dynamic programming, with f_j(p) the least cost of j blocks up to point p:
+    The search is dynamic programming, with f_j(p) the minimal cost of j blocks up to point p:
     ``f_j(p) = min over q < p of join(f_(j-1)(q), cost(points[p] - points[q], speed_j))``.
     """
     import numpy as np
@@ -177,18 +182,18 @@ def _cheapest(
 
 
 def _cut_points(spec: ModelSpec, cuts: bool) -> list[int]:
-    """Return where the flat model may be cut: between tensors, and within large ones."""
+    """Return the possible cut points of the flat model: between and within its tensors."""
     points = [0]
     step = max(1, MAX_SLICE_ENTRIES // _CUTS_PER_SLICE, spec.num_parameters // _MOST_CUTS)
     for start, tensor in zip(spec.offsets, spec.tensors, strict=False):
         if cuts and tensor.size > MAX_SLICE_ENTRIES:
             points += range(start + step, start + tensor.size, step)
         points.append(start + tensor.size)
-    return sorted(set(points))  # a tensor without entries has no place of its own
+    return sorted(set(points))  # a tensor without entries would repeat its neighbor's point
 
 
 def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
-    """Return the slices of entries start:stop of the flat model."""
+    """Return the layout of a shard that holds the entries start:stop of the flat model."""
     slices = []
     for number, (first, last) in enumerate(itertools.pairwise(spec.offsets)):
         begin, end = max(start, first), min(stop, last)
@@ -198,7 +203,7 @@ def _layout(spec: ModelSpec, start: int, stop: int) -> ShardLayout:
 
 
 def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
-    """Describe a shard for people: its first and last slice, and how many entries it has."""
+    """Describe a shard in one line: number of tensors and entries, first and last slice."""
 
     def name(piece: Slice) -> str:
         tensor = spec.tensors[piece.tensor]
@@ -213,5 +218,5 @@ def describe_shard(spec: ModelSpec, layout: ShardLayout) -> str:
     )
 
 
-#: --placement value -> policy.
+#: --placement value -> class of the policy.
 REGISTRY: dict[str, type[Placement]] = {ByHash.name: ByHash, BySpeed.name: BySpeed}

@@ -1,8 +1,8 @@
-"""How a model and a packet are cut over the shards.
+"""Division of a model and of a packet over the shards.
 
-Placement decides which slice of which tensor lives on which shard; `split` cuts a packet by index
-range accordingly. Selection has already seen whole tensors, so the number of shards never changes
-what is sent.
+A placement decides which shard holds which slices of the tensors. This module cuts a packet by the
+slices' index ranges. A codec has already selected entries from whole tensors, so the number of
+shards never changes which entries are sent.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ MAX_SLICE_ENTRIES = 1_000_000
 
 
 def place_tensors(spec: ModelSpec, num_shards: int, cuts: bool = True) -> tuple[ShardLayout, ...]:
-    """Spread tensors over shards: large ones in equal slices, the rest to the least loaded.
+    """Spread tensors over shards: large tensors in equal slices, others to the least loaded shard.
 
-    Deterministic, so every node computes the same placement by itself. Largest first keeps the
-    shards even; ties go to the lower tensor and the lower shard.
+    The result is deterministic, so every node computes the same placement without communication.
+    Pieces are placed in descending order of size, which keeps the shards even. Ties go to the lower
+    tensor number and the lower shard number.
 
     Args:
         spec: The model.
-        num_shards: S >= 1.
-        cuts: Whether a shard may hold a part of a variable.
+        num_shards: Number of shards, 1 or more.
+        cuts: True if a shard may hold a part of a variable.
 
     Returns:
-        One layout per shard, slices in tensor order.
+        One layout per shard, with its slices in tensor order.
 
     Raises:
-        ConfigurationError: More shards than pieces: one would be empty.
+        ConfigurationError: There are more shards than pieces, so that a shard would be empty.
     """
     parts = num_shards if cuts else 1
     pieces = [piece for number in range(len(spec.tensors)) for piece in _cut(spec, number, parts)]
@@ -74,7 +75,7 @@ def _cut(spec: ModelSpec, number: int, parts: int) -> list[Slice]:
 
 
 def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
-    """Return where each slice of a shard lies in the flat model."""
+    """Return the range of each of a shard's slices in the flat model."""
     starts = spec.offsets
     return [
         slice(starts[piece.tensor] + piece.start, starts[piece.tensor] + piece.stop)
@@ -83,7 +84,10 @@ def shard_positions(spec: ModelSpec, layout: ShardLayout) -> list[slice]:
 
 
 def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
-    """Return what a shard holds, slice by slice; a part of a variable is flat, under its path."""
+    """Return a shard as a model: one tensor per slice.
+
+    A slice with a part of a variable becomes a flat tensor with the variable's path.
+    """
     pieces = []
     for piece in layout.slices:
         tensor = spec.tensors[piece.tensor]
@@ -93,31 +97,31 @@ def shard_spec(spec: ModelSpec, layout: ShardLayout) -> ModelSpec:
 
 
 def part_of_spec(spec: ModelSpec, numbers: Sequence[int]) -> ModelSpec:
-    """Return some variables of a model, by their numbers, as a model of their own."""
+    """Return a model of the variables with the given numbers."""
     return ModelSpec(tuple(spec.tensors[number] for number in numbers))
 
 
 def part_of_layout(layout: ShardLayout, numbers: Sequence[int]) -> tuple[ShardLayout, list[int]]:
-    """Return what a shard holds of some variables of a model.
+    """Return the part of a shard's layout that belongs to some variables of the model.
 
     Args:
-        layout: Of the shard, for the whole model.
-        numbers: Of the variables, ascending.
+        layout: The layout of the shard, for the whole model.
+        numbers: Numbers of the variables, ascending.
 
     Returns:
         The layout for `part_of_spec(spec, numbers)`, and the numbers of its slices in `layout`.
     """
-    renumbered = {number: own for own, number in enumerate(numbers)}
+    renumbered = {number: position for position, number in enumerate(numbers)}
     slots = [slot for slot, piece in enumerate(layout.slices) if piece.tensor in renumbered]
     pieces = [layout.slices[slot] for slot in slots]
-    own = (Slice(renumbered[piece.tensor], piece.start, piece.stop) for piece in pieces)
-    return ShardLayout(tuple(own)), slots
+    slices = (Slice(renumbered[piece.tensor], piece.start, piece.stop) for piece in pieces)
+    return ShardLayout(tuple(slices)), slots
 
 
 def split_packet(packet: Packet, layouts: tuple[ShardLayout, ...]) -> list[tuple[Block, ...]]:
-    """Cut a packet by index range: one tuple of blocks per shard, `slot` = slice number.
+    """Cut a packet into one tuple of blocks per shard; a block's `slot` is the slice number.
 
-    Slices whose part of a sparse block is empty are left out.
+    If a slice contains no entry of a sparse block, the shard gets no block for this slice.
     """
     by_tensor = {block.slot: block for block in packet.blocks}
     return [
@@ -146,7 +150,7 @@ def _part(block: Block, slot: int, piece: Slice) -> Block | None:
 
 
 def _some(values: CodedValues, first: int, last: int, piece: Slice) -> CodedValues:
-    """Return the values from `first` to `last` of a tensor, for a slice of it."""
+    """Return the values from `first` to `last` of a block, for the slice `piece` of its tensor."""
     if isinstance(values, ChunkedValues):
         return values.part(slice(first, last), piece.start)
     return dataclasses.replace(values, data=values.data[first:last])

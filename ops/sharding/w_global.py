@@ -1,11 +1,12 @@
-"""W_global: which variables of a model are shared through the parameter server.
+"""W_global: registry of the model variables that are shared through the parameter server.
 
-User code fills the registry inside ``build_model()``; untouched, every trainable variable is
-shared. Variables are known by ``variable.path``, the same on every node that builds the same model.
-TensorFlow is not imported here: the compat.v1 collection is looked at only where it is loaded.
+User code fills the registry inside ``build_model()``. If the registry is empty, every trainable
+variable is shared. A variable's key is ``variable.path``, which is equal on every node that builds
+the same model. This module does not import TensorFlow. It reads the compat.v1 collection only if
+other code has loaded TensorFlow.
 
 Source: the collection W_global of AdaComp's published code. Differences: shared variables may have
-any shape; the original wants them one-dimensional.
+any shape; the original requires one-dimensional variables.
 """
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ class SharedVariables:
         """Share one variable.
 
         Raises:
-            ConfigurationError: The variable is already shared, or the run has begun.
+            ConfigurationError: The variable is already shared, or the registry is frozen.
         """
         path = _path(variable)
         if self._frozen:
             raise ConfigurationError(
-                f"{NAME}.add({path}) came after the shared variables were fixed; expected it "
-                "inside build_model()."
+                f"{NAME}.add({path}) was called after the shared variables were fixed; expected "
+                "the call inside build_model()."
             )
         if any(variable is known for known in self._variables):
             raise ConfigurationError(
-                f"{path} was put into {NAME} twice; expected each variable once. Remove one of "
+                f"{path} was added to {NAME} twice; expected each variable once. Remove one of "
                 "the calls."
             )
         self._variables.append(variable)
 
     def extend(self, variables: Iterable[keras.Variable]) -> None:
-        """Share several variables, in this order. Raises as ``add``."""
+        """Share several variables, in the given order; raises the same errors as ``add``."""
         for variable in variables:
             self.add(variable)
 
     def freeze(self) -> None:
-        """Refuse further variables until ``clear``."""
+        """Reject further variables until ``clear``."""
         self._frozen = True
 
     def clear(self) -> None:
-        """Forget everything, the compat.v1 collection of the same name too: a new model begins."""
+        """Empty the registry, and the compat.v1 collection of the same name, for a new model."""
         self._variables.clear()
         self._frozen = False
         if (graph := _graph()) is not None:
@@ -83,24 +84,25 @@ def shared_variables(
 
     Args:
         model: The model that was built last, with its variables created.
-        stepped: Those that a step gives to the optimizer; None: not known.
-        numbers_paths: Whether paths may be repeated; see `model_spec`.
+        stepped: The variables that a training step passes to the optimizer; None if unknown.
+        numbers_paths: True if variables may have equal paths; see `model_spec`.
 
     Returns:
-        The content of W_global and of a ``tf.compat.v1`` collection of that name; when both are
-        empty, every trainable variable, as far as it is stepped, and what else is stepped.
+        The variables in W_global and in the ``tf.compat.v1`` collection of the same name. If
+        W_global and the collection are empty: the trainable variables in `stepped` (all if None),
+        followed by the other variables in `stepped`.
 
     Raises:
-        ConfigurationError: Nothing to share, or a variable is listed twice, is not one of the
-            model, is not trainable, or is not float32.
+        ConfigurationError: There is nothing to share; or a variable is listed twice, does not
+            belong to the model, is not trainable, or is not float32.
     """
     trainable = list(model.trainable_variables)
     listed = [*W_global, *_graph_collection(model)]
     chosen = listed or trainable
     if not listed and stepped is not None:
-        given = {id(variable): variable for variable in stepped}
-        chosen = [variable for variable in trainable if given.pop(id(variable), None) is not None]
-        chosen += given.values()
+        by_id = {id(variable): variable for variable in stepped}
+        chosen = [variable for variable in trainable if by_id.pop(id(variable), None) is not None]
+        chosen += by_id.values()
     if not chosen:
         raise ConfigurationError(
             f"Model {model.name!r} has no trainable variables to share; expected at least one. "
@@ -117,11 +119,12 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
     """Return the signature of the shared variables: path, shape and dtype, in order.
 
     Args:
-        variables: In order.
-        numbers_paths: Whether a repeated path gets a number, instead of being refused.
+        variables: The shared variables, in order.
+        numbers_paths: True if a repeated path gets a number; False if a repeated path is an error.
 
     Raises:
-        ConfigurationError: No variables, two of the same path, or one that is not float32.
+        ConfigurationError: There are no variables, two variables have the same path, or a variable
+            is not float32.
     """
     tensors: dict[str, TensorSpec] = {}
     for variable in variables:
@@ -135,7 +138,7 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
             )
         if str(variable.dtype) != "float32":
             raise ConfigurationError(
-                f"{path} is {variable.dtype}; expected float32, the one dtype that is shared. "
+                f"{path} is {variable.dtype}; expected float32, the only dtype that is shared. "
                 f"Build the layer with dtype='float32', or leave the variable out of {NAME}."
             )
         tensors[path] = TensorSpec(path, tuple(int(size) for size in variable.shape))
@@ -145,9 +148,9 @@ def model_spec(variables: Iterable[keras.Variable], numbers_paths: bool = False)
 
 
 def _unused(path: str, known: Container[str]) -> str:
-    """Return the path, with a number if it is known already."""
+    """Return the path, with a number appended if the path is already in `known`."""
     numbered = (f"{path}_{number}" for number in itertools.count(2))
-    return next(each for each in itertools.chain([path], numbered) if each not in known)
+    return next(name for name in itertools.chain([path], numbered) if name not in known)
 
 
 def _check_member(
@@ -159,7 +162,7 @@ def _check_member(
     if any(variable is known for known in model.variables):
         raise ConfigurationError(
             f"{path} is in {NAME} but is not trainable, so it has no gradient to share; expected "
-            f"trainable variables. Leave it out of {NAME}: it stays local."
+            f"trainable variables. Leave the variable out of {NAME}; it then stays local."
         )
     raise ConfigurationError(
         f"{path} is in {NAME} but is not a variable of the model {model.name!r}; expected only "
@@ -172,20 +175,20 @@ def _path(variable: Any) -> str:
     if path is None:
         raise ConfigurationError(
             f"{NAME} got {variable!r:.80}, a {type(variable).__name__}; expected a keras.Variable, "
-            "for example of model.trainable_variables or layer.kernel."
+            "for example layer.kernel or an element of model.trainable_variables."
         )
     return str(path)
 
 
 def _graph() -> Any:
-    """Return TensorFlow's default graph if TensorFlow is loaded, else None."""
+    """Return TensorFlow's default graph, or None if TensorFlow is not loaded."""
     tensorflow = sys.modules.get("tensorflow")
     compat = getattr(tensorflow, "compat", None)
     return None if compat is None else compat.v1.get_default_graph()
 
 
 def _graph_collection(model: keras.Model) -> list[keras.Variable]:
-    """Return the compat.v1 collection; a ``tf.Variable`` in it stands for its Keras variable."""
+    """Return the compat.v1 collection, with each ``tf.Variable`` replaced by its Keras variable."""
     graph = _graph()
     items = [] if graph is None else graph.get_collection(NAME)
     return [_keras_variable(item, model) for item in items]
@@ -198,6 +201,6 @@ def _keras_variable(item: Any, model: keras.Model) -> keras.Variable:
         if variable.value is item:
             return variable
     raise ConfigurationError(
-        f"The collection {NAME} holds {getattr(item, 'name', item)!r:.80}, which is no variable of "
-        f"the model {model.name!r}; expected variables of the model that build_model() returns."
+        f"The collection {NAME} holds {getattr(item, 'name', item)!r:.80}, which is not a variable "
+        f"of the model {model.name!r}; expected variables of the model that build_model() returns."
     )

@@ -1,10 +1,10 @@
-"""When is an update released, and which workers may begin their next iteration?
+"""Rules of synchronization: when an update is released, and which workers may proceed.
 
-``base`` holds the contract (SyncRule, and SyncPolicy for its settings), ``rule`` the one rule that
-is BSP, ASP, SSP and GSP by its two parameters, ``drawn`` the one by which only some workers take
-part in a round, ``groups`` how groups of workers are read, written and proposed from measured
-speeds. A rule orders tokens and never sees an update, so every shard,
-the Simulator and the tests use the same one.
+``base`` has the contract (SyncRule, and SyncPolicy for the settings of a rule). ``rule`` has one
+rule that is BSP, ASP, SSP or GSP, depending on its two parameters. ``drawn`` has a rule in which
+only some workers take part in a round. ``groups`` reads and writes groups of workers, and proposes
+groups from measured speeds. A rule orders tokens and never sees an update, so every shard, the
+Simulator and the tests use the same rules.
 """
 
 from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, SyncPolicy, SyncRule

@@ -1,8 +1,8 @@
-"""The contract of a rule of synchronisation: when is an update released, and who may go on?
+"""The contract of a synchronization rule: when is an update released, which workers may proceed?
 
-A rule orders arrivals, which are tokens: it never sees an update. One worker may have several
-arrivals that wait, as in a buffer of K, and a rule may act because time has passed, as a quorum
-with grace does. So the same bookkeeping serves every shard, the Simulator and the tests.
+A rule orders arrivals. An arrival is a token of a push, so a rule never sees an update. One worker
+may have several waiting arrivals, as in a buffer of K, and a rule may act because time has passed,
+as in a quorum with a grace period. Every shard, the Simulator and the tests use the same rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class ArrivalToken:
-    """One push that waits to be released; whoever submitted it keeps the update."""
+    """One push that waits to be released. The caller that submits the token stores the update."""
 
     worker: int
     step: int
@@ -28,15 +28,16 @@ class ArrivalToken:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """The workers that a round is of, where not all live workers take part in each.
+    """The workers of one round, in a rule where only some live workers take part in a round.
 
     Attributes:
-        number: Grows with every draw of the run.
-        of_round: From 0; drawn again if all of its workers leave.
-        workers: Ascending.
-        steps: Of the pushes that were released for it, in the order of the workers; (): none yet.
-        after: The newest step of each worker that was released or given up before, in the order of
-            the workers; 0: none.
+        number: Number of the draw; every draw of the run has a larger number than the draws before.
+        of_round: Number of the round, from 0. A round is drawn again if all its workers leave.
+        workers: Ids of the drawn workers, ascending.
+        steps: Step of the released push of each worker, in the order of `workers`; () if the round
+            is not released yet.
+        after: Newest step of each worker that was released or withdrawn before the draw, in the
+            order of `workers`; 0 if the worker had no released or withdrawn step.
     """
 
     number: int
@@ -48,16 +49,20 @@ class Draw:
 
 @dataclasses.dataclass(frozen=True)
 class Joiners:
-    """Workers that have joined a group at shard 0 together and have finished no round there yet.
+    """Workers that joined a group at shard 0 together and have not finished a round there yet.
 
-    The other shards let them into the same round, whatever has arrived there already. If each let
-    them in at a round's end of its own, rounds of two shards could wait for each other.
+    The other shards let these workers into the same round as shard 0, even if pushes of the round
+    have arrived there already. If each shard let workers in when its current round ends, the rounds
+    of two shards could wait for each other.
 
     Attributes:
-        workers: Their ids, ascending.
-        has_entered: Whether their first round at shard 0 goes on; else they still wait for it.
-        members: Of the group, but for those that have not finished a round themselves; ascending.
-        after: The newest step of each member that was over at shard 0 before that round.
+        workers: Ids of the workers, ascending.
+        has_entered: True if the workers take part in the current round at shard 0, False if they
+            still wait for a round.
+        members: Ids of the group's members, ascending, without members that have not finished a
+            round yet.
+        after: Newest step of each of `members` that was released or withdrawn at shard 0 before
+            that round.
     """
 
     workers: tuple[int, ...]
@@ -68,13 +73,13 @@ class Joiners:
 
 @dataclasses.dataclass(frozen=True)
 class Advance:
-    """The result of one turn of a rule.
+    """The result of one `SyncRule.advance`.
 
     Attributes:
         released: The arrivals of each update, in order of worker and step.
-        proceeding: Workers that may begin their next iteration, new ones included.
-        has_drawn: Whether the rule has made draws, which the other shards are to follow.
-        has_entered: Whether workers have entered, where the other shards are to let them in, too.
+        proceeding: Ids of workers that may start their next iteration, including new workers.
+        has_drawn: True if the rule made draws, which the other shards must follow.
+        has_entered: True if workers have entered, and the other shards must let these workers in.
     """
 
     released: Sequence[tuple[ArrivalToken, ...]]
@@ -84,158 +89,159 @@ class Advance:
 
 
 class SyncRule(Protocol):
-    """A rule in force on one shard, with its memory.
+    """A rule in use on one shard, with its state.
 
     Attributes:
-        groups: Workers that step together; every id once.
+        groups: Groups of workers that step together. Each worker id is in exactly one group.
     """
 
     groups: Groups
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there."""
+        """True if the run starts only when all workers have joined."""
 
     def group_of(self, worker: int) -> int:
         """Return the number of the worker's group."""
 
     def name_of(self, worker: int) -> str:
-        """Return the worker's group as figures name it."""
+        """Return the name of the worker's group in metrics."""
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the live workers whose pushes the worker's round is of, itself included."""
+        """Return the live workers in the worker's round, including the worker."""
 
     def draws(self) -> Sequence[Draw]:
-        """Return the newest draws, the newest last; () where all live workers take part."""
+        """Return the latest draws, the newest last; () if all live workers take part."""
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Take over the draws of shard 0, on the other shards."""
+        """Replace the known draws by the draws of shard 0, on the other shards."""
 
     def joiners(self) -> Sequence[Joiners]:
         """Return, on shard 0, the members of groups that have not finished a round yet."""
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Take over the joiners of shard 0, on the other shards; they replace those before."""
+        """Replace the expected joiners by the joiners of shard 0, on the other shards."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker; it becomes live at its group's next round boundary.
+        """Announce a worker. The worker becomes live at the next round boundary of its group.
 
-        On a shard that follows, when shard 0 has let it in and the pushes that were over there
-        before are over here.
+        On a shard that follows shard 0, the worker becomes live under two conditions: shard 0 has
+        let the worker in, and the shard has released or withdrawn all steps that shard 0 had
+        before.
         """
 
     def leave(self, worker: int) -> None:
-        """Forget a worker and its arrivals; nobody waits for it any more."""
+        """Remove a worker and its arrivals. Rounds do not wait for the worker after this call."""
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add an arrival of a live worker; the same one counts once."""
+        """Add an arrival of a live worker. An arrival that is added twice counts once."""
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Take back all arrivals of a worker that are not released yet, if there are any.
+        """Remove all arrivals of a worker that are not released yet. There may be no arrivals.
 
         Args:
-            worker: A live one, which waits for no push of its own any more.
-            step: Of the newest push that it has given up, here at least.
+            worker: Id of a live worker that does not wait for a push any more.
+            step: Step of the newest push that is withdrawn, at least on this shard.
         """
 
     def over(self) -> Mapping[int, int]:
-        """Return the newest step of workers that was released or given up here.
+        """Return worker -> newest step that was released or withdrawn on this shard.
 
-        Of the live workers of groups in which pushes wait.
+        The result contains the live workers of groups in which pushes wait.
         """
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release what waits, though its round is not complete, up to these steps of workers.
+        """Release waiting pushes up to these steps of workers, before their round is complete.
 
-        Rounds of two shards may be pushes apart, where a shard began again from an older state or
-        refused what the other took; then each may wait for a push of a worker that waits at the
-        other.
+        The rounds of two shards may be some pushes apart: a shard may have restarted from an older
+        state, or refused a push that the other shard accepted. Each shard may then wait for a push
+        of a worker that waits at the other shard.
 
         Returns:
             The arrivals of each update, in order of worker.
         """
 
     def advance(self, now: float) -> Advance:
-        """Settle everything that can be settled now."""
+        """Release complete rounds, let joiners in, and let workers proceed."""
 
     def next_deadline(self) -> float | None:
-        """Return when `advance` is due though nothing arrives; None: never."""
+        """Return the time when `advance` is due even without arrivals; None for never."""
 
     def pause(self) -> None:
-        """Let nobody proceed who finishes a round from now on, until `regroup`."""
+        """Let no worker proceed that finishes a round, until `regroup`."""
 
     def is_quiescent(self) -> bool:
-        """Return whether every live worker has finished its round and may not proceed."""
+        """Return True if every live worker has finished its round and may not proceed."""
 
     def regroup(self, groups: Groups) -> None:
-        """Go on with the same workers in other groups."""
+        """Continue with the same workers in other groups."""
 
     def is_live(self, worker: int) -> bool:
-        """Return whether the rule waits for the worker's pushes."""
+        """Return True if the rule waits for the worker's pushes."""
 
     def may_proceed(self, worker: int) -> bool:
-        """Return whether a live worker may do its next round."""
+        """Return True if a live worker may do its next round."""
 
     def has_submitted(self, worker: int) -> bool:
-        """Return whether an arrival of the worker waits to be released."""
+        """Return True if an arrival of the worker waits to be released."""
 
     def live(self) -> Sequence[int]:
-        """Return the live workers, ascending."""
+        """Return the ids of live workers, ascending."""
 
     def joining(self) -> Sequence[int]:
         """Return the workers that enter at their group's next round boundary, ascending."""
 
     def waiting(self) -> set[int]:
-        """Return live workers that wait: for their round, or for permission to proceed."""
+        """Return the live workers that wait for their round or for permission to proceed."""
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> finished iterations, those of workers that have left included."""
+        """Return worker -> number of finished iterations, including workers that have left."""
 
     def state_dict(self, soft: bool) -> State:
         """Return the state.
 
         Args:
-            soft: What only a shard that goes on without a break knows; else what outlives a
-                restart, as plain data.
+            soft: True for the complete state, which only an uninterrupted run of the shard can use.
+                False for the part that stays valid after a restart, as plain data.
         """
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; the soft state after the other."""
+        """Restore a state from `state_dict`. Load the soft state after the other state."""
 
 
 class SyncPolicy(Policy, Protocol):
-    """The settings of a rule, as a Method holds them; a frozen dataclass."""
+    """The settings of a rule, as stored in a Method. A frozen dataclass."""
 
     @property
     def groups(self) -> Groups:
-        """Workers that step together when the run begins; every id once."""
+        """Groups of workers that step together when the run starts; each id is in one group."""
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many workers a round of each group is of, if all are live."""
+        """Number of workers in a round of each group, if all workers are live."""
 
     @property
     def bound(self) -> int | None:
-        """How many iterations a worker may be ahead of the slowest; None: any number."""
+        """How many iterations a worker may be ahead of the slowest; None for any number."""
 
     @property
     def auto(self) -> AutoGroups | None:
-        """How `groups` are replaced by others that are formed from measured speeds."""
+        """How groups from measured speeds replace `groups`; None if groups do not change."""
 
     @property
     def takes_all(self) -> bool:
-        """Whether every live worker takes part in each round of its group."""
+        """True if every live worker takes part in each round of its group."""
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there."""
+        """True if the run starts only when all workers have joined."""
 
     def start(self, generation: int = 0) -> SyncRule:
-        """Return the rule with an empty memory: nobody is there.
+        """Return the rule with an empty state, without workers.
 
         Args:
-            generation: Of the shard; its lives are numbered.
+            generation: Generation of the shard, a number that grows with each restart.
         """
 
     def without_bound(self) -> SyncPolicy:
-        """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""
+        """Return the rule of a shard that follows shard 0. Only shard 0 lets workers proceed."""

@@ -1,8 +1,8 @@
-"""Partial participation: each round is that of a few workers, drawn from those that are live.
+"""Partial participation: only some of the live workers, which are drawn, take part in a round.
 
-Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients a round.
-Differences: the clients are drawn of the live ones, by a rank that each has in each round, so that
-one that leaves changes no other draw than those it was in.
+Source: McMahan et al., AISTATS 2017, algorithm 1: a random set of max(C K, 1) clients per round.
+Differences: clients are drawn from the live workers, by a rank that each worker has in each round.
+A worker that leaves therefore changes only the draws that contain the worker.
 """
 
 from __future__ import annotations
@@ -18,24 +18,25 @@ from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
-#: Draws that shard 0 announces together, the newest last.
+#: Number of latest draws that shard 0 announces together.
 _KEPT = 4
-#: Numbers of draws reserved for a generation of shard 0: what it announced after its last snapshot
-#: is void when it comes back.
+#: Draw numbers reserved for one generation of shard 0. A restart voids the draws that shard 0
+#: announced after its last snapshot, so the next generation must not use their numbers again.
 _DRAWS_PER_GENERATION = 1 << 32
 
 
 def draw(seed: int, number: int, live: Sequence[int], fraction: float) -> tuple[int, ...]:
-    """Draw the workers of a round: a pure function of its arguments.
+    """Draw the workers of a round. The result depends only on the arguments.
 
     Args:
-        seed: Of the run.
-        number: Of the round, from 0.
-        live: Ids to draw from; at least one.
-        fraction: Of them, rounded to the nearest number; one worker at least.
+        seed: Seed of the run.
+        number: Number of the round, from 0.
+        live: Ids to draw from, at least one.
+        fraction: Fraction of the live workers to draw, rounded to the nearest number of workers; at
+            least one worker is drawn.
 
     Returns:
-        Ids, ascending.
+        Ids of the drawn workers, ascending.
 
     >>> draw(1, 0, [1, 2, 3, 4], 0.5) == draw(1, 0, [4, 3, 2, 1], 0.5)
     True
@@ -53,10 +54,11 @@ def _rank(seed: int, number: int, worker: int) -> bytes:
 
 
 def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
-    """Read the workers of each round, one round a line; lines that begin with ``#`` are comments.
+    """Read the workers of each round, one round per line. Lines that start with ``#`` are comments.
 
     Raises:
-        ConfigurationError: A line holds no ids, or what is none of 1..nb_workers.
+        ConfigurationError: The text has no rounds, or a line without ids or with an id that is not
+            in 1..nb_workers.
     """
     rounds = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -69,30 +71,33 @@ def parse_draws(text: str, path: str, nb_workers: int) -> tuple[tuple[int, ...],
         if not workers or not all(1 <= worker <= nb_workers for worker in workers):
             raise ConfigurationError(
                 f"--draws={path} line {number} reads {line[:60]!r}; expected worker ids of "
-                f"1..{nb_workers} (--nb_workers), such as `3 17 42`. Mend that line."
+                f"1..{nb_workers} (--nb_workers), like `3 17 42`. Correct this line."
             )
         rounds.append(tuple(sorted(workers)))
     if not rounds:
-        raise ConfigurationError(f"--draws={path}: holds no round; one line of worker ids a round.")
+        raise ConfigurationError(
+            f"--draws={path}: the file holds no round; expected one line of worker ids per round."
+        )
     return tuple(rounds)
 
 
 def format_draw(workers: Sequence[int]) -> str:
-    """Write a round's workers as `parse_draws` reads them."""
+    """Format the workers of a round as `parse_draws` reads them."""
     return " ".join(map(str, workers)) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnSync:
-    """One synchronous group, of whose live workers a few are drawn for each round.
+    """Settings of one synchronous group in which a few live workers are drawn for each round.
 
     Attributes:
-        nb_workers: Ids are 1..nb_workers.
-        fraction: Of the live workers that takes part in a round.
-        seed: Of the draws, which are shard 0's alone.
-        draws: Workers of the first rounds, one tuple a round; None: all rounds are drawn. Only the
-            process that starts the rule needs the workers: elsewhere it may be empty.
-        follows: Whether shard 0 announces the draws.
+        nb_workers: Number of workers; ids are 1..nb_workers.
+        fraction: Fraction of the live workers that takes part in a round.
+        seed: Seed of the draws. Only shard 0 draws.
+        draws: Workers of the first rounds, one tuple per round; None if all rounds are drawn. Only
+            the process that starts the rule needs the workers: in other processes, `draws` may be
+            empty.
+        follows: True if shard 0 announces the draws to this shard.
     """
 
     bound: ClassVar[int | None] = None
@@ -105,7 +110,7 @@ class DrawnSync:
     follows: bool = dataclasses.field(default=False, metadata=OWN)
 
     def __post_init__(self) -> None:
-        """Refuse a fraction that is none."""
+        """Reject a fraction, a number of workers or a seed that is out of range."""
         if not 0 < self.fraction <= 1:
             raise ConfigurationError(
                 f"--fraction={self.fraction:g}: expected a part of the live workers, above 0 and "
@@ -119,81 +124,83 @@ class DrawnSync:
 
     @property
     def groups(self) -> Groups:
-        """All workers."""
+        """One group of all workers."""
         return (tuple(range(1, self.nb_workers + 1)),)
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there."""
+        """True if the run starts only when all workers have joined."""
         return self.nb_workers > 1
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many workers a round is of, if all are live."""
+        """Number of workers in a round, if all workers are live."""
         return [_size(self.fraction, self.nb_workers)]
 
     def start(self, generation: int = 0) -> DrawnRounds:
-        """Return the rule with an empty memory: nobody is there.
+        """Return the rule with an empty state, without workers.
 
         Args:
-            generation: Of the shard; its lives are numbered.
+            generation: Generation of the shard, a number that grows with each restart.
         """
-        given = self.draws if self.draws and not self.follows else ()
-        return DrawnRounds(self, given, generation)
+        planned = self.draws if self.draws and not self.follows else ()
+        return DrawnRounds(self, planned, generation)
 
     def without_bound(self) -> DrawnSync:
-        """Return the rule of a shard that follows shard 0, which alone draws."""
+        """Return the rule of a shard that follows shard 0. Only shard 0 draws."""
         return dataclasses.replace(self, follows=True)
 
 
 class DrawnRounds:
-    """The rule in force (a `SyncRule`): rounds of the workers that were drawn.
+    """The rule in use (a `SyncRule`): rounds of drawn workers.
 
-    A worker that is not drawn is held: its request is answered when it is drawn, with the model of
-    then. A push of one that is not drawn (of before a restart) waits until it is.
+    A worker that is not drawn is held: the shard replies to its request when the worker is drawn,
+    with the weights at that time. A push of a worker that is not drawn (from before a restart)
+    waits until the worker is drawn.
 
-    Shard 0 draws as soon as the round before is released. The other shards take its draws, which
-    may be ahead of what has arrived there, or behind it: of a draw that is not the newest, they
-    wait for the pushes that shard 0 has released, but for those that they have released before, and
-    for those of workers that gave them up. A push of a draw that they have missed is an update of
-    its own, when its worker is drawn next.
+    Shard 0 draws as soon as the previous round is released. The other shards use the draws of shard
+    0. On another shard, draws may arrive before or after their pushes. For a draw that is not the
+    newest, the shard waits only for pushes that shard 0 has released. The shard does not wait for
+    pushes that it has released itself, or for workers that have withdrawn their push. A push for a
+    draw that the shard has missed becomes a separate update when its worker is drawn next.
 
     Attributes:
-        groups: One, of all workers.
+        groups: One group of all workers.
     """
 
     def __init__(
         self, policy: DrawnSync, given: Sequence[tuple[int, ...]], generation: int
     ) -> None:
-        """Begin with nobody.
+        """Start without workers.
 
         Args:
-            policy: The settings.
-            given: The workers of the first rounds, which are not drawn then.
-            generation: Of the shard.
+            policy: Settings of the rule.
+            given: Workers of the first rounds, which are not drawn.
+            generation: Generation of the shard.
         """
         self.groups, self._policy, self._given = policy.groups, policy, given
-        self._live: list[int] = []  # ascending
-        self._joining: list[int] = []  # ascending
+        self._live: list[int] = []  # ids of live workers, ascending
+        self._joining: list[int] = []  # workers that enter with the next `advance`, ascending
         # Live worker -> its arrivals that are not released, oldest first; never an empty list.
         self._submitted: dict[int, list[ArrivalToken]] = {}
-        self._clocks: dict[int, int] = {}  # finished iterations; kept when a worker leaves
-        self._steps: dict[int, int] = {}  # worker -> the newest step that was released
-        self._num_rounds = 0  # released
-        self._drawn: Draw | None = None  # of the round that goes on
-        self._open: set[int] = set()  # its workers, but for those that the round goes on without
-        self._gave_up: set[int] = set()  # workers that took their push back, and sent no other
-        self._void: dict[int, int] = {}  # worker -> the newest step that it has given up
+        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
+        self._steps: dict[int, int] = {}  # worker -> newest step that was released
+        self._num_rounds = 0  # number of released rounds
+        self._drawn: Draw | None = None  # draw of the current round
+        self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
+        self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
+        self._void: dict[int, int] = {}  # worker -> newest step that the worker has withdrawn
         # Number of the newest draw that was made or announced.
         self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
-        self._announced: list[Draw] = []  # by shard 0, the newest last
-        self._awaited: list[Draw] = []  # on the other shards: announced and not begun
+        self._announced: list[Draw] = []  # draws that shard 0 announced, the newest last
+        # On the other shards: announced draws with rounds that have not begun.
+        self._awaited: list[Draw] = []
 
     # -- groups -----------------------------------------------------------------------------
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there."""
+        """True if the run starts only when all workers have joined."""
         return self._policy.waits_for_start
 
     def group_of(self, worker: int) -> int:
@@ -202,71 +209,74 @@ class DrawnRounds:
         return 0
 
     def name_of(self, worker: int) -> str:
-        """Return the group as figures name it."""
+        """Return the name of the group in metrics."""
         del worker
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
-        """Return the workers of the round that goes on, ascending, if this is one of them."""
+        """Return the workers of the current round, ascending; [] if it lacks the worker."""
         return sorted(self._open) if worker in self._open else []
 
     def pause(self) -> None:
-        """Raise: there is one group, which does not change."""
-        raise NotImplementedError("the one group of which workers are drawn does not change")
+        """Raise an error: there is one group, which does not change."""
+        raise NotImplementedError("workers are drawn from one group, which cannot change")
 
     def is_quiescent(self) -> bool:
-        """Return whether nobody is computing."""
+        """Return True if every worker of the current round has submitted a push."""
         return all(worker in self._submitted for worker in self._open)
 
     def regroup(self, groups: Groups) -> None:
-        """Raise: there is one group, which does not change."""
+        """Raise an error: there is one group, which does not change."""
         del groups
         self.pause()
 
     # -- draws ------------------------------------------------------------------------------
 
     def draws(self) -> Sequence[Draw]:
-        """Return the newest draws, the newest last, each as it was released or goes on."""
+        """Return the latest draws, the newest last, released or current."""
         return self._announced
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Take over what shard 0 announces; a draw that it does not name any more is void."""
+        """Replace the known draws by the draws that shard 0 announces.
+
+        A known draw that shard 0 does not announce is void.
+        """
         if not draws or not self._policy.follows:
             return
-        awaited = {each.number for each in self._awaited}
+        awaited = {item.number for item in self._awaited}
         self._awaited = [
-            each for each in draws if each.number in awaited or each.number > self._newest
+            item for item in draws if item.number in awaited or item.number > self._newest
         ]
         self._announced, self._newest = list(draws), max(self._newest, draws[-1].number)
         if self._drawn is not None:
             number = self._drawn.number
-            known = next((each for each in draws if each.number == number), None)
+            known = next((item for item in draws if item.number == number), None)
             self._open &= self._to_wait_for(known) if known else set()
 
     def _to_wait_for(self, drawn: Draw) -> set[int]:
-        """Return the live workers whose pushes for a draw have come, or may still come."""
-        waited = {each for each in drawn.workers if _contains(self._live, each)}
+        """Return the live workers with pushes for a draw that have arrived, or may still arrive."""
+        waited = {worker for worker in drawn.workers if _contains(self._live, worker)}
         if drawn.number == self._newest:
             return waited
         released = dict(zip(drawn.workers, drawn.steps, strict=False))
         waited -= self._gave_up
-        return {each for each in waited if self._steps.get(each, 0) < released.get(each, 0)}
+        return {worker for worker in waited if self._steps.get(worker, 0) < released.get(worker, 0)}
 
     def _next_draw(self) -> Draw | None:
-        """Return the draw of the next round; None: nobody is there, or shard 0 has not drawn."""
+        """Return the draw of the next round; None without live workers or a draw of shard 0."""
         if self._policy.follows:
             return self._awaited.pop(0) if self._awaited else None
         if not self._live:
             return None
         number = self._num_rounds
-        given = self._given[number] if number < len(self._given) else ()
-        workers = tuple(each for each in given if _contains(self._live, each))
+        planned = self._given[number] if number < len(self._given) else ()
+        workers = tuple(worker for worker in planned if _contains(self._live, worker))
         if not workers:
             workers = draw(self._policy.seed, number, self._live, self._policy.fraction)
         self._newest += 1
-        made = Draw(self._newest, number, workers, after=self._past(workers))
-        self._announced = [*self._announced[1 - _KEPT :], made]
-        return made
+        next_draw = Draw(self._newest, number, workers, after=self._past(workers))
+        self._announced = [*self._announced[1 - _KEPT :], next_draw]
+        return next_draw
 
     # -- workers ----------------------------------------------------------------------------
 
@@ -278,49 +288,49 @@ class DrawnRounds:
         """Do nothing: draws name the workers of each round."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker; it is live from the next turn on, and waits to be drawn."""
+        """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
         if not _contains(self._live, worker) and not _contains(self._joining, worker):
             bisect.insort(self._joining, worker)
 
     def leave(self, worker: int) -> None:
-        """Forget a worker and its arrivals; its round goes on without it."""
+        """Remove a worker and its arrivals. The current round continues without the worker."""
         self._submitted.pop(worker, None)
         self._open.discard(worker)
         self._gave_up.discard(worker)
-        self._announced = [_without(each, worker) for each in self._announced]
-        self._awaited = [_without(each, worker) for each in self._awaited]
+        self._announced = [_without(item, worker) for item in self._announced]
+        self._awaited = [_without(item, worker) for item in self._awaited]
         for workers in (self._live, self._joining):
             if worker in workers:
                 workers.remove(worker)
 
     def live(self) -> Sequence[int]:
-        """Return the live workers, ascending."""
+        """Return the ids of live workers, ascending."""
         return self._live
 
     def joining(self) -> Sequence[int]:
-        """Return the workers that enter with the next turn, ascending."""
+        """Return the workers that enter with the next `advance`, ascending."""
         return self._joining
 
     def waiting(self) -> set[int]:
-        """Return live workers that wait: for their round, or to be drawn."""
+        """Return the live workers that wait for their round or to be drawn."""
         return {worker for worker in self._live if not self.may_proceed(worker)}
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> finished iterations, those of workers that have left included."""
+        """Return worker -> number of finished iterations, including workers that have left."""
         return self._clocks
 
     def is_live(self, worker: int) -> bool:
-        """Return whether the worker may be drawn."""
+        """Return True if the worker may be drawn."""
         return _contains(self._live, worker)
 
     def may_proceed(self, worker: int) -> bool:
-        """Return whether a worker is drawn, and has not submitted its push."""
+        """Return True if the worker is drawn and has not submitted its push."""
         return worker in self._open and worker not in self._submitted
 
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add an arrival of a live worker; the same one counts once."""
+        """Add an arrival of a live worker. An arrival that is added twice counts once."""
         del now
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
@@ -328,14 +338,15 @@ class DrawnRounds:
             bisect.insort(arrivals, arrival)
 
     def has_submitted(self, worker: int) -> bool:
-        """Return whether an arrival of the worker waits to be released."""
+        """Return True if an arrival of the worker waits to be released."""
         return worker in self._submitted
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Take back all arrivals of a worker.
+        """Remove all arrivals of a worker.
 
-        On shard 0 its round goes on without it: the other shards may have taken what it gave up.
-        There the newest round waits for another push of the worker, if shard 0's does.
+        On shard 0, the current round continues without the worker, because other shards may have
+        accepted the withdrawn push. On another shard, the newest round waits for another push of
+        the worker if the round at shard 0 does.
         """
         self._submitted.pop(worker, None)
         self._gave_up.add(worker)
@@ -344,9 +355,9 @@ class DrawnRounds:
             self._open.discard(worker)
 
     def advance(self, now: float) -> Advance:
-        """Settle everything that can be settled now.
+        """Release complete rounds, make joiners live, and begin the next round.
 
-        A round all of whose workers have left is drawn again, of those that are live.
+        If all workers of a round have left, the round is drawn again from the live workers.
         """
         del now
         for worker in self._joining:
@@ -368,7 +379,7 @@ class DrawnRounds:
             if self._drawn is None:
                 break
             self._begin(self._drawn)
-            proceeding = sorted(each for each in self._open if each not in self._submitted)
+            proceeding = sorted(worker for worker in self._open if worker not in self._submitted)
         return Advance(released, proceeding, has_drawn=self._newest != before)
 
     def over(self) -> Mapping[int, int]:
@@ -381,17 +392,22 @@ class DrawnRounds:
         return ()
 
     def next_deadline(self) -> float | None:
-        """Return None: nothing happens because time has passed."""
+        """Return None: the rule does not depend on time."""
         return None
 
     def _begin(self, drawn: Draw) -> None:
-        if drawn.number == self._newest:  # what was given up of this very draw stays so
+        if drawn.number == self._newest:
+            # Forget withdrawals from before this draw, because the worker may send another push.
+            # A push for this draw that was withdrawn stays withdrawn.
             after = zip(drawn.workers, drawn.after, strict=True)
-            self._gave_up -= {each for each, step in after if self._void.get(each, 0) <= step}
+            self._gave_up -= {worker for worker, step in after if self._void.get(worker, 0) <= step}
         self._open = self._to_wait_for(drawn)
 
     def _late(self) -> list[int]:
-        """Return workers of the round whose oldest arrival shard 0 does not wait for any more."""
+        """Return workers of the round with an oldest arrival that shard 0 does not wait for.
+
+        Shard 0 had released or withdrawn the step of that arrival before the draw.
+        """
         if self._drawn is None:
             return []
         after = zip(self._drawn.workers, self._drawn.after, strict=False)
@@ -406,21 +422,25 @@ class DrawnRounds:
     def _finish_round(self) -> tuple[ArrivalToken, ...]:
         """Release the oldest arrival of each worker of the round."""
         workers = tuple(sorted(self._open))
+        # The steps that this round releases are not `after` steps, so call `_past` first. Otherwise
+        # other shards would release the pushes of this round as late pushes, one update for each.
         after = self._past(workers)
         taken = self._release(workers)
         self._open = set()
         self._num_rounds += 1
         if not self._policy.follows:
-            steps = tuple(each.step for each in taken)
+            steps = tuple(arrival.step for arrival in taken)
             self._announced[-1:] = [Draw(self._newest, self._num_rounds - 1, workers, steps, after)]
         return taken
 
     def _past(self, workers: Sequence[int]) -> tuple[int, ...]:
-        """Return the newest step of each that was released or given up."""
-        return tuple(max(self._steps.get(each, 0), self._void.get(each, 0)) for each in workers)
+        """Return the newest released or withdrawn step of each worker, in the order of workers."""
+        return tuple(
+            max(self._steps.get(worker, 0), self._void.get(worker, 0)) for worker in workers
+        )
 
     def _release(self, workers: Sequence[int]) -> tuple[ArrivalToken, ...]:
-        """Release the oldest arrival of each of these workers, which are in ascending order."""
+        """Release the oldest arrival of each worker. `workers` is in ascending order."""
         taken = []
         for worker in workers:
             arrivals = self._submitted[worker]
@@ -434,7 +454,7 @@ class DrawnRounds:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return clocks and rounds, which outlive a restart, or who is where; see SyncRule."""
+        """Return the part of the state that survives a restart, or with `soft` the whole state."""
         if not soft:
             finished = self._newest if self._drawn is None else self._drawn.number - 1
             return {
@@ -448,7 +468,7 @@ class DrawnRounds:
             "live": list(self._live),
             "joining": list(self._joining),
             "submitted": {
-                w: [each.step for each in tokens] for w, tokens in self._submitted.items()
+                w: [token.step for token in tokens] for w, tokens in self._submitted.items()
             },
             "clocks": dict(self._clocks),
             "steps": dict(self._steps),
@@ -463,10 +483,10 @@ class DrawnRounds:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._steps = {int(worker): step for worker, step in state["steps"].items()}
-        void = state.get("void", {})  # checkpoints of before have none
+        void = state.get("void", {})  # missing in checkpoints of older versions
         self._void = {int(worker): step for worker, step in void.items()}
         self._num_rounds = state["rounds"]
         if not soft:
@@ -486,8 +506,8 @@ class DrawnRounds:
 
 def _as_plain(draws: Sequence[Draw]) -> list[list[Any]]:
     return [
-        [each.number, each.of_round, list(each.workers), list(each.steps), list(each.after)]
-        for each in draws
+        [item.number, item.of_round, list(item.workers), list(item.steps), list(item.after)]
+        for item in draws
     ]
 
 
@@ -499,14 +519,14 @@ def _of_plain(draws: Sequence[Sequence[Any]]) -> list[Draw]:
 
 
 def _without(drawn: Draw, worker: int) -> Draw:
-    if drawn.steps or worker not in drawn.workers:  # what was released stays so
+    if drawn.steps or worker not in drawn.workers:  # a released round does not change
         return drawn
-    rest = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
-    workers, after = tuple(each for each, _ in rest), tuple(step for _, step in rest)
+    pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
+    workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)
     return dataclasses.replace(drawn, workers=workers, after=after)
 
 
 def _contains(ascending: Sequence[int], value: int) -> bool:
-    """Return whether a sorted list holds a value."""
+    """Return True if a sorted list contains a value."""
     place = bisect.bisect_left(ascending, value)
     return place < len(ascending) and ascending[place] == value

@@ -1,7 +1,7 @@
-"""Groups of workers: read, written, compared, and proposed from measured speeds.
+"""Groups of workers: read, write, compare, and propose them from measured speeds.
 
-All functions are pure. `thinwire.runtime.run.groups_file` writes proposals into files; the PS
-measures speeds and decides when groups change.
+All functions are pure. `thinwire.runtime.run.groups_file` writes proposals to files. The parameter
+server measures speeds and decides when groups change.
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from thinwire.ops.types import ConfigurationError
 
-#: Every worker id once.
+#: Groups of worker ids. Each id is in exactly one group.
 Groups = tuple[tuple[int, ...], ...]
 
-#: The members that a group's name counts.
+#: Largest number of members that a group's name lists in full.
 _MOST_NAMED = 100
-#: The largest group has so many times the smallest one's members: worth a warning.
+#: Ratio of sizes, largest group to smallest group, from which on a warning is given.
 _UNEVEN = 4
-#: Nobody may be more than so many times as fast as the slowest of its proposed group.
+#: Largest ratio of speeds, fastest to slowest worker, in a proposed group.
 _LIKE_SPEED = 1.4
-#: Groups change while a run goes on only for a gain above this.
+#: Groups change during a run only for a relative gain above this.
 _LEAST_GAIN = 0.10
 
 
 @dataclasses.dataclass(frozen=True)
 class AutoGroups:
-    """Groups are formed from measured speeds, and formed anew when speeds change.
+    """Settings of groups that are formed from measured speeds, again whenever speeds change.
 
     Attributes:
-        groups_warmup_updates: Updates of the warm-up, in which everybody is alone.
-        regroup_interval_seconds: Least time between two changes of groups; 0: form them once.
+        groups_warmup_updates: Number of updates of the warm-up, in which each worker is a group.
+        regroup_interval_seconds: Least time between two changes of groups, in seconds; 0 to form
+            groups only once.
     """
 
     groups_warmup_updates: int
     regroup_interval_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        """Refuse a warm-up without updates, and intervals that are none."""
+        """Reject a warm-up without updates, and a negative or infinite interval."""
         if self.groups_warmup_updates < 1:
             raise ConfigurationError(
                 f"--groups_warmup_updates={self.groups_warmup_updates}: expected 1 or more."
@@ -57,12 +58,12 @@ def one_group(nb_workers: int) -> Groups:
 
 
 def groups_of_one(nb_workers: int) -> Groups:
-    """Return a group for each worker."""
+    """Return one group for each worker."""
     return tuple((worker,) for worker in range(1, nb_workers + 1))
 
 
 def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
-    """Read ``"1,2|3,4"``.
+    """Read groups from text like ``"1,2|3,4"``.
 
     >>> parse_groups("1, 2|3")
     ((1, 2), (3,))
@@ -82,7 +83,7 @@ def parse_groups(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
-    """Read one group a line; ``#`` starts a comment, blank lines are skipped.
+    """Read one group per line; ``#`` starts a comment, blank lines are skipped.
 
     Raises:
         ConfigurationError: The file has no group, or a token is not a worker id.
@@ -90,17 +91,19 @@ def parse_groups_file(text: str, path: str) -> tuple[tuple[int, ...], ...]:
     lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     groups = "|".join(line for line in lines if line)
     if not groups:
-        raise ConfigurationError(f"--groups_file={path}: holds no group; one line of ids a group.")
+        raise ConfigurationError(
+            f"--groups_file={path}: the file holds no group; expected one line of ids per group."
+        )
     return parse_groups(groups)
 
 
 def format_groups(groups: Iterable[Iterable[int]]) -> str:
-    """Write groups as parse_groups reads them."""
+    """Format groups as `parse_groups` reads them."""
     return "|".join(",".join(map(str, group)) for group in groups)
 
 
 def name_of(group: Sequence[int]) -> str:
-    """Return a group's name in figures and files: its ids, but of a large one not all.
+    """Return a group's name in metrics and files: its ids, abbreviated for a large group.
 
     >>> name_of((1, 2, 4)), name_of(tuple(range(3, 301)))
     ('1,2,4', '3,4,...,300')
@@ -111,34 +114,35 @@ def name_of(group: Sequence[int]) -> str:
 
 
 def uneven(groups: Groups) -> str | None:
-    """Return a warning where one update stands for far more workers than another."""
+    """Return a warning if an update averages far more workers than another one, else None."""
     smallest, largest = min(groups, key=len), max(groups, key=len)
     if len(largest) < _UNEVEN * len(smallest):
         return None
     return (
         f"group {format_groups([largest])} has {len(largest)} workers, group "
-        f"{format_groups([smallest])} {len(smallest)}: an update is the mean of its group, so each "
-        f"of the {len(largest)} counts {len(largest) / len(smallest):.3g} times less than one of "
-        f"the {len(smallest)}."
+        f"{format_groups([smallest])} has {len(smallest)}: an update is the mean of its group, so "
+        f"each worker of the larger group counts {len(largest) / len(smallest):.3g} times less "
+        "than a worker of the smaller group."
     )
 
 
 def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
-    """Group workers of like speed; the number of groups follows from the speeds.
+    """Group workers of similar speed. The number of groups follows from the speeds.
 
-    The logarithms of the speeds are clustered by optimal one-dimensional k-means, k being the
-    smallest number for which nobody is more than 1.4 times as fast as the slowest of its group:
-    nobody waits for more than 29 % of a round. With like speeds there is one group.
+    The logarithms of the speeds are clustered by optimal one-dimensional k-means. k is the smallest
+    number for which every worker is at most 1.4 times as fast as the slowest worker of its group,
+    so no worker waits for more than 29 % of a round. With similar speeds there is one group.
 
     Args:
-        speeds: Worker -> samples per second, above 0. Who is missing gets a group of its own.
-        nb_workers: n; groups are of workers 1..n.
+        speeds: Worker -> samples per second, above 0. A missing worker gets a group with no other
+            member.
+        nb_workers: n; the groups contain workers 1..n.
 
     Returns:
         Groups in the order of their lowest member, members ascending.
 
-    Source: Jiang et al. (CCGrid 2019): groups by clustering of measured speeds.
-    Differences: their code always makes three groups, and its clusters depend on where it starts.
+    Source: Jiang et al. (CCGrid 2019): groups by clustering of measured speeds. Differences: the
+    published code always makes three groups, and its clusters depend on the start values.
     """
     ranked = sorted(speeds, key=lambda worker: (speeds[worker], worker))
     groups = [[worker] for worker in range(1, nb_workers + 1) if worker not in speeds]
@@ -152,8 +156,8 @@ def propose_groups(speeds: Mapping[int, float], nb_workers: int) -> Groups:
 def _clusters(values: Sequence[float], width: float) -> list[int]:
     """Return where ascending values are cut into the fewest k-means clusters within `width`.
 
-    Dynamic programming: with f_k(p) the least sum of squares of the first p values in k clusters,
-    ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
+    Dynamic programming: f_k(p) is the least sum of squares of the first p values in k clusters,
+    with ``f_k(p) = min over q < p of f_(k-1)(q) + squares(q, p)``.
 
     Returns:
         [k + 1] cuts, from 0 to the number of values.
@@ -183,17 +187,17 @@ def _clusters(values: Sequence[float], width: float) -> list[int]:
 
 
 def throughput(groups: Groups, speeds: Mapping[int, float]) -> float:
-    """Return samples per second of all groups: in each, everybody is as fast as the slowest."""
+    """Return samples per second of all groups; the slowest worker sets the pace of a group."""
     known = [[speeds[worker] for worker in group if worker in speeds] for group in groups]
     return sum(len(group) * min(group) for group in known if group)
 
 
 def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> float:
-    """Predict what a change of groups is worth, as a fraction; 0 is nothing.
+    """Predict the gain of a change of groups, as a fraction; 0 means no gain.
 
-    It is the gain in samples per second; or, where these fall by no more than what would make the
-    change back worth while, the gain in freshness: the mean Y over all updates is the number of
-    groups.
+    The gain is the relative change in samples per second. If samples per second fall so far that
+    changing back would be worthwhile, the result is this loss. Otherwise the result is at least the
+    gain in freshness: the mean staleness Y over all updates is the number of groups.
     """
     before, after = throughput(current, speeds), throughput(proposed, speeds)
     if not before or not after:
@@ -202,28 +206,29 @@ def gain(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> floa
     if before / after - 1.0 > _LEAST_GAIN:
         return faster
     counts = [
-        sum(any(w in speeds for w in group) for group in each) for each in (current, proposed)
+        sum(any(w in speeds for w in group) for group in groups) for groups in (current, proposed)
     ]
     return max(faster, counts[0] / counts[1] - 1.0)
 
 
 def is_worth_changing(current: Groups, proposed: Groups, speeds: Mapping[int, float]) -> bool:
-    """Return whether groups should change in the middle of a run."""
+    """Return True if groups should change during a run."""
     return current != proposed and gain(current, proposed, speeds) > _LEAST_GAIN
 
 
 def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
-    """Return each worker's part of the training set, so that all groups end together.
+    """Return each worker's part of the training set, chosen so that all groups finish together.
 
-    ``p_w = s_g / sum over h of n_h s_h`` with s_g the lowest speed in group g: equal within a
-    group. A group nobody of which was measured counts as the slowest.
+    ``p_w = s_g / sum over h of n_h s_h``, where s_g is the lowest speed in group g and n_h is the
+    size of group h. Parts within a group are equal. A group without a measured speed counts as the
+    slowest.
 
-    Source: Jiang et al. (CCGrid 2019) and their published code.
-    Differences: nothing is rounded, so that nothing is lost.
+    Source: Jiang et al. (CCGrid 2019) and their published code. Differences: the parts are not
+    rounded, so that no data are lost.
     """
     slowest = min(speeds.values(), default=1.0)
     paces = {
-        worker: min((speeds[each] for each in group if each in speeds), default=slowest)
+        worker: min((speeds[member] for member in group if member in speeds), default=slowest)
         for group in groups
         for worker in group
     }
@@ -232,6 +237,6 @@ def shares(groups: Groups, speeds: Mapping[int, float]) -> dict[int, float]:
 
 
 def format_shares(parts: Mapping[int, float]) -> str:
-    """Write shares as --data_sharding_file reads them: a line per worker, in order of id."""
+    """Format shares as --data_sharding_file reads them: one line per worker, in order of id."""
     edges = [math.fsum(list(parts.values())[:count]) for count in range(len(parts))] + [1.0]
     return "".join(f"{start!r} {end!r}\n" for start, end in itertools.pairwise(edges))

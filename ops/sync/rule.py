@@ -1,4 +1,4 @@
-"""BSP, ASP, SSP and GSP: one rule with two parameters, groups and a bound.
+"""BSP, ASP, SSP and GSP as one rule with two parameters: groups and a staleness bound.
 
 Source: Jiang et al. (CCGrid 2019) for groups, Ho et al. (NIPS 2013) for the bound;
 docs/methods/grouping_sgd.md.
@@ -25,13 +25,15 @@ from thinwire.ops.types import ConfigurationError, State
 
 @dataclasses.dataclass(frozen=True)
 class GroupSync:
-    """Groups of workers that step together, and how far a worker may run ahead.
+    """Settings of the rule: groups of workers that step together, and a bound on running ahead.
 
     Attributes:
-        groups: Every worker id 1..n exactly once. One group is BSP, groups of one are ASP.
+        groups: Groups of worker ids; each of 1..n is in exactly one group. One group of all workers
+            is BSP, groups of one worker are ASP.
         bound: A worker that has finished c iterations may start the next one while
-            ``c - min(c of live workers) <= bound``; None lets everybody proceed.
-        auto: `groups` are those of a warm-up; others are formed from measured speeds.
+            ``c - min(c of live workers) <= bound``; None lets every worker proceed.
+        auto: Settings of groups that are formed from measured speeds; `groups` is then used only in
+            the warm-up. None if groups do not change.
     """
 
     takes_all: ClassVar[bool] = True
@@ -40,14 +42,16 @@ class GroupSync:
     auto: AutoGroups | None = None
 
     def __post_init__(self) -> None:
-        """Refuse groups that are not a partition of 1..n, and negative bounds."""
+        """Reject groups that are not a partition of 1..n, and a negative bound."""
         ids = sorted(worker for group in self.groups for worker in group)
         if any(not group for group in self.groups):
-            raise ConfigurationError(f"groups {format_groups(self.groups)!r} hold an empty group.")
+            raise ConfigurationError(
+                f"groups {format_groups(self.groups)!r} contain an empty group."
+            )
         if ids != list(range(1, len(ids) + 1)):
             raise ConfigurationError(
                 f"groups {format_groups(self.groups)!r} name workers {ids}; each of "
-                f"1..{max(len(ids), 1)} must stand in exactly one group (--groups, --groups_file)."
+                f"1..{max(len(ids), 1)} must be in exactly one group (--groups, --groups_file)."
             )
         if self.bound is not None and self.bound < 0:
             raise ConfigurationError(
@@ -56,95 +60,97 @@ class GroupSync:
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there (any group of several)."""
+        """True if the run starts only when all workers have joined: a group has several workers."""
         return any(len(group) > 1 for group in self.groups)
 
     @property
     def sizes(self) -> Sequence[int]:
-        """How many workers a round of each group is of."""
+        """Number of workers in a round of each group, if all workers are live."""
         return [len(group) for group in self.groups]
 
     def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty memory: nobody is there."""
+        """Return the rule with an empty state, without workers."""
         del generation
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
-        """Return the rule of a shard that follows shard 0, which alone lets workers proceed."""
+        """Return the rule of a shard that follows shard 0. Only shard 0 lets workers proceed."""
         return FollowingGroupSync(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
 class FollowingGroupSync(GroupSync):
-    """The same groups on a shard that lets workers in where shard 0 has."""
+    """The same settings for a shard that lets workers in when shard 0 has let them in."""
 
     def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty memory."""
+        """Return the rule with an empty state, without workers."""
         del generation
         return FollowingRounds(self.groups)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClosedGroupSync(GroupSync):
-    """One group whose members need each other within a round, not only at its end.
+    """One group of workers that need each other during a round, not only at its end.
 
-    A joiner becomes live when a round is released, never while one is under way.
+    A joiner becomes live when a round is released, never during a round.
     """
 
     def start(self, generation: int = 0) -> GroupRounds:
-        """Return the rule with an empty memory."""
+        """Return the rule with an empty state, without workers."""
         del generation
         return GroupRounds(self.groups, self.bound, closed=True)
 
 
 class GroupRounds:
-    """The rule in force (a `SyncRule`): who is where, and counts by group and clock.
+    """The rule in use (a `SyncRule`): states of workers, and counts by group and by clock.
 
-    The counts save looking at every worker for each push. A round takes the oldest arrival of each
+    The counts avoid a loop over all workers for each push. A round takes the oldest arrival of each
     member.
 
     Attributes:
-        groups: Of now.
-        bound: How many iterations a worker may be ahead of the slowest; None: any number.
+        groups: Current groups.
+        bound: How many iterations a worker may be ahead of the slowest; None for any number.
     """
 
     def __init__(self, groups: Groups, bound: int | None = None, closed: bool = False) -> None:
-        """Begin with nobody.
+        """Start without workers.
 
         Args:
-            groups: Every worker id 1..n exactly once.
-            bound: See GroupSync.
-            closed: Joiners do not enter while a member is in a round.
+            groups: Groups of worker ids; each of 1..n is in exactly one group.
+            bound: How many iterations a worker may be ahead of the slowest; None for any number.
+            closed: True if joiners must not enter while a member is in a round.
         """
         self.bound, self._closed_to_joiners = bound, closed
         self._set_groups(groups)
-        self._live: list[int] = []  # ascending
-        self._joining: list[int] = []  # who enters at the group's next round boundary, ascending
+        self._live: list[int] = []  # ids of live workers, ascending
+        self._joining: list[int] = []  # workers that enter at a round boundary, ascending
         # Live worker -> its arrivals that are not released, oldest first; never an empty list.
         self._submitted: dict[int, list[ArrivalToken]] = {}
-        self._held: list[int] = []  # live: new, or its round is released; may not proceed yet
-        self._clocks: dict[int, int] = {}  # finished iterations; kept when a worker leaves
-        self._dirty: list[int] = []  # groups that may have something to settle, ascending
-        self._num_live: dict[int, int] = {}  # by group
-        self._num_submitted: dict[int, int] = {}  # by group: members with an arrival
-        self._levels: dict[int, int] = {}  # clock -> live workers at it
-        self._num_blocked = 0  # the first this many of `_held` have clocks above ...
-        self._blocked_above = -1  # ... this one
-        self._paused = False  # nobody may proceed, because groups are about to change
-        self._over: dict[int, int] = {}  # live worker -> newest step released or given up
-        self._void: dict[int, int] = {}  # worker, live or not -> newest step given up
-        self._entered: list[Joiners] = []  # live workers that have finished no round
+        self._held: list[int] = []  # live workers, new or after a round, that must wait
+        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
+        self._dirty: list[int] = []  # numbers of groups that `advance` must process, ascending
+        self._num_live: dict[int, int] = {}  # group -> number of live members
+        self._num_submitted: dict[int, int] = {}  # group -> number of members with an arrival
+        self._levels: dict[int, int] = {}  # clock -> number of live workers with this clock
+        # The first `_num_blocked` workers of `_held` have clocks above `_blocked_above`, so that
+        # `_let_proceed` skips these workers while `_blocked_above` is the limit.
+        self._num_blocked = 0
+        self._blocked_above = -1
+        self._paused = False  # True if no worker may proceed, because groups are about to change
+        self._over: dict[int, int] = {}  # live worker -> newest step released or withdrawn
+        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
+        self._entered: list[Joiners] = []  # live workers that have finished no round yet
 
     def _set_groups(self, groups: Groups) -> None:
         self.groups = groups
-        self._numbers = {worker: number for number, each in enumerate(groups) for worker in each}
+        self._numbers = {worker: number for number, group in enumerate(groups) for worker in group}
         self._names = [name_of(group) for group in groups]
 
     # -- groups -----------------------------------------------------------------------------
 
     @property
     def waits_for_start(self) -> bool:
-        """Whether the run begins only when all workers are there (any group of several)."""
+        """True if the run starts only when all workers have joined: a group has several workers."""
         return any(len(group) > 1 for group in self.groups)
 
     def group_of(self, worker: int) -> int:
@@ -152,34 +158,34 @@ class GroupRounds:
         return self._numbers[worker]
 
     def name_of(self, worker: int) -> str:
-        """Return the worker's group as figures name it."""
+        """Return the name of the worker's group in metrics."""
         return self._names[self._numbers[worker]]
 
     def fellows(self, worker: int) -> Sequence[int]:
         """Return the live workers of the worker's group."""
-        return [each for each in self.groups[self._numbers[worker]] if self.is_live(each)]
+        return [member for member in self.groups[self._numbers[worker]] if self.is_live(member)]
 
     def draws(self) -> Sequence[Draw]:
-        """Return (): all live workers take part."""
+        """Return (): all live workers take part in each round."""
         return ()
 
     def follow(self, draws: Sequence[Draw]) -> None:
-        """Draw nobody."""
+        """Do nothing: all live workers take part in each round."""
 
     def pause(self) -> None:
-        """Let nobody proceed who finishes a round from now on, until `regroup`."""
+        """Let no worker proceed that finishes a round, until `regroup`."""
         self._paused = True
 
     def is_quiescent(self) -> bool:
-        """Return whether every live worker has finished its round and may not proceed."""
+        """Return True if every live worker has finished its round and may not proceed."""
         return len(self._held) == len(self._live)
 
     def regroup(self, groups: Groups) -> None:
-        """Go on with the same workers in other groups.
+        """Continue with the same workers in other groups.
 
-        Pushes that wait for their round go on waiting, in the new groups. Members of a group step
-        together, so they take over the lowest of their clocks: nobody who is computing is then
-        further ahead than the bound allows.
+        Pushes that wait for their round wait for the round of their new group. Members of a group
+        step together, so all members take over the lowest of their clocks. A worker that is
+        computing is then no further ahead than the bound allows.
         """
         self._set_groups(groups)
         self._num_live, self._num_submitted, self._levels = {}, {}, {}
@@ -199,24 +205,24 @@ class GroupRounds:
 
     def joiners(self) -> Sequence[Joiners]:
         """Return the members of groups that have not finished a round yet."""
-        waiting = tuple(each for each in self._joining if self._has_fellows(each))
+        waiting = tuple(worker for worker in self._joining if self._has_fellows(worker))
         return [*self._entered, *([Joiners(waiting)] if waiting else [])]
 
     def _has_fellows(self, worker: int) -> bool:
-        """Return whether a worker's rounds are of others as well."""
+        """Return True if the worker's group has other members."""
         return len(self.groups[self._numbers[worker]]) > 1
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
         """Do nothing: this is shard 0, which lets workers in."""
 
     def join(self, worker: int) -> None:
-        """Announce a worker; it becomes live at its group's next round boundary."""
+        """Announce a worker, which becomes live at the next round boundary of its group."""
         if not _contains(self._live, worker) and not _contains(self._joining, worker):
             bisect.insort(self._joining, worker)
             self._mark_dirty(worker)
 
     def leave(self, worker: int) -> None:
-        """Forget a worker and its arrivals; its clock no longer holds anybody back."""
+        """Remove a worker, its arrivals and its clock's effect on other workers."""
         if _contains(self._live, worker):
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
@@ -230,7 +236,7 @@ class GroupRounds:
         self._mark_dirty(worker)
 
     def live(self) -> Sequence[int]:
-        """Return the live workers, ascending."""
+        """Return the ids of live workers, ascending."""
         return self._live
 
     def joining(self) -> Sequence[int]:
@@ -238,25 +244,25 @@ class GroupRounds:
         return self._joining
 
     def waiting(self) -> set[int]:
-        """Return live workers that wait: for their round, or for permission to proceed."""
+        """Return the live workers that wait for their round or for permission to proceed."""
         return {*self._submitted, *self._held}
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> finished iterations, those of workers that have left included."""
+        """Return worker -> number of finished iterations, including workers that have left."""
         return self._clocks
 
     def is_live(self, worker: int) -> bool:
-        """Return whether a round waits for the worker's push."""
+        """Return True if a round waits for the worker's push."""
         return _contains(self._live, worker)
 
     def may_proceed(self, worker: int) -> bool:
-        """Return whether a live worker may do its next round."""
+        """Return True if a live worker may do its next round."""
         return self.is_live(worker) and worker not in self._held
 
     # -- arrivals ---------------------------------------------------------------------------
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
-        """Add an arrival of a live worker; the same one counts once."""
+        """Add an arrival of a live worker. An arrival that is added twice counts once."""
         del now
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
@@ -267,11 +273,11 @@ class GroupRounds:
             bisect.insort(arrivals, arrival)
 
     def has_submitted(self, worker: int) -> bool:
-        """Return whether an arrival of the worker waits to be released."""
+        """Return True if an arrival of the worker waits to be released."""
         return worker in self._submitted
 
     def withdraw(self, worker: int, step: int) -> None:
-        """Take back all arrivals of a worker; its round waits for another one."""
+        """Remove all arrivals of a worker. Its round waits for another push of the worker."""
         self._void[worker] = max(step, self._void.get(worker, 0))
         if self.is_live(worker):
             self._over[worker] = max(step, self._over.get(worker, 0))
@@ -279,10 +285,10 @@ class GroupRounds:
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Settle everything that can be settled now.
+        """Release complete rounds, let joiners in, and let workers proceed.
 
         Returns:
-            Rounds released, and workers that may proceed (new ones too, which may now pull).
+            Released rounds, and workers that may proceed. A new worker that may proceed may pull.
         """
         del now
         released: list[tuple[ArrivalToken, ...]] = []
@@ -300,27 +306,29 @@ class GroupRounds:
         return Advance(released, self._let_proceed(), has_entered=has_entered)
 
     def over(self) -> Mapping[int, int]:
-        """Return the newest step that is over of each live member of groups that wait."""
+        """Return worker -> newest released or withdrawn step, in groups where pushes wait."""
         waits = {self._numbers[worker] for worker in self._submitted}
         members = [worker for worker in self._live if self._numbers[worker] in waits]
-        both = ((each, self._over.get(each, 0), self._void.get(each, 0)) for each in members)
-        return {worker: max(released, given_up) for worker, released, given_up in both}
+        steps = (
+            (member, self._over.get(member, 0), self._void.get(member, 0)) for member in members
+        )
+        return {worker: max(released, withdrawn) for worker, released, withdrawn in steps}
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
-        """Release what waits up to these steps of workers, an update for each group."""
-        found: dict[int, list[int]] = {}
+        """Release waiting pushes up to these steps of workers, as one update for each group."""
+        late: dict[int, list[int]] = {}
         for worker in sorted(self._submitted):
             if self._submitted[worker][0].step <= over.get(worker, 0):
-                found.setdefault(self._numbers[worker], []).append(worker)
+                late.setdefault(self._numbers[worker], []).append(worker)
                 self._mark_dirty(worker)
-        return [self._finish_round(workers) for workers in found.values()]
+        return [self._finish_round(workers) for workers in late.values()]
 
     def next_deadline(self) -> float | None:
-        """Return None: nothing happens because time has passed."""
+        """Return None: the rule does not depend on time."""
         return None
 
     def min_clock(self) -> int:
-        """Return the smallest number of finished iterations over live workers (0 if none)."""
+        """Return the lowest clock of live workers; 0 if there are no live workers."""
         return min(self._levels, default=0)
 
     def _drop_arrivals(self, worker: int) -> bool:
@@ -348,40 +356,41 @@ class GroupRounds:
         return tuple(taken)
 
     def _in_round(self, number: int) -> bool:
-        """Return whether members of a group are computing, and need each other."""
+        """Return True if members of the group are computing and need each other."""
         return bool(self._num_live.get(number, 0)) and not self._held
 
     def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make those of the group's joiners live that may be now.
+        """Make the joiners of the group live that may enter now.
 
         Args:
-            number: Of the group.
-            at_boundary: Whether no push of it waits for its round.
+            number: Number of the group.
+            at_boundary: True if no push of the group waits for its round.
         """
         if not at_boundary or (self._closed_to_joiners and self._in_round(number)):
             return
         workers = self._joining_of(number)
         if workers and self._has_fellows(workers[0]):
-            members = tuple(each for each in self.groups[number] if each in self._over)
-            after = tuple(self._over[each] for each in members)
+            members = tuple(member for member in self.groups[number] if member in self._over)
+            after = tuple(self._over[member] for member in members)
             self._entered.append(Joiners(tuple(workers), True, members, after))
         for worker in workers:
             self._enter(worker)
 
     def _joining_of(self, number: int) -> list[int]:
-        return [each for each in self._joining if self._numbers[each] == number]
+        return [worker for worker in self._joining if self._numbers[worker] == number]
 
     def _enter(self, worker: int) -> None:
-        """Make a joiner live; it proceeds when the bound lets it.
+        """Make a joiner live. The joiner proceeds when the bound allows it.
 
-        A returning worker must not hold back the others, nor run ahead of them; members of a
-        group step together, so it takes over its group's clock.
+        A returning worker must neither hold back other workers nor run ahead of them, so its clock
+        is at least the lowest clock. Members of a group step together, so a joiner takes over the
+        clock of a live member.
         """
         number = self._numbers[worker]
         group = self.groups[number]
         peer = next((peer for peer in group if _contains(self._live, peer)), None)
-        own = max(self._clocks.get(worker, 0), self.min_clock())
-        self._clocks[worker] = own if peer is None else self._clocks[peer]
+        own_clock = max(self._clocks.get(worker, 0), self.min_clock())
+        self._clocks[worker] = own_clock if peer is None else self._clocks[peer]
         self._joining.remove(worker)
         bisect.insort(self._live, worker)
         self._num_live[number] = self._num_live.get(number, 0) + 1
@@ -389,7 +398,7 @@ class GroupRounds:
         self._held.append(worker)
 
     def _let_proceed(self) -> list[int]:
-        """Return who may proceed; whoever was blocked stays so until the slowest gets on."""
+        """Return the workers that may proceed. A worker is blocked until the slowest advances."""
         held = self._held
         if self._paused:
             return []
@@ -404,13 +413,13 @@ class GroupRounds:
         return proceeding
 
     def _mark_dirty(self, worker: int) -> None:
-        """See to it that the worker's group is looked at next."""
+        """Make the next `advance` process the worker's group."""
         group = self._numbers[worker]
         if not _contains(self._dirty, group):
             bisect.insort(self._dirty, group)
 
     def _move_clock(self, old: int | None, new: int | None) -> None:
-        """Count a live worker at clock `new`, and no longer at `old`."""
+        """Count a live worker at clock `new` instead of `old`; None is no clock."""
         if new is not None:
             self._levels[new] = self._levels.get(new, 0) + 1
         if old is not None:
@@ -421,7 +430,7 @@ class GroupRounds:
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return what outlives a restart, or who is where; see SyncRule."""
+        """Return the part of the state that survives a restart, or with `soft` the whole state."""
         if not soft:
             return {
                 "clocks": {str(worker): clock for worker, clock in self._clocks.items()},
@@ -431,7 +440,7 @@ class GroupRounds:
             "live": list(self._live),
             "joining": list(self._joining),
             "submitted": {
-                w: [each.step for each in tokens] for w, tokens in self._submitted.items()
+                w: [token.step for token in tokens] for w, tokens in self._submitted.items()
             },
             "held": list(self._held),
             "clocks": dict(self._clocks),
@@ -449,10 +458,10 @@ class GroupRounds:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         if not soft:
             self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
-            void = state.get("void", {})  # checkpoints of before have none
+            void = state.get("void", {})  # missing in checkpoints of older versions
             self._void = {int(worker): step for worker, step in void.items()}
             return
         self._set_groups(state["groups"])
@@ -471,54 +480,57 @@ class GroupRounds:
 
 
 class FollowingRounds(GroupRounds):
-    """The rule in force on a shard that follows shard 0.
+    """The rule in use on a shard that follows shard 0.
 
-    The rounds of two shards may be a push apart: one releases the push of a worker alone, which the
-    other merges with that of a worker that joined in between. A joiner that entered here at the end
-    of a round could widen this to two, and each shard would wait for a push of a worker that waits
-    at the other. So it enters where shard 0 has let it in, in the middle of a round, too.
+    The rounds of two shards may be one push apart: one shard releases the push of worker A alone,
+    and the other shard merges it with the push of worker B, which joined in between. A joiner that
+    enters this shard at the end of a round could make the rounds two pushes apart. Each shard would
+    then wait for a push of a worker that waits at the other shard. So a joiner enters where shard 0
+    has let the joiner in, even in the middle of a round.
     """
 
     def __init__(self, groups: Groups) -> None:
-        """Begin with nobody."""
+        """Start without workers."""
         super().__init__(groups)
-        self._expected: Sequence[Joiners] = ()  # who has finished no round at shard 0
+        self._expected: Sequence[Joiners] = ()  # workers that have finished no round at shard 0
 
     def expect(self, joiners: Sequence[Joiners]) -> None:
-        """Take over the joiners of shard 0; they replace those before."""
+        """Replace the expected joiners by the joiners of shard 0."""
         self._expected = tuple(joiners)
         for worker in self._joining:
             self._mark_dirty(worker)
 
     def advance(self, now: float) -> Advance:
-        """Settle everything that can be settled now; no round is released without a joiner."""
+        """Let joiners in, then release complete rounds: no round is released without joiners."""
         for number in self._dirty:
             self._admit(number, at_boundary=False)
         return super().advance(now)
 
     def _admit(self, number: int, at_boundary: bool) -> None:
-        """Make those of the group's joiners live that may be now; see `GroupRounds`."""
+        """Make the joiners of the group live that shard 0 has let in, even in mid-round."""
         del at_boundary
         for worker in self._joining_of(number):
             if self._may_enter(worker):
                 self._enter(worker)
 
     def _may_enter(self, worker: int) -> bool:
-        """Return whether all is over here that was over at shard 0 when it let a worker in.
+        """Return True if the worker may enter, because this shard has caught up with shard 0.
 
-        Of a worker that is not named shard 0 has finished a round: this shard was started later.
+        All steps that were released or withdrawn at shard 0 before the worker entered there must be
+        released or withdrawn on this shard, too. A worker that is not listed has finished a round
+        at shard 0 before this shard started, and may enter.
         """
-        found = next((each for each in self._expected if worker in each.workers), None)
-        if found is None:
+        joiners = next((item for item in self._expected if worker in item.workers), None)
+        if joiners is None:
             return True
-        before = zip(found.members, found.after, strict=True)
-        return found.has_entered and all(self._is_over(each, step) for each, step in before)
+        before = zip(joiners.members, joiners.after, strict=True)
+        return joiners.has_entered and all(self._is_over(member, step) for member, step in before)
 
     def _is_over(self, worker: int, step: int) -> bool:
-        """Return whether no push of a worker up to a step is still to be released here.
+        """Return True if no push of the worker up to this step may still be released on this shard.
 
-        Of one that has released nothing here since this shard began it cannot be: a push of before
-        is refused.
+        A worker that has released nothing since this shard started has no push to wait for: the
+        shard refuses pushes from before the start.
         """
         if not self.is_live(worker):
             return True
@@ -527,31 +539,31 @@ class FollowingRounds(GroupRounds):
         return self._over.get(worker, step) >= step
 
     def state_dict(self, soft: bool) -> State:
-        """Return the clocks, which outlive a restart, or who is where; see SyncRule."""
+        """Return the clocks, which survive a restart, or with `soft` the whole state."""
         state = super().state_dict(soft)
         return state | {"expected": _as_plain(self._expected)} if soft else state
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a state from `state_dict`."""
         super().load_state_dict(state, soft)
         if soft:
             self._expected = _of_plain(state["expected"])
 
 
 def _without(joiners: Sequence[Joiners], gone: Collection[int]) -> list[Joiners]:
-    """Return joiners but for some workers."""
-    kept = []
-    for each in joiners:
-        workers = tuple(worker for worker in each.workers if worker not in gone)
+    """Return the joiners without the workers in `gone`."""
+    remaining = []
+    for group in joiners:
+        workers = tuple(worker for worker in group.workers if worker not in gone)
         if workers:
-            kept.append(dataclasses.replace(each, workers=workers))
-    return kept
+            remaining.append(dataclasses.replace(group, workers=workers))
+    return remaining
 
 
 def _as_plain(joiners: Sequence[Joiners]) -> list[list[Any]]:
     return [
-        [list(each.workers), each.has_entered, list(each.members), list(each.after)]
-        for each in joiners
+        [list(group.workers), group.has_entered, list(group.members), list(group.after)]
+        for group in joiners
     ]
 
 
@@ -563,14 +575,14 @@ def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
 
 
 def _contains(ascending: Sequence[int], value: int) -> bool:
-    """Return whether a sorted list holds a value."""
+    """Return True if a sorted list contains a value."""
     place = bisect.bisect_left(ascending, value)
     return place < len(ascending) and ascending[place] == value
 
 
 @dataclasses.dataclass(frozen=True)
 class SyncChoice:
-    """A value of --sync: the groups it forms by itself, and the flags that it takes."""
+    """A value of --sync: the groups that it forms by default, and the flags that it accepts."""
 
     groups: Callable[[int], Groups]
     takes_groups: bool
@@ -578,7 +590,7 @@ class SyncChoice:
     needs_bound: bool = False
 
 
-#: --sync value -> how it becomes a GroupSync.
+#: --sync value -> settings to make a GroupSync.
 SYNC_RULES: dict[str, SyncChoice] = {
     "bsp": SyncChoice(one_group, takes_groups=False, takes_bound=False),
     "asp": SyncChoice(groups_of_one, takes_groups=False, takes_bound=False),
@@ -594,11 +606,11 @@ def make_rule(
     bound: int | None = None,
     auto: AutoGroups | None = None,
 ) -> GroupSync:
-    """Compose the rule that --sync, --groups and --staleness_bound name.
+    """Make the rule that --sync, --groups and --staleness_bound describe.
 
     Raises:
-        ConfigurationError: Groups or a bound given to a rule that has none, a missing bound, or
-            groups that are not a partition of 1..nb_workers.
+        ConfigurationError: Groups or a bound are given for a rule without groups or bound, a bound
+            is missing, or the groups are not a partition of 1..nb_workers.
     """
     choice = SYNC_RULES[name]
     if (groups is not None or auto is not None) and not choice.takes_groups:

@@ -1,7 +1,8 @@
-"""What a stale update is worth: all, less by its age, less entry by entry, or compensated.
+"""Weightings of stale updates: full weight, less with age, less per entry, or compensated.
 
-A `Weighting` scales the updates of a release before they are merged, by how far the shard has gone
-on since the weights that they were computed at. A value of --weighting is a row of `WEIGHTINGS`.
+A `Weighting` scales the updates of a release before they are merged. The scale depends on the
+number of updates that the shard has applied since the weights at which the update was computed.
+`WEIGHTINGS` has a row for each value of --weighting.
 """
 
 from thinwire.ops.weighting.base import Arrival, ReleaseContext, Weighting, staleness

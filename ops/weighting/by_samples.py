@@ -1,4 +1,4 @@
-"""A weighting by the examples behind an update."""
+"""A weighting by the number of training examples behind an update."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from thinwire.ops.weighting.by_staleness import StatelessWeighting, scaled
 
 @dataclasses.dataclass(frozen=True)
 class BySamples(StatelessWeighting):
-    """Scale each update of a release by its share of the examples.
+    """Scale each update of a release by its share of the training examples.
 
-    An update of n examples, one of m in a release of N examples together, is multiplied by
-    ``n * m / N``, so that the mean of the updates is the mean over all examples. Where all have
-    as many nothing is multiplied.
+    A release has m updates with N examples in total. An update of n examples is multiplied by
+    ``n * m / N``, so the mean of the updates is the mean over all examples. If all updates have
+    the same number of examples, no update is multiplied.
     """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, each multiplied by its share."""
+        """Return the arrivals with each update multiplied by its share of the examples."""
         counts = [arrival.samples for arrival in arrivals]
         total = sum(counts)
         if not total or min(counts) == max(counts):

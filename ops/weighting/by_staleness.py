@@ -1,4 +1,4 @@
-"""Weightings without state: an update counts in full, or by its own staleness."""
+"""Weightings without state: full weight, or a weight that falls with an update's staleness."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class StatelessWeighting:
 
 @dataclasses.dataclass(frozen=True)
 class Unweighted(StatelessWeighting):
-    """Every update counts in full."""
+    """Gives every update its full weight."""
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals as they are."""
+        """Return the arrivals unchanged."""
         del context
         return list(arrivals), state
 
 
 @dataclasses.dataclass(frozen=True)
 class Inverse(StatelessWeighting):
-    """Scale an update by 1/Y, Y = max(1, T - v + 1), v the version it was computed at.
+    """Scale an update by 1/Y, Y = max(1, T - v + 1): T is the shard version, v the update's.
 
     Source: Jiang et al. (CCGrid 2019), Grouping-SGD's weight factor WF.
-    Differences: counted from the version the update was computed at, in every mode.
+    Differences: v is the version at which the update was computed, in every mode.
     """
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, each divided by its own staleness Y."""
+        """Return the arrivals, each divided by its staleness Y."""
         return [
             scaled(arrival, 1.0 / staleness(context.version, arrival.computed_at), context)
             for arrival in arrivals
@@ -52,7 +52,7 @@ class Inverse(StatelessWeighting):
 
 
 def scaled(arrival: Arrival, weight: float, context: ReleaseContext) -> Arrival:
-    """Return an arrival with its update multiplied."""
+    """Return the arrival with its update multiplied by `weight`."""
     if weight == 1.0:
         return arrival
     values = context.kernels.scale(arrival.update.values, weight)

@@ -1,4 +1,4 @@
-"""Delay compensation: a stale gradient is carried on to where the weights are now."""
+"""Delay compensation: correct a stale gradient for the change of the weights since its base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEFAULT_LAMBDAS = {"constant": 0.04, "adaptive": 2.0}
 DEFAULT_DECAY = 0.95
 BACKUPS = ("per_worker", "global_prev")
 
-#: Whose mean square it is where all workers share one.
+#: Key of the mean squares that all workers share, with ``global_prev``.
 _EVERYBODY = "all"
 
 
@@ -25,18 +25,18 @@ _EVERYBODY = "all"
 class DcAsgd:
     """Add L * g * g * (theta - base) to a gradient g that was computed at `base`.
 
-    The diagonal of g g^T stands for the Hessian in a first-order step from `base` to theta. Of a
-    sparse update the entries sent are compensated. An update whose base is not known (its worker
-    had left, and returns with it) counts as it is.
+    The diagonal of g g^T approximates the Hessian in a first-order step from `base` to theta. In a
+    sparse update only the sent entries are compensated. An update whose base is unknown is not
+    compensated. The base is unknown if the worker left and returns with an older update.
 
     Attributes:
-        dcasgd_lambda: Strength of the compensation; None takes the variant's default.
+        dcasgd_lambda: Strength lambda of the compensation; None takes the variant's default.
         dcasgd_variant: ``constant``: L = lambda. ``adaptive``: L = lambda / sqrt(m + 1e-7), m the
             running mean of g * g per entry and worker.
-        dcasgd_decay: Of that mean, from 0 to below 1; None is 0.95.
-        dcasgd_backup: What `base` is. ``per_worker``: the very weights that the gradient was
-            computed at. ``global_prev``: the weights before the shard's latest step, whoever
-            pushes; m is then one for all workers too.
+        dcasgd_decay: Decay of the running mean m, from 0 to below 1; None means 0.95.
+        dcasgd_backup: Choice of `base`. ``per_worker``: the weights at which the gradient was
+            computed. ``global_prev``: the weights before the shard's latest step, for every
+            worker; all workers then share one m.
 
     Source: Zheng et al. (ICML 2017), equations 10 and 14; docs/methods/grouping_sgd.md.
     """
@@ -47,7 +47,7 @@ class DcAsgd:
     dcasgd_backup: str = "per_worker"
 
     def __post_init__(self) -> None:
-        """Refuse unknown words, numbers out of range, and a decay that nothing would use."""
+        """Reject unknown words, numbers out of range, and a decay that has no effect."""
         _check_word("dcasgd_variant", self.dcasgd_variant, tuple(DEFAULT_LAMBDAS))
         _check_word("dcasgd_backup", self.dcasgd_backup, BACKUPS)
         if self.dcasgd_lambda is not None and not 0 <= self.dcasgd_lambda < float("inf"):
@@ -68,38 +68,40 @@ class DcAsgd:
 
     @property
     def strength(self) -> float:
-        """Lambda."""
-        given = self.dcasgd_lambda
-        return DEFAULT_LAMBDAS[self.dcasgd_variant] if given is None else given
+        """Lambda, the strength of the compensation."""
+        strength = self.dcasgd_lambda
+        return DEFAULT_LAMBDAS[self.dcasgd_variant] if strength is None else strength
 
     @property
     def decay(self) -> float:
-        """Of the running mean of squares."""
+        """Decay of the running mean of squares."""
         return DEFAULT_DECAY if self.dcasgd_decay is None else self.dcasgd_decay
 
     @property
     def shares_backup(self) -> bool:
-        """Whether one copy serves all workers."""
+        """True if one backup of the weights serves all workers."""
         return self.dcasgd_backup == "global_prev"
 
     @property
     def needs_copies(self) -> bool:
-        """Whether the shard must keep the weights that each worker was last sent."""
+        """True if the shard must keep the weights that it last sent to each worker."""
         return self.strength > 0 and not self.shares_backup
 
     def init(self, size: int, version: int = 0) -> State:
-        """Return the state before any update; arrays are made when they are first needed."""
+        """Return the state before any update; arrays are created at their first use."""
         del size, version
-        return {"mean_squares": {}}  # worker, or "all" -> [n] float32
+        return {"mean_squares": {}}  # worker, or "all" -> running mean [n] float32
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals, each compensated from its own base; nothing at lambda = 0."""
+        """Return the arrivals, each compensated from its base; unchanged if lambda is 0."""
         if self.strength == 0:
             return list(arrivals), state
         compensated = [self._compensated(arrival, context, state) for arrival in arrivals]
-        if self.shares_backup:  # from before the step that this release makes: w0 at the first
+        if self.shares_backup:
+            # Stored after compensating: the next release must get the weights from before the step
+            # that this release makes. The first release has no backup and is not compensated.
             state["previous"] = context.theta.copy()  # [n] float32
         return compensated, state
 
@@ -114,7 +116,7 @@ class DcAsgd:
         return dataclasses.replace(arrival, update=Update(indices, values))
 
     def _base(self, arrival: Arrival, context: ReleaseContext, state: State) -> Float32 | None:
-        """Return the backup [n], or None where there is nothing to compensate."""
+        """Return the backup weights [n]; None if there is nothing to compensate."""
         if self.shares_backup:
             return state.get("previous")
         if arrival.worker in context.replicas:
@@ -124,7 +126,7 @@ class DcAsgd:
         return context.copies.get(arrival.base_version)
 
     def _strength(self, arrival: Arrival, context: ReleaseContext, state: State) -> float | Float32:
-        """Return L, one number or one per entry sent; a fresh gradient counts in the mean too."""
+        """Return L: one number, or one per sent entry; fresh gradients also enter the mean."""
         if self.dcasgd_variant == "constant":
             return self.strength
         import numpy as np

@@ -1,9 +1,9 @@
-"""How often each entry of a shard was hit, kept so that long windows need not be walked.
+"""Counts of the releases that hit each entry of a shard, so that long windows are not walked.
 
-A running count per entry and copies of it at some versions, the marks: the hits since a mark are a
-difference. Only from the base version to the next mark the releases themselves are walked. All of
-this follows from the history of releases, so nothing of it is saved; short windows (few workers)
-have neither counts nor marks and cost nothing.
+The state is a running count per entry, and copies of the counts at some versions, the marks. The
+hits since a mark are a difference of counts. Only the releases between the base version and the
+next mark are walked. The counts follow from the history of releases, so snapshots do not contain
+them. Short windows (few workers) have neither counts nor marks and cost nothing.
 """
 
 from __future__ import annotations
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
     from thinwire.ops.kernels.base import HitSet
     from thinwire.ops.types import Int64
 
-#: Releases between two marks, and in a window that is walked in whole.
+#: Number of releases between two marks. Windows shorter than two intervals have no marks.
 MARK_INTERVAL = 32
 
 
 def begin(size: int, longest_window: int) -> State:
-    """Return the state for a shard of `size` entries and windows up to `longest_window`.
-
-    Counts wrap around; a difference is exact as long as it fits the type.
-    """
+    """Return the state for a shard of `size` entries and windows up to `longest_window`."""
+    # Counts wrap around. A difference of counts is still exact if it fits the type, and no window
+    # has more hits than `longest_window`.
     dtype = np.uint16 if longest_window <= np.iinfo(np.uint16).max else np.uint32
     return {
-        "walked": np.zeros(size, np.uint16),  # [size], zero between calls: scratch of kernels.hits
-        "counts": np.zeros(0, dtype),  # [size] since the first mark; empty: no marks
+        "walked": np.zeros(size, np.uint16),  # [size] scratch of kernels.hits; zero between calls
+        "counts": np.zeros(0, dtype),  # [size] hits since the first mark; empty: no marks
         "num_dense": 0,  # releases since the first mark that hit every entry
         "marks": [],  # {"version", "counts" [size], "num_dense"}, versions ascending
     }
@@ -44,10 +43,10 @@ def record(touched: HitSet, version: int, first: int, state: State) -> None:
     """Record the release that follows `version`.
 
     Args:
-        touched: Unique positions that it hits; None is all.
-        version: Updates applied before it.
-        first: Oldest version that hits may be counted from.
-        state: Changed in place.
+        touched: Unique positions that the release hits; None means all positions.
+        version: Number of updates applied before the release.
+        first: Oldest version from which hits may be counted.
+        state: State from `begin`, changed in place.
     """
     marks = state["marks"]
     while marks and marks[0]["version"] < first:
@@ -76,30 +75,32 @@ def since(
     kernels: Kernels,
     state: State,
 ) -> NDArray[np.int32]:
-    """Count the releases from version `base` on that hit each entry.
+    """Count, for each entry, the releases since version `base` that hit the entry.
 
     Args:
-        base: At least `first`.
+        base: Version from which hits are counted, at least `first`.
         first: Version of history[0].
-        history: Per release its positions, or None for all.
-        indices: [k] ascending: the entries to count for; None: all.
-        kernels: That count within a window.
-        state: From `begin`.
+        history: Positions that each release hit, or None if it hit all positions.
+        indices: [k] ascending positions of the entries to count for; None means all entries.
+        kernels: Kernels that count the hits of the walked releases.
+        state: State from `begin`.
 
     Returns:
-        [k] (or [size]) int32.
+        Number of hits per entry, [k] (or [size]) int32.
     """
     marks = state["marks"]
     mark = None
-    if marks:  # at most one interval apart, but for the first
+    if marks:
+        # Marks are one interval apart, so this is the first mark at `base` or later. Only a base
+        # before the first mark makes the walk longer than one interval.
         near = (base - marks[0]["version"] + MARK_INTERVAL - 1) // MARK_INTERVAL
         mark = marks[max(0, near)] if near < len(marks) else None
     stop = len(history) if mark is None else mark["version"] - first
     sigma = kernels.hits(history[base - first : stop], indices, state["walked"])
     if mark is None:
         return sigma
-    now, then = state["counts"], mark["counts"]
-    more = now - then if indices is None else now[indices] - then[indices]
+    newest, marked = state["counts"], mark["counts"]
+    more = newest - marked if indices is None else newest[indices] - marked[indices]
     total: NDArray[np.int32] = (
         sigma + more.astype(np.int32) + np.int32(state["num_dense"] - mark["num_dense"])
     )

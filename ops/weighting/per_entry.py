@@ -1,4 +1,4 @@
-"""AdaComp's damping: each entry counts by the updates that have hit it."""
+"""AdaComp's damping: the weight of an entry falls with the number of updates that hit it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Of releases beyond a window: with the hits within, a count that fits an int32.
+#: Largest number of forgotten releases that is counted. The sum with the hits within the window
+#: must fit an int32.
 _MOST_FORGOTTEN = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
 class PerEntry:
-    """AdaComp's damping: divide each entry by the updates that hit it since the worker's pull.
+    """Divides each entry by the number of updates that hit it since the worker's pull.
 
-    ``rate(i) = eta / max(1, sigma_i)``, sigma_i = number of releases s with
-    ``v <= s < T``, v the version the update was computed at, whose index set holds i; an empty
-    window (fresh update) damps nothing.
+    ``rate(i) = eta / max(1, sigma_i)``. sigma_i is the number of releases s with ``v <= s < T``
+    whose index set contains i; v is the version at which the update was computed, T the shard's
+    version. A fresh update has an empty window and is not damped.
 
     Attributes:
-        window: Most releases remembered; older ones are forgotten even if a worker is behind them.
-        beyond_window: An update older than the window is weighed with the retained part plus the
-            number of forgotten releases (``count``: an upper bound of sigma), or dropped
-            (``reject``).
+        window: Largest number of remembered releases. Older releases are forgotten even if a
+            worker still computes at an older version.
+        beyond_window: Treatment of an update that is older than the window. ``count``: the hits in
+            the window plus the number of forgotten releases are used, an upper bound of sigma.
+            ``reject``: the update is dropped.
 
     Source: Hardy et al. (arXiv 1702.04683) and their published code; docs/methods/adacomp.md.
     """
@@ -39,7 +41,7 @@ class PerEntry:
     needs_copies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse an empty window or an unknown policy beyond it."""
+        """Reject an empty window, or an unknown value of `beyond_window`."""
         if self.window < 1:
             raise ConfigurationError(
                 f"--staleness_window={self.window}: expected 1 or more remembered updates."
@@ -54,15 +56,15 @@ class PerEntry:
         from thinwire.ops.weighting import hit_counts
 
         return {
-            "first": version,  # of history[0]
-            "history": [],  # per release: ascending int32 [k] positions, or None for all
+            "first": version,  # version of history[0]
+            "history": [],  # ascending int32 [k] positions per release, or None for all
             "scratch": hit_counts.begin(size, self.window),
         }
 
     def weigh(
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
-        """Return the arrivals damped entry by entry, and remember which entries they touch."""
+        """Return the arrivals damped per entry, and record which entries the release hits."""
         damped = [
             self._damped(arrival, context, state)
             for arrival in arrivals
@@ -99,10 +101,10 @@ class PerEntry:
 
 
 def _touched(arrivals: Sequence[Arrival]) -> NDArray[np.int32] | None:
-    """Return the union of the arrivals' positions as int32, or None when one is dense."""
+    """Return the union of the arrivals' positions as int32; None if an arrival is dense."""
     import numpy as np
 
     from thinwire.ops.kernels.numpy_ops import union
 
-    sets = [each.update.indices for each in arrivals if each.update.indices is not None]
+    sets = [arrival.update.indices for arrival in arrivals if arrival.update.indices is not None]
     return union(sets).astype(np.int32) if len(sets) == len(arrivals) else None

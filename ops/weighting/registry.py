@@ -1,4 +1,4 @@
-"""Which weighting a value of --weighting stands for."""
+"""The weightings by their value of --weighting."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Blocks as bytes: positions near their entropy, values plain or with deflated exponents.
 
-Encoding goes through an `IndexChooser`, which knows for each slot which codings are smallest.
-Decoding is stateless and trusts nothing: lengths, ranges and order are checked before anything is
-allocated for them, and whatever is wrong raises `WireError`. A block of which only some ranges are
-present has uint32 entries of a range, then one bit for each range, then the values of those.
+An `IndexChooser` encodes blocks and remembers the smallest coding of each slot. Decoding is
+stateless and trusts no input: it checks lengths, ranges and order before it allocates memory for
+them, and raises `WireError` on any error. A block with only some ranges of its slot is coded as a
+uint32 (entries per range), then one bit per range, then the values of the present ranges.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-_HEADER = struct.Struct("<I")  # entries of a range
+_HEADER = struct.Struct("<I")  # entries per range
 
 
 def num_ranges(size: int, block_entries: int) -> int:
-    """Return how many ranges a slot is cut into."""
+    """Return the number of ranges of `block_entries` entries in a slot of `size` entries."""
     return -(-size // block_entries)
 
 
 def lengths(size: int, block_entries: int) -> Int64:
-    """Return [n] int64: the entries of each range."""
+    """Return the number of entries in each range, [n] int64; the last range may be shorter."""
     result = np.full(num_ranges(size, block_entries), block_entries)
     if result.size:
         result[-1] = size - (result.size - 1) * block_entries
@@ -52,45 +52,49 @@ def lengths(size: int, block_entries: int) -> Int64:
 
 
 def mask(block: RangedBlock) -> NDArray[np.bool_]:
-    """Return [size] bool: which entries of the slot are there."""
+    """Return [size] bool: True for the entries of the slot that the block contains."""
     return np.repeat(block.present, lengths(block.size, block.block_entries))
 
 
 def described(block: RangedBlock) -> bytes:
-    """Return what stands before the values on the wire."""
+    """Return the header of a ranged block: entries per range, then a bitmap of present ranges."""
     return (
         _HEADER.pack(block.block_entries) + np.packbits(block.present, bitorder="little").tobytes()
     )
 
 
 def decode(slot: int, values: CodedValues, head: memoryview, size: int) -> RangedBlock:
-    """Check and decode one block.
+    """Check and decode one ranged block.
 
     Args:
-        slot: Its slot.
-        values: [k], of the ranges that are there.
-        head: What stood before the values.
-        size: Entries of the slot.
+        slot: Slot number of the block.
+        values: [k] coded values of the present ranges.
+        head: Header of the block, as `described` returns it.
+        size: Number of entries in the slot.
 
     Raises:
-        WireError: Lengths do not fit each other.
+        WireError: The lengths of the header, the values and the slot do not match.
     """
     if len(head) < _HEADER.size:
-        raise WireError(f"{len(head)} bytes about ranges; expected {_HEADER.size} and a bitmap")
+        raise WireError(
+            f"header of ranges has {len(head)} bytes; expected {_HEADER.size} and a bitmap"
+        )
     (block_entries,) = _HEADER.unpack(head[: _HEADER.size])
     if not block_entries:
-        raise WireError("ranges of no entries; expected at least 1")
+        raise WireError("ranges of no entries; expected at least 1 entry per range")
     count = num_ranges(size, block_entries)
     bits = np.frombuffer(head, np.uint8, offset=_HEADER.size)
     if bits.size != -(-count // 8):
-        raise WireError(f"a bitmap of {bits.size} bytes for {count} ranges")
+        raise WireError(f"bitmap of {bits.size} bytes does not fit {count} ranges")
     flags = np.unpackbits(bits, bitorder="little").view(bool)
     if flags[count:].any():
-        raise WireError(f"the bitmap of {count} ranges has bits beyond them")
+        raise WireError(f"bitmap of {count} ranges has bits set beyond the last range")
     present = flags[:count]
     expected = int(lengths(size, block_entries)[present].sum())
     if values.data.size != expected:
-        raise WireError(f"{values.data.size} values in ranges of {expected} entries")
+        raise WireError(
+            f"{values.data.size} values in ranges of {expected} entries; the numbers must be equal"
+        )
     return RangedBlock(slot, size, None, values, block_entries, present)
 
 
@@ -106,12 +110,13 @@ __all__ = [
 _NUMPY_DTYPES = {"float32": "<f4", "bfloat16": "<u2", "float16": "<f2", "int8": "|i1"}
 _OF_FEW_BITS = frozenset({ValueCoding.CODES, ValueCoding.DEFLATED_CODES})
 _UINT32_RANGE = 1 << 32
-#: Of a block's bytes: what a search for repeated gaps saves, at least; it takes five times as long.
+#: Smallest saving for which to search for repeated gaps, as a fraction of the block's bytes: the
+#: search takes five times as long.
 _WORTH_A_SEARCH = 0.02
 
 
 class IndexCoding(enum.IntEnum):
-    """How positions are coded; the numbers are those of the wire."""
+    """How positions are coded; the numbers are also used on the wire."""
 
     DENSE = 0
     BITMAP = 1
@@ -123,53 +128,53 @@ class IndexCoding(enum.IntEnum):
 
 
 _CODINGS = frozenset(int(coding) for coding in IndexCoding)
-#: Of blocks that have some of their slot's entries, and only such: positions of their values.
+#: Codings of sparse blocks: the index bytes are the positions of the values.
 _OF_POSITIONS = _CODINGS - {IndexCoding.DENSE, IndexCoding.LOW_RANK, IndexCoding.RANGES}
-#: Of blocks that may span several slots: of all their entries, or of some.
+#: Codings of blocks that may span several slots.
 _OF_SEVERAL = _OF_POSITIONS | {IndexCoding.DENSE}
 
 
 @dataclasses.dataclass(frozen=True)
 class WireBlock:
-    """One block as it travels."""
+    """One coded block, ready for a message."""
 
-    slot: int
-    count: int  # values
+    slot: int  # number of the block's first slot
+    count: int  # number of values
     coding: IndexCoding
     coding_parameter: int  # low bits of RICE, rank of LOW_RANK, else 0
     index_bytes: bytes | memoryview
     value_dtype: str
     scale: float
-    value_bytes: bytes | memoryview  # plain ones are the block's own array, but for LOW_RANK
+    value_bytes: bytes | memoryview  # plain values are a view of the block's array, unless LOW_RANK
     value_coding: ValueCoding = ValueCoding.PLAIN
-    chunk: int = 0  # entries of a chunk, where values have scales for each; else 0
-    chunk_first: int = 0  # place of the first entry in its chunk
-    slots: int = 1  # slices that it spans, from `slot` on
+    chunk: int = 0  # entries per chunk of few-bit values; else 0
+    chunk_first: int = 0  # position of the block's first entry in its chunk
+    slots: int = 1  # number of slices that the block spans, from `slot` on
 
     @property
     def num_bytes(self) -> int:
-        """Its bytes in a payload."""
+        """Number of bytes of the block in a payload."""
         return len(self.index_bytes) + len(self.value_bytes)
 
 
 class IndexChooser:
-    """Remembers for each slot which codings were smallest, and tries all from time to time.
+    """Encodes blocks with the smallest coding of each slot, and regularly tries all codings again.
 
     Attributes:
-        interval: Blocks of one slot between two trials.
-        state: Plain ints, for each slot, or slots that a block spans: ``"<slot>.coding"``,
+        interval: Number of blocks of one slot between two trials.
+        state: Plain ints for each slot, or for the slots that a block spans: ``"<slot>.coding"``,
             ``"<slot>.searches"`` (for repeated gaps), ``"<slot>.values"`` (a ValueCoding) and
-            ``"<slot>.blocks"`` (since the last trial). Put it into a checkpoint, hand it back, and
-            the same bytes come out.
+            ``"<slot>.blocks"`` (since the last trial). A chooser that gets this state from a
+            checkpoint produces the same bytes.
     """
 
     def __init__(self, interval: int = 50, state: dict[str, int] | None = None) -> None:
-        """Start with nothing remembered, or with an earlier chooser's state."""
+        """Start with an empty state, or with the state of an earlier chooser."""
         self.interval = interval
         self.state = dict(state or {})
 
     def encode(self, block: Block | WireBlock) -> WireBlock:
-        """Return the block as bytes; dense values are viewed, not copied. A coded one stays."""
+        """Return the block as bytes; dense values are not copied, a coded block stays unchanged."""
         if isinstance(block, WireBlock):
             return block
         if isinstance(block, LowRankBlock):
@@ -202,7 +207,10 @@ class IndexChooser:
     def _code_values(
         self, name: str, coding: IndexCoding, data: NDArray[Any]
     ) -> tuple[ValueCoding, bytes | memoryview]:
-        """Return the values' bytes, after `_code` has seen their positions."""
+        """Return the coding and the bytes of the values.
+
+        Call `_code` for the same block first: it counts the block, and a count of 1 marks a trial.
+        """
         plain = data.data.cast("B") if data.size else memoryview(b"")
         few = data.size < value_codings.LEAST_VALUES or data.itemsize == 1
         if few or coding not in _OF_POSITIONS:
@@ -237,12 +245,12 @@ class IndexChooser:
 
 
 def _name(block: Block) -> str:
-    """Return the name by which a block's codings are remembered: those of one have one size."""
+    """Return the key of a block's codings in the state; blocks with equal keys have equal sizes."""
     return f"{block.slot}" if block.slots == 1 else f"{block.slot}+{block.slots}"
 
 
 def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
-    """Return the left factor's values, then the right one's; a header describes them."""
+    """Return a low-rank block as bytes: a header, the left factor, then the right factor."""
     data = np.concatenate([block.values.data, block.right.data])
     return WireBlock(
         slot=block.slot,
@@ -257,9 +265,9 @@ def _factors_as_bytes(block: LowRankBlock) -> WireBlock:
 
 
 def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding, bool]:
-    """Return the coding that is smallest, and whether it shall search for repeated gaps.
+    """Return the smallest coding, and whether to search for repeated gaps.
 
-    Only deflating must be tried to be known.
+    Sizes are computed without coding, except that deflating must be tried.
     """
     searches = False
     sizes = {
@@ -279,7 +287,7 @@ def _smallest(indices: Int64, size: int, value_bytes: int) -> tuple[IndexCoding,
 def _encode_as(
     coding: IndexCoding, indices: Int64, size: int, searches: bool
 ) -> tuple[IndexCoding, int, bytes]:
-    """Return (coding, its best parameter, index bytes)."""
+    """Return (coding, best parameter of the coding, index bytes)."""
     parameter = 0
     if coding is IndexCoding.RICE:
         parameter, data = index_codings.encode_best_rice(indices)
@@ -310,37 +318,38 @@ def decode_block(
     """Check and decode one block.
 
     Args:
-        slot: Its slot.
+        slot: Slot number of the block.
         count: Number of values.
-        coding: An IndexCoding.
+        coding: How the positions are coded, an IndexCoding.
         coding_parameter: Low bits of RICE, rank of LOW_RANK, else 0.
-        index_bytes: The coded positions; of LOW_RANK what the factors are, of RANGES which.
-        value_dtype: One of thinwire.ops.types.VALUE_DTYPES, or of FEW_BITS.
-        scale: What the values are multiplied by; 0, not given, is 1 but for int8.
-        value_bytes: The values, little-endian.
-        size: Entries of the slot, or of those that the block spans.
-        value_coding: A ValueCoding; EXPONENTS only with positions, CODES and DEFLATED_CODES with
-            all dtypes of FEW_BITS and no others.
-        chunk: Entries of a chunk, with these dtypes; else 0.
-        chunk_first: Place of the slot's first entry in its chunk, with these dtypes; else 0.
-        slots: How many it spans; several only with positions, or with all values one by one.
+        index_bytes: Coded positions; with LOW_RANK or RANGES the header of the factors or ranges.
+        value_dtype: Dtype of the values, one of thinwire.ops.types.VALUE_DTYPES and FEW_BITS.
+        scale: Factor of the values; 0 means not set, which is 1 and not allowed for int8.
+        value_bytes: Values, little-endian.
+        size: Number of entries in the slot, or in all slots that the block spans.
+        value_coding: How the values are coded, a ValueCoding: EXPONENTS only with positions; CODES
+            or DEFLATED_CODES with the dtypes of FEW_BITS and no other dtype.
+        chunk: Entries per chunk with a dtype of FEW_BITS, else 0.
+        chunk_first: Position of the slot's first entry in its chunk with a dtype of FEW_BITS, else
+            0.
+        slots: Number of slots that the block spans; above 1 only with positions or DENSE.
 
     Returns:
-        The block, LOW_RANK written out as dense float32. Other values are a view of `value_bytes`
-        where that is aligned. They have not been checked to be finite: see
-        `thinwire.ops.kernels.numpy_ops.all_finite`.
+        The block; LOW_RANK is multiplied out to dense float32. Other values are a view of
+        `value_bytes` if it is aligned. The values are not checked for NaN and infinity;
+        `thinwire.ops.kernels.numpy_ops.all_finite` does this.
 
     Raises:
-        WireError: Anything does not fit.
+        WireError: The arguments do not fit each other, or the bytes do not decode.
     """
     if slots > 1 and (value_dtype in FEW_BITS or coding not in _OF_SEVERAL):
-        raise WireError(f"index coding {coding} of {value_dtype} values for {slots} slots")
+        raise WireError(f"index coding {coding} of {value_dtype} values cannot span {slots} slots")
     if value_dtype in FEW_BITS:
         _check_few_bits(count, coding, value_dtype, value_coding, size)
         scale = _checked_scale(scale, value_dtype)
         indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
-        given = indices, size, chunk, chunk_first
-        edges = few_bits_coding.checked_edges(*given, len(value_bytes))
+        chunks = indices, size, chunk, chunk_first
+        edges = few_bits_coding.checked_edges(*chunks, len(value_bytes))
         codes, scales = few_bits_coding.decode_codes(value_bytes, value_dtype, edges, value_coding)
         values_of_chunks = ChunkedValues(
             value_dtype, codes, scale, scales=scales, edges=edges, chunk=chunk, first=chunk_first
@@ -356,7 +365,7 @@ def decode_block(
         if value_coding != ValueCoding.EXPONENTS or coding not in _OF_POSITIONS or count > size:
             raise WireError(
                 f"value coding {value_coding} of {count} values, index coding {coding}, for {size} "
-                "entries; expected 0, or 1 with positions"
+                "entries; expected value coding 0, or 1 with positions"
             )
         value_bytes = value_codings.decode_exponents(value_bytes, count, dtype.itemsize)
     if not 0 <= count <= size or len(value_bytes) != count * dtype.itemsize:
@@ -372,7 +381,7 @@ def decode_block(
         return decode_factors(slot, coded, coding_parameter, index_bytes, size)
     if coding == IndexCoding.RANGES:
         if coding_parameter:
-            raise WireError(f"coding {coding} has no parameter; got {coding_parameter}")
+            raise WireError(f"index coding {coding} has no parameter; got {coding_parameter}")
         return decode(slot, coded, index_bytes, size)
     indices = _decode_indices(coding, coding_parameter, index_bytes, count, size)
     return Block(slot, size, indices, coded, slots=slots)
@@ -381,18 +390,18 @@ def decode_block(
 def _check_few_bits(
     count: int, coding: int, value_dtype: str, value_coding: int, size: int
 ) -> None:
-    """Check that values of few bits are coded in a way that they can be."""
+    """Check that the value coding and the index coding are allowed for few-bit values."""
     if value_coding not in _OF_FEW_BITS or coding not in _OF_SEVERAL:
         raise WireError(
             f"{value_dtype} values in value coding {value_coding}, index coding {coding}; "
-            "expected codes, with positions or of all entries"
+            "expected value coding 2 or 3, with positions or a dense block"
         )
     if not 0 <= count <= size:
         raise WireError(f"{count} values of {value_dtype} for {size} entries")
 
 
 def _checked_scale(scale: float, value_dtype: str) -> float:
-    """Return a block's scale; 0, not given, is 1 but for int8."""
+    """Return a block's scale; 0 means not set, which is 1 and not allowed for int8."""
     if scale == 0 and value_dtype != "int8":
         return 1.0
     if not 0 < scale < math.inf:
@@ -403,7 +412,7 @@ def _checked_scale(scale: float, value_dtype: str) -> float:
 def _decode_indices(
     coding: int, parameter: int, data: memoryview, count: int, size: int
 ) -> Int64 | None:
-    """Return ascending, unique positions below size; None for DENSE."""
+    """Return ascending, unique positions below `size`; None for DENSE."""
     if coding == IndexCoding.DENSE:
         if count != size or len(data) or parameter:
             raise WireError(f"dense block of {count} values, {len(data)} index bytes for {size}")
@@ -417,7 +426,7 @@ def _decode_indices(
     if coding == IndexCoding.RICE:
         indices = index_codings.decode_rice(data, count, size, parameter)
     elif parameter:
-        raise WireError(f"coding {coding} has no parameter; got {parameter}")
+        raise WireError(f"index coding {coding} has no parameter; got {parameter}")
     elif coding == IndexCoding.BITMAP:
         indices = index_codings.decode_bitmap(data, count, size)
     elif coding == IndexCoding.DEFLATED_GAPS:

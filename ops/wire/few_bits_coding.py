@@ -1,8 +1,9 @@
-"""Values of few bits as bytes: the scales of each chunk, then the codes, packed or deflated.
+"""Few-bit values as bytes: the scales of each chunk, then the codes, packed or deflated.
 
-Scales are the upper two bytes of their float32, little-endian, chunk by chunk. Codes are packed
-from the lowest bit of each byte on, the last byte filled with zeros. Of many values that are not
-equally frequent the packed bytes are deflated, by Huffman's code alone, to near their entropy.
+A scale is sent as the upper two bytes of its float32, little-endian, chunk by chunk. Codes are
+packed from the lowest bit of each byte on; zeros fill the last byte. If there are many codes and
+some are more frequent than others, the packed bytes are deflated with a Huffman code alone, to near
+their entropy.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-_LARGEST_SCALE_BITS = 0x7F7F  # of a bfloat16: the largest finite one
+_LARGEST_SCALE_BITS = 0x7F7F  # bits of the largest finite bfloat16
 _LARGEST_CHUNK = (1 << 32) - 1
 
 
 def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
-    """Return the values' bytes, and how they are coded."""
+    """Return the value coding and the bytes of the values."""
     scales = (coded.scales.view(np.uint32) >> np.uint32(16)).astype("<u2").tobytes()
     packed = _pack(coded.data, FEW_BITS[coded.dtype])
     if coded.data.size >= LEAST_VALUES:
@@ -41,20 +42,24 @@ def encode_codes(coded: ChunkedValues) -> tuple[ValueCoding, bytes]:
 def checked_edges(
     indices: Int64 | None, size: int, chunk: int, first: int, num_bytes: int
 ) -> Int64:
-    """Return where the values of each chunk begin, and their end, for a `ChunkedValues`.
+    """Return the edges of a `ChunkedValues`: each chunk's first value, then the number of values.
 
     Args:
-        indices: [k] positions of the values, checked; None: all of the block's.
-        size: Entries of the block.
-        chunk: Entries of a chunk.
-        first: Place of the block's first entry in its chunk.
-        num_bytes: Of the values: nothing is allocated that they cannot fill.
+        indices: [k] int64, checked positions of the values; None: the block has all entries.
+        size: Number of entries in the block.
+        chunk: Number of entries in a chunk.
+        first: Position of the block's first entry in its chunk.
+        num_bytes: Number of received bytes of values, which limits the allocated memory.
 
     Raises:
-        WireError: There are no such chunks.
+        WireError: The chunks do not fit the block, or need more bytes than were received.
     """
     if not (0 < chunk <= _LARGEST_CHUNK and 0 <= first < chunk):
-        raise WireError(f"place {first} in chunks of {chunk} entries; expected one below them")
+        raise WireError(
+            f"place {first} in chunks of {chunk} entries; expected a place below the chunk's length"
+        )
+    # A dense block gets one edge per chunk. Each chunk has at least one scale of two bytes: before
+    # the allocation, reject a size with more chunks than the received bytes can hold.
     if indices is None and size and 2 * -(-(size + first) // chunk) > num_bytes:
         raise WireError(f"{num_bytes} bytes of values of {size} entries, in chunks of {chunk}")
     return edges_of(indices, size, chunk, first)
@@ -63,25 +68,27 @@ def checked_edges(
 def decode_codes(
     data: memoryview, dtype: str, edges: Int64, coding: int
 ) -> tuple[NDArray[np.uint8], Float32]:
-    """Check and decode the values of a block.
+    """Check and decode the few-bit values of a block.
 
     Args:
-        data: Scales and codes.
-        dtype: One of FEW_BITS.
-        edges: [c + 1], from `checked_edges`.
-        coding: CODES or DEFLATED_CODES.
+        data: Received bytes: scales, then codes.
+        dtype: Dtype of the values, one of FEW_BITS.
+        edges: [c + 1] int64, from `checked_edges`.
+        coding: Value coding, CODES or DEFLATED_CODES.
 
     Returns:
-        Codes [k] uint8 and scales [c, m] float32, as a `ChunkedValues` has them.
+        Codes [k] uint8 and scales [c, m] float32, as in a `ChunkedValues`.
 
     Raises:
-        WireError: Anything does not fit.
+        WireError: The bytes do not fit the number of values, or do not decode.
     """
     count, bits = int(edges[-1]), FEW_BITS[dtype]
     shape = edges.size - 1, num_scales(dtype)
     scale_bytes, packed_bytes = 2 * shape[0] * shape[1], -(-count * bits // 8)
     if len(data) < scale_bytes:
-        raise WireError(f"{len(data)} bytes of values; their {shape[0]} chunks need {scale_bytes}")
+        raise WireError(
+            f"{len(data)} bytes of values; the scales of {shape[0]} chunks need {scale_bytes}"
+        )
     upper = np.frombuffer(data, "<u2", shape[0] * shape[1])
     if upper.size and int(upper.max()) > _LARGEST_SCALE_BITS:
         raise WireError("a chunk's scale is negative or not finite")
@@ -97,11 +104,13 @@ def decode_codes(
 def _inflated(data: memoryview, num_bytes: int) -> memoryview:
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        plain = inflater.decompress(data, num_bytes + 1)  # a longer one shows
+        plain = inflater.decompress(data, num_bytes + 1)  # + 1: detect a longer stream
     except zlib.error as error:
         raise WireError(f"deflated codes do not inflate: {error}") from error
     if not inflater.eof or inflater.unused_data:
-        raise WireError(f"deflated codes: more than {num_bytes} bytes, or something behind")
+        raise WireError(
+            f"deflated codes: more than {num_bytes} bytes, or the stream does not end with the data"
+        )
     return memoryview(plain)
 
 

@@ -1,9 +1,9 @@
 """Ascending positions as bytes, near their entropy, and back: one pair of functions per coding.
 
-Bits are numbered from the lowest of each byte; the last byte is filled with zeros. A *gap* is the
-number of positions skipped: ``index[i] - index[i - 1] - 1``, the first counted from -1. Encoders
-take [k] int64, k > 0, ascending and unique below ``size``; decoders take hostile bytes, raise
-WireError, and allocate in proportion to what arrived.
+Bits are numbered from the lowest bit of each byte; zeros fill the last byte. A *gap* is the number
+of skipped positions: ``index[i] - index[i - 1] - 1``, with -1 before the first index. Encoders take
+positions [k] int64, k > 0, ascending, unique and below ``size``. Decoders accept hostile bytes:
+they raise WireError and allocate memory only in proportion to the received bytes.
 
 Source: Rice (1979) for coded gaps.
 """
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Int64
 
-MAX_LOW_BITS = 24  # a shifted field then lies within four bytes
+MAX_LOW_BITS = 24  # a field shifted by up to 7 bits then fits into four bytes
 DEFLATE_LEVEL = 6  # 4-21 % smaller than level 1 on clustered positions; 0.4 ms for 12,000
-_ESCAPE = 255  # a gap of 255 or more: the rest follows behind all the bytes
+_ESCAPE = 255  # marks a gap of 255 or more; the excess follows after the bytes of all gaps
 _ESCAPE_BYTES = 4
-_MANY = 4096  # numbers: for fewer the calls cost more than what they work on
-_SAMPLED, _SAMPLE_RUN = 4096, 512  # gaps: to deflate all as an estimate would cost a reply's time
+_MANY = 4096  # numbers from which the faster packing saves more than its extra calls cost
+# Gaps deflated for an estimate, and gaps per run of this sample: deflating all gaps would take as
+# long as coding a reply.
+_SAMPLED, _SAMPLE_RUN = 4096, 512
 
 
 class WireError(ValueError):
-    """Bytes that do not decode; the message names what was found and what was expected."""
+    """Bytes that do not decode; the message names the found and the expected value."""
 
 
 def encode_bitmap(indices: Int64, size: int) -> bytes:
-    """Return one bit per entry."""
+    """Return one bit per entry, set at the positions."""
     bits = np.zeros(size, bool)
     bits[indices] = True
     return np.packbits(bits, bitorder="little").tobytes()
@@ -50,7 +52,10 @@ def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
 
 
 def encode_rice(indices: Int64, low_bits: int) -> bytes:
-    """Golomb-Rice: all gaps' high parts in unary (zeros, then a one), then all low parts."""
+    """Return the Golomb-Rice code: high parts of all gaps in unary, then all low parts.
+
+    A number in unary is that many zeros, then a one.
+    """
     return _encode_gaps(_gaps(indices), low_bits)
 
 
@@ -75,18 +80,20 @@ def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64
 
 
 def encode_deflated_gaps(indices: Int64, searches: bool = True) -> bytes:
-    """Raw deflate of one byte per gap, then what exceeds 255 in four planes, lowest bytes first.
+    """Return the raw deflate of one byte per gap, followed by the excess of gaps over 255.
+
+    The excess is stored in four planes, the plane of the lowest bytes first.
 
     Args:
-        indices: See above.
-        searches: Whether gaps that repeat are looked for, which clustered positions have. Without,
-            their bytes are only coded by how often each occurs: in a fifth of the time.
+        indices: [k] int64, ascending positions.
+        searches: Whether deflate searches for repeated gaps, which clustered positions have.
+            Without the search only the frequencies of bytes are used, in a fifth of the time.
     """
     return _deflate_gaps(_gaps(indices), searches)
 
 
 def estimated_deflated_bytes(indices: Int64, searches: bool) -> int:
-    """Return about how many bytes `encode_deflated_gaps` makes: of many, a sample is deflated."""
+    """Estimate the bytes of `encode_deflated_gaps`; for many gaps, from a deflated sample."""
     gaps = _gaps(indices)
     if gaps.size <= _SAMPLED:
         return len(_deflate_gaps(gaps, searches))
@@ -100,7 +107,8 @@ def _deflate_gaps(gaps: Int64, searches: bool) -> bytes:
     excess = (gaps[heads == _ESCAPE] - _ESCAPE).astype("<u4")
     planes = excess.view(np.uint8).reshape(-1, _ESCAPE_BYTES).T
     if searches:
-        crowded = gaps.sum() < 3 * gaps.size  # few different gaps: level 6 searches 14 times longer
+        # With few different gaps, the search of level 6 takes 14 times as long as level 1.
+        crowded = gaps.sum() < 3 * gaps.size
         deflater = zlib.compressobj(1 if crowded else DEFLATE_LEVEL, wbits=-zlib.MAX_WBITS)
     else:
         deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_RLE)
@@ -111,7 +119,8 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
     """Invert `encode_deflated_gaps`."""
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        # One byte more than can be right: a longer stream shows without being unpacked.
+        # Accept one byte more than the largest legal length. This detects a longer stream, for
+        # example a decompression bomb, without unpacking it.
         plain = inflater.decompress(data, count * (1 + _ESCAPE_BYTES) + 1)
     except zlib.error as error:
         raise WireError(f"deflated gaps do not inflate: {error}") from error
@@ -131,12 +140,12 @@ def decode_deflated_gaps(data: memoryview, count: int) -> Int64:
 
 
 def encode_uint32(indices: Int64) -> bytes:
-    """Return little-endian positions; they must be below 2**32."""
+    """Return little-endian uint32 positions; positions must be below 2**32."""
     return indices.astype("<u4").tobytes()
 
 
 def decode_uint32(data: memoryview, count: int) -> Int64:
-    """Invert `encode_uint32`; the order of the positions is not checked here."""
+    """Invert `encode_uint32`; the caller must check the order of the positions."""
     if len(data) != 4 * count:
         raise WireError(f"{len(data)} bytes of uint32 positions for {count} values")
     return np.frombuffer(data, "<u4").astype(np.int64)
@@ -145,8 +154,8 @@ def decode_uint32(data: memoryview, count: int) -> Int64:
 def best_rice(indices: Int64) -> tuple[int, int]:
     """Return (low bits, bytes) of the smallest Rice coding.
 
-    Geometric gaps have their best parameter at log2(mean * ln 2); where positions cluster it is
-    lower, so the search goes down from there while that helps.
+    For geometric gaps the best parameter is log2(mean * ln 2). Clustered positions have a lower
+    best parameter, so the search starts at this value and goes down while the size shrinks.
     """
     return _best_rice(_gaps(indices), int(indices[-1]))
 
@@ -166,14 +175,14 @@ def _rice_bytes(gaps: Int64, low_bits: int) -> int:
 
 
 def _gaps(indices: Int64) -> Int64:
-    gaps = indices.copy()  # np.diff takes several times as long on the short ones
+    gaps = indices.copy()  # np.diff takes several times as long on short arrays
     gaps[1:] -= indices[:-1]
     gaps[1:] -= 1
     return gaps
 
 
 def _unary(high: Int64) -> bytes:
-    """Code ascending numbers: as many zeros as each grows over the last, then a one."""
+    """Code ascending numbers: per number, one zero per unit of increase, then a one."""
     bits = np.zeros(int(high[-1]) + high.size, bool)
     bits[high + np.arange(high.size)] = True
     return np.packbits(bits, bitorder="little").tobytes()
@@ -182,7 +191,7 @@ def _unary(high: Int64) -> bytes:
 def _high_and_low(
     data: memoryview, count: int, size: int, low_bits: int
 ) -> tuple[Int64, NDArray[Any]]:
-    """Split and decode the unary and the packed part; the unary part is checked completely."""
+    """Split the data and decode the unary and the packed part; check the unary part completely."""
     if not 0 <= low_bits <= MAX_LOW_BITS:
         raise WireError(f"{low_bits} low bits; expected 0 to {MAX_LOW_BITS}")
     unary_bytes = len(data) - -(-count * low_bits // 8)
@@ -200,7 +209,7 @@ def _high_and_low(
 
 
 def _pack(numbers: Int64, low_bits: int) -> bytes:
-    """Pack the lowest bits of each number, one field behind the other."""
+    """Pack the lowest bits of each number into consecutive fields."""
     if not low_bits:
         return b""
     if low_bits <= 8 and numbers.size >= _MANY:
@@ -212,7 +221,7 @@ def _pack(numbers: Int64, low_bits: int) -> bytes:
 
 
 def _pack_octets(numbers: NDArray[np.uint8], low_bits: int) -> bytes:
-    """Pack at most 8 bits of each number: eight fields are as many whole bytes as bits of one."""
+    """Pack at most 8 bits of each number; eight fields of b bits fill exactly b bytes."""
     rows = np.zeros((-(-numbers.size // 8), 8), np.uint8)
     rows.reshape(-1)[: numbers.size] = numbers
     rows &= np.uint8((1 << low_bits) - 1)
@@ -229,7 +238,7 @@ def _unpack(data: memoryview, count: int, low_bits: int) -> NDArray[Any]:
         return np.zeros(count, np.int64)
     padded = np.zeros(len(data) + 3, np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # one at every byte
+    words = np.ndarray((len(data),), "<u4", padded.data, strides=(1,))  # one word per byte
     starts = np.arange(count) * low_bits
     fields = words.take(starts >> 3) >> (starts & 7).astype(np.uint32)
     return (fields & np.uint32((1 << low_bits) - 1)).astype(np.int64)

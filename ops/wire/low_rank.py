@@ -1,4 +1,4 @@
-"""Blocks that are products of two thin matrices: written out, and cut over shards."""
+"""Low-rank blocks (products of two thin matrices): multiply them out, and cut them into slices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def pays(rank: int, rows: int, columns: int, size: int) -> bool:
-    """Return whether the factors have fewer values than the entries that they stand for.
+    """Return whether the two factors have fewer values than the product has entries.
 
     >>> pays(2, 9, 5, 45), pays(4, 9, 5, 45)
     (True, False)
@@ -21,7 +21,7 @@ def pays(rank: int, rows: int, columns: int, size: int) -> bool:
 
 
 def expanded(block: Block) -> Block:
-    """Return a block with a value for every entry in place of factors; another as it is."""
+    """Return a low-rank block multiplied out to dense float32; return other blocks unchanged."""
     if not isinstance(block, LowRankBlock):
         return block
     from thinwire.ops.kernels import numpy_ops
@@ -31,7 +31,7 @@ def expanded(block: Block) -> Block:
 
 
 def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
-    """Return what a block is the product of: P [rows, rank] and Q [columns, rank]."""
+    """Return the decoded factors of a block, P [rows, rank] and Q [columns, rank]."""
     from thinwire.ops.kernels.numpy_ops import dequantise
 
     left, right = dequantise(block.values), dequantise(block.right)
@@ -41,13 +41,13 @@ def factors(block: LowRankBlock) -> tuple[Float32, Float32]:
 def part(block: LowRankBlock, slot: int, piece: Slice) -> Block:
     """Return the block of one slice of the tensor.
 
-    It has the rows that the slice touches, and every column. A slice so thin that its factors are
-    no smaller than itself is written out; it decodes to the same bits.
+    The part has the rows that the slice touches, and every column. If the part's factors are not
+    smaller than the slice, the part is multiplied out; both forms decode to the same bits.
 
     Args:
-        block: Of a tensor, or a part of one.
-        slot: Of the part.
-        piece: Which entries of the block.
+        block: Low-rank block of a tensor, or of a part of a tensor.
+        slot: Slot number of the part.
+        piece: Range of the block's entries that the part has.
     """
     columns, rank = block.columns, block.rank
     start, stop = block.first + piece.start, block.first + piece.stop

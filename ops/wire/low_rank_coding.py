@@ -1,4 +1,4 @@
-"""The header of two factors on the wire, and the entries that they stand for."""
+"""Low-rank blocks on the wire: the header of the two factors, and the decoding of their product."""
 
 from __future__ import annotations
 
@@ -10,22 +10,29 @@ from thinwire.ops.types import Block, CodedValues, LowRankBlock
 from thinwire.ops.wire.index_codings import WireError
 from thinwire.ops.wire.low_rank import expanded
 
-FACTORS = struct.Struct("<IIf")  # the first entry's column, columns, the right factor's scale
+FACTORS = struct.Struct("<IIf")  # column of the first entry, columns, scale of the right factor
 
 
 def decode_factors(
     slot: int, coded: CodedValues, rank: int, described: memoryview, size: int
 ) -> Block:
-    """Return the product of the factors, dense float32.
+    """Return the product of the factors as a dense float32 block.
 
-    The factors have no more values than the slot has entries, so that columns, and with them what
-    is allocated, cannot be many.
+    The factors must have no more values than the slot has entries. This limits the number of
+    columns, and with it the allocated memory.
+
+    Args:
+        slot: Slot number of the block.
+        coded: Values of the left factor, then of the right factor.
+        rank: Number of columns of each factor.
+        described: Header of the factors, packed by `FACTORS`.
+        size: Number of entries in the slot.
 
     Raises:
         WireError: The header does not fit the number of values or entries.
     """
     if len(described) != FACTORS.size:
-        raise WireError(f"{len(described)} bytes about factors; expected {FACTORS.size}")
+        raise WireError(f"header of factors has {len(described)} bytes; expected {FACTORS.size}")
     first, columns, scale = FACTORS.unpack(described)
     if rank < 1 or not first < columns:
         raise WireError(f"factors of rank {rank} that begin at column {first} of {columns}")

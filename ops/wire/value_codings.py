@@ -1,7 +1,8 @@
-"""Values as bytes without loss: their exponents deflated, the rest as it is.
+"""Values as bytes without loss: exponents deflated, mantissas and signs plain.
 
-What a sparse block holds is the largest of many, so exponents are few; mantissas look random.
-Turned by one bit, so that the sign follows the mantissa, a value's upper byte is all exponent.
+A sparse block holds the largest of many values, so few different exponents occur; mantissas look
+random. Each value is rotated left by one bit, which moves the sign below the mantissa. The upper
+byte then holds only exponent bits.
 """
 
 from __future__ import annotations
@@ -17,38 +18,40 @@ from thinwire.ops.wire.index_codings import WireError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-LEAST_VALUES = 512  # of fewer the code table takes much of what is saved
-_MANY = 4096  # values: for fewer, copying one by one is faster
-WORTH_WHILE = 0.95  # of the plain bytes: dearer codings are not
+LEAST_VALUES = 512  # with fewer values, the code table takes much of the saving
+_MANY = 4096  # with fewer values, copying the values one by one is faster
+WORTH_WHILE = 0.95  # deflated values must take at most this fraction of the plain bytes
 
 
 class ValueCoding(enum.IntEnum):
-    """How values are coded; the numbers are those of the wire."""
+    """How values are coded; the numbers are also used on the wire."""
 
     PLAIN = 0
     EXPONENTS = 1
-    CODES = 2  # of values of few bits, like the next: see few_bits_coding
-    DEFLATED_CODES = 3
+    CODES = 2  # few-bit values, packed (few_bits_coding)
+    DEFLATED_CODES = 3  # few-bit values, packed and deflated
 
 
 def encode_exponents(data: NDArray[Any]) -> bytes:
-    """Return the lower bytes of each value, one value after the other, then deflated upper ones.
+    """Return the lower bytes of all rotated values, then their deflated upper bytes.
 
     Args:
-        data: [k] of 2 or 4 bytes each, as a `CodedValues` has them. Each is turned left by a bit.
+        data: [k] values of 2 or 4 bytes each, from a `CodedValues`. Each value is rotated left by
+            one bit.
     """
     turned = _turned(data.view(f"u{data.itemsize}"), 1)
     octets = turned.view(np.uint8).reshape(-1, data.itemsize)
-    # Without the search for repeats, which exponents do not have, it takes a fraction of the time.
+    # Exponents do not repeat in sequences: Huffman coding alone takes a fraction of the time.
     deflater = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS, 8, zlib.Z_HUFFMAN_ONLY)
     deflated = deflater.compress(octets[:, -1].tobytes()) + deflater.flush()
     return _lower_bytes(turned) + deflated
 
 
 def _lower_bytes(numbers: NDArray[Any]) -> bytes:
-    """Return all bytes of each number but the upper one.
+    """Return all bytes of each number except the upper byte.
 
-    Of four numbers of four bytes three are made: slices of three bytes are copied one by one.
+    With many numbers of four bytes, four numbers are shifted into three: numpy copies slices of
+    three bytes one by one, which is slow.
     """
     if numbers.itemsize != 4 or numbers.size < _MANY:
         return numbers.view(np.uint8).reshape(-1, numbers.itemsize)[:, :-1].tobytes()
@@ -63,7 +66,7 @@ def _lower_bytes(numbers: NDArray[Any]) -> bytes:
 
 
 def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray[Any]:
-    """Invert `_lower_bytes`; the upper bytes are 0."""
+    """Invert `_lower_bytes`; the upper bytes of the result are 0."""
     if value_bytes != 4 or count < _MANY:
         octets = np.zeros((count, value_bytes), np.uint8)
         octets[:, :-1] = np.frombuffer(data, np.uint8).reshape(count, -1)
@@ -80,10 +83,15 @@ def _with_lower_bytes(data: memoryview, count: int, value_bytes: int) -> NDArray
 
 
 def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryview:
-    """Return the plain little-endian bytes of so many values of so many bytes.
+    """Invert `encode_exponents`: return the plain little-endian bytes of the values.
+
+    Args:
+        data: Received bytes.
+        count: Number of values.
+        value_bytes: Bytes of one value, 2 or 4.
 
     Raises:
-        WireError: The bytes are not those of so many values.
+        WireError: The received bytes do not decode to `count` values.
     """
     plain = count * (value_bytes - 1)
     if value_bytes not in (2, 4) or count < 1 or len(data) <= plain:
@@ -92,11 +100,13 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
         )
     inflater = zlib.decompressobj(wbits=-zlib.MAX_WBITS)
     try:
-        exponents = inflater.decompress(data[plain:], count + 1)  # a longer one shows
+        exponents = inflater.decompress(data[plain:], count + 1)  # + 1: detect a longer stream
     except zlib.error as error:
         raise WireError(f"deflated exponents do not inflate: {error}") from error
     if len(exponents) != count or not inflater.eof or inflater.unused_data:
-        raise WireError(f"deflated exponents: not those of {count} values, or something behind")
+        raise WireError(
+            f"deflated exponents: not {count} values, or the stream does not end with the data"
+        )
     bits = _with_lower_bytes(data[:plain], count, value_bytes)
     upper = np.frombuffer(exponents, np.uint8).astype(bits.dtype)
     bits |= upper << bits.dtype.type(8 * value_bytes - 8)
@@ -104,7 +114,7 @@ def decode_exponents(data: memoryview, count: int, value_bytes: int) -> memoryvi
 
 
 def _turned(bits: NDArray[Any], places: int) -> NDArray[Any]:
-    """Return unsigned integers turned left."""
+    """Return unsigned integers rotated left by `places` bits."""
     left, right = (bits.dtype.type(n) for n in (places, 8 * bits.itemsize - places))
     turned: NDArray[Any] = bits << left
     turned |= bits >> right

@@ -1,6 +1,7 @@
-"""The values that shard 0 averages over the workers beside the updates: one flat vector.
+"""Values that shard 0 averages over the workers in addition to the weights: one flat vector.
 
-BatchNorm's moving statistics, and the slots of local optimizers where those are averaged.
+The vector holds BatchNorm's moving statistics and, if the method averages the slots of the workers'
+local optimizers, these slots.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ _NOTHING = np.empty(0, np.float32)
 
 
 class WorkerAverages:
-    """The mean over workers, replaced and never changed in place: replies may share it.
+    """The mean of one flat vector over the workers.
 
     Attributes:
-        size: Values that every push must bring.
+        size: Number of values that every push must hold for the mean.
     """
 
     def __init__(self, statistics: Float32 = _NOTHING, num_slots: int = 0) -> None:
-        """Start at the values that every worker starts with.
+        """Start with the values that every worker starts with.
 
         Args:
-            statistics: [m] float32, which observers see too.
-            num_slots: Further values, 0 at the start, that only workers see.
+            statistics: [m] float32 moving statistics; replies to observers contain them.
+            num_slots: Number of optimizer slot values, initially 0; only workers receive them.
         """
         self._num_statistics = len(statistics)
         self.size = len(statistics) + num_slots
@@ -38,51 +39,55 @@ class WorkerAverages:
 
     @property
     def mean(self) -> Float32 | None:
-        """The mean [size], for workers; None where nothing is averaged."""
+        """The mean [size] float32 for the workers; None if the run averages no values."""
         return self._mean if self.size else None
 
     @property
     def statistics(self) -> Float32 | None:
-        """The part of it that observers need; None where there is none."""
+        """The moving statistics [m] float32 for observers; None if the model has no statistics."""
         return self._mean[: self._num_statistics] if self._num_statistics else None
 
     def merge(self, sent: Sequence[Float32 | None], num_live: int) -> None:
-        """Merge the values that came with the pushes of one release.
+        """Merge the values that the pushes of one release hold.
 
-        mean += (merged / live) * (mean of those merged - mean): the plain mean where everybody
-        pushes together, else a running mean in which nobody counts more than a live worker may.
+        mean += (merged / live) * (mean of the merged values - mean). If all live workers push
+        together, the result is the plain mean of their values. Otherwise the result is a running
+        mean, in which one push has the weight 1 / live.
 
         Args:
-            sent: Of each push that was merged, in order of worker id.
-            num_live: Live workers of the run.
+            sent: Values [size] of each merged push, in order of worker id; None if a push has none.
+            num_live: Number of live workers that share the mean.
         """
-        brought = [values for values in sent if values is not None]
-        if not brought or not self.size:
+        vectors = [values for values in sent if values is not None]
+        if not vectors or not self.size:
             return
         fresh = np.zeros(self.size)
-        for values in brought:
+        for values in vectors:
             fresh += values
-        fresh /= len(brought)
-        share = min(1.0, len(brought) / max(1, num_live))
-        # Not `mean + share * (fresh - mean)` alone: with a share of 1 nothing is to be left over.
+        fresh /= len(vectors)
+        share = min(1.0, len(vectors) / max(1, num_live))
+        # With a share of 1 the old mean must vanish exactly. The general formula would leave a
+        # rounding error of `mean + (fresh - mean)` in the result.
         merged = fresh if share == 1 else self._mean + share * (fresh - self._mean)
+        # Replies and snapshots hold references to the old array, so it must not change in place.
         self._mean = merged.astype(np.float32)
 
     def state_dict(self, soft: bool) -> State:
-        """Return the mean, which outlives a restart; there is no soft state."""
+        """Return a copy of the mean as durable state; the soft state is empty."""
         return {} if soft else {"mean": self._mean.copy()}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave.
+        """Restore the state that `state_dict` returned.
 
         Raises:
-            ConfigurationError: It is of another model.
+            ConfigurationError: The saved mean has another number of values.
         """
         if soft:
             return
         if len(state["mean"]) != self.size:
             raise ConfigurationError(
-                f"the checkpoint averages {len(state['mean'])} values beside the weights, this "
-                f"model and method {self.size}; give the run another --run_dir, or --overwrite."
+                f"the checkpoint averages {len(state['mean'])} values in addition to the weights, "
+                f"but this model and method average {self.size}; give the run another --run_dir, "
+                "or --overwrite."
             )
         self._mean = state["mean"]

@@ -1,4 +1,4 @@
-"""The count of a script's own batches, at which the schedules of its optimizers are read."""
+"""Counts the batches of a script: the learning rate schedules of its optimizers need this count."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from thinwire.ops.types import State
 class BatchClock:
     """Counts the batches of the script that the updates of a phase have consumed.
 
-    A worker may take a part of a batch. So parts are counted, and nb_workers parts are one batch:
-    their sums are whole numbers, and no rounding adds up over a long run.
+    A worker may consume a part of a batch. The clock counts integer parts, and nb_workers parts
+    are one batch. Integers keep the count exact over a long run, where fractions would add up
+    rounding errors.
 
     Args:
         nb_workers: Number of workers in the run.
-        num_optimizers: That updates are for, each with a count of its own.
-        first: The count of each optimizer's schedule before the phase.
-            Where the optimizers step on the workers, updates are for none of them, and all count
-            the same batches.
+        num_optimizers: Number of optimizers on the server, which the clock counts separately. It
+            is 1 if the optimizers step on the workers: all schedules then share one count.
+        first: Batches that the schedule of each optimizer had counted before the phase; () if the
+            run has no script.
     """
 
     def __init__(self, nb_workers: int, num_optimizers: int = 1, first: Sequence[int] = ()) -> None:
@@ -26,11 +27,11 @@ class BatchClock:
         self._parts = [0] * num_optimizers
 
     def count(self, parts: int, optimizer: int = 0) -> None:
-        """Count parts of batches that an update of an optimizer has consumed."""
+        """Count the parts of batches that one update for an optimizer has consumed."""
         self._parts[self._counter(optimizer)] += parts
 
     def batches(self, optimizer: int) -> int:
-        """Return the whole batches that the schedule of an optimizer has counted."""
+        """Return the number of whole batches that the schedule of an optimizer has counted."""
         first = self._first[optimizer] if self._first else 0
         return first + self._parts[self._counter(optimizer)] // self._per_batch
 
@@ -39,11 +40,11 @@ class BatchClock:
 
     @property
     def num_schedules(self) -> int:
-        """Optimizers of the script; 0: there is no script."""
+        """Number of the script's optimizers; 0 if the run has no script."""
         return len(self._first)
 
     def state_dict(self) -> State:
-        """Return the state, all of which outlives a restart."""
+        """Return the durable state; the clock has no soft state."""
         return {
             "per_batch": self._per_batch,
             "first": list(self._first),
@@ -51,8 +52,10 @@ class BatchClock:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take back what `state_dict` gave, perhaps in a run with other workers or optimizers."""
+        """Restore a saved state; the saved run may have had other workers or optimizers."""
         before = state["per_batch"]
         if len(state["first"]) == len(self._first):
             self._first = list(state["first"])
+        # A part is 1 / nb_workers of a batch. Convert the parts to the present number of workers,
+        # else a resumed run would read its schedules at a wrong batch.
         self._parts = [parts * self._per_batch // before for parts in state["parts"]]

@@ -1,7 +1,8 @@
 """One shard of the parameter server as a sans-IO state machine.
 
-``handle(event, now) -> [action]`` and ``next_deadline()``; it never waits, reads no clock, holds
-no lock. gRPC, the Simulator and the tests feed it the same events.
+The interface is ``handle(event, now) -> [action]`` and ``next_deadline()``. The core never waits,
+reads no clock and holds no lock. gRPC, the Simulator and the tests send it the same events. Equal
+events lead to equal states, bit for bit, so a journal of the events can be replayed.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ if TYPE_CHECKING:
 
 
 class _CorePart(Protocol):
-    """What the core owns, as far as files are concerned."""
+    """A part of the core whose state is saved."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the state that outlives a restart, or (`soft`) the rest of it."""
+        """Return the durable state, or with `soft` the state that a restart loses."""
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; the soft state after the other."""
+        """Restore the state that `state_dict` returned; load the durable state first."""
 
 
-#: Parts that go on where the model is another one.
+#: Names of the parts whose durable state a new phase with another model takes over.
 _OF_RUN = (
     *("counters", "lifecycle", "membership", "members", "scheduler", "quarantine"),
     *("planner", "follower"),
@@ -54,13 +55,13 @@ _OF_RUN = (
 class PsCore:
     """State and rules of one shard.
 
-    It owns parts that know neither it nor each other: a part answers with data, and the core makes
-    actions of them. Others read it by `model`, `counters`, `averages`, `membership`, `config` and
-    the read-only methods below.
+    The core owns parts that know neither the core nor each other. A part returns data, and the core
+    turns the data into actions. Readers use `model`, `counters`, `averages`, `membership`, `config`
+    and the read-only methods below.
 
     Attributes:
-        is_behind: Whether events wait for it now, as its owner sees it: replies are then those
-            that cost it least.
+        is_behind: True while events queue up before the core. The owner sets this attribute; the
+            core then sends the replies that are cheapest to compute.
     """
 
     def __init__(
@@ -76,16 +77,16 @@ class PsCore:
         """Start at version 0.
 
         Args:
-            config: Budget, rates and intervals.
-            method: The composition.
+            config: Budget, rates and intervals of the run.
+            method: The policies of the training method.
             theta: Initial weights [n] float32 of this shard; owned and updated in place.
-            kernels: The array work.
-            membership: Coordinator on shard 0, FollowerMembership elsewhere.
-            sync: The rule of this shard: shard 0's holds the bound, the others' have none.
-            averages: Values that are averaged beside the weights, on shard 0.
+            kernels: Implementation of the array operations.
+            membership: Coordinator on shard 0, FollowerMembership on the other shards.
+            sync: Synchronization rule of this shard. Only shard 0's rule has a staleness bound.
+            averages: Values that shard 0 averages in addition to the weights; None for no values.
 
         Raises:
-            ConfigurationError: The method adds noise to the weights alone, and there are others.
+            ConfigurationError: The method adds noise to the weights only, and averages more values.
         """
         self.config, self.membership = config, membership
         self.model = model_for(method, theta, kernels, config)
@@ -102,16 +103,19 @@ class PsCore:
         self.is_behind = False
 
     def begin_phase(self, other: PsCore) -> None:
-        """Go on with the model of another core, which has handled nothing and is not used again.
+        """Continue with the model of another core, which has handled no event.
 
-        Version, examples, seconds and counters go on, as after a restart: everybody must join
-        anew. The optimizer's schedule, where a script brought it, counts from here.
+        Version, examples, seconds and counters continue, as after a restart, and all workers must
+        join again. The schedule of a script's optimizer starts at the count that the other core's
+        settings state.
 
         Args:
-            other: Of a later generation.
+            other: Core of a later generation; the caller must not use this core afterwards.
         """
         before, has_started = self.state_dict(), self._lifecycle.has_started
         version, samples = self.version, self.samples
+        # Replace the attributes of this object instead of the object: the server, the journal and
+        # the status document hold references to it.
         for name, value in vars(other).items():
             setattr(self, name, value)
         self.model.go_on_from(version, samples)
@@ -123,17 +127,17 @@ class PsCore:
             self._lifecycle.start()
 
     def continue_from(self, state: State, same_optimizer: bool) -> list[str]:
-        """Continue the run of a saved core that had other settings; this one has handled nothing.
+        """Continue the run of a saved core with other settings, before the first event.
 
-        Weights, version, examples, seconds and counters are the run's; so is every other part whose
-        saved state has the form that it has with the present settings.
+        Weights, version, examples, seconds and counters continue. Any other part continues if its
+        saved state has the same form as its present state, and starts again otherwise.
 
         Args:
-            state: What `state_dict` returned.
-            same_optimizer: Whether the optimizers are of the classes that they were of.
+            state: Durable state that `state_dict` returned.
+            same_optimizer: True if the optimizers have the same classes as in the saved core.
 
         Returns:
-            What begins again, in words.
+            Descriptions of the parts that start again, for a log line.
         """
         fresh, begin_again = self.state_dict(), []
         for name, part in self._parts().items():
@@ -149,71 +153,71 @@ class PsCore:
         return begin_again
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Take in one event; return what is to be done about it, in order."""
+        """Process one event; return the actions to perform, in order."""
         self._quarantine.elapse(now)
         actions = self._handlers[type(event)](self, event, now)
         return [*actions, *self._do_what_is_due(now)]
 
     def next_deadline(self) -> float | None:
-        """Return when a Tick is due, if ever."""
+        """Return the time at which a Tick is due; None if never."""
         parts = (self.membership, self._lifecycle, self._scheduler)
         deadlines = [part.next_deadline() for part in parts]
         return min((when for when in deadlines if when is not None), default=None)
 
-    # -- for readers from outside -----------------------------------------------------------
+    # -- read-only methods for the owner ----------------------------------------------------
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return self.model.version
 
     @property
     def samples(self) -> int:
-        """Examples consumed by the updates applied so far."""
+        """Number of examples consumed by the updates applied so far."""
         return self.model.samples
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run has ended; None: it has not."""
+        """Why the run has ended; None if the run has not ended."""
         return self._lifecycle.stop_reason
 
     @property
     def ended_at(self) -> float | None:
-        """When the run ended, by this shard's clock."""
+        """Time at which the run ended, by this shard's clock; None if the run has not ended."""
         return self._lifecycle.ended_at
 
     @property
     def has_started(self) -> bool:
-        """Whether rounds are released."""
+        """Whether the run has started: the shard releases rounds."""
         return self._lifecycle.has_started
 
     @property
     def groups(self) -> Groups:
-        """The workers that step together, of now."""
+        """Current groups of workers that step together."""
         return self._scheduler.groups
 
     def seconds(self) -> float:
-        """Return seconds from the first pull to the last applied update, restarts included."""
+        """Return seconds from the first pull to the last applied update, summed over restarts."""
         return self._lifecycle.seconds()
 
     def live_workers(self) -> tuple[int, ...]:
-        """Return the workers whose pushes rounds wait for, ascending."""
+        """Return the live workers, which rounds wait for, in ascending order."""
         return tuple(self._scheduler.live())
 
     def joining_workers(self) -> tuple[int, ...]:
-        """Return the workers that become live with the next round of their group, ascending."""
+        """Return the workers that become live with their group's next round, in ascending order."""
         return tuple(self._scheduler.joining())
 
     def waiting_workers(self) -> set[int]:
-        """Return live workers that wait for their round, or for permission to proceed."""
+        """Return the live workers that wait for their round, or for permission to proceed."""
         return self._scheduler.waiting()
 
     def known_workers(self) -> tuple[int, ...]:
-        """Return all workers that have been here, in order of the first Hello."""
+        """Return all workers that have ever joined this shard, in order of the first Hello."""
         return tuple(self._members)
 
     def incarnation_of(self, worker: int) -> int:
-        """Return which incarnation of a worker sent Hello last; 0 if none has."""
+        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
         return self._members.incarnation_of(worker)
 
     def whole(self) -> events.Reply:
@@ -222,17 +226,17 @@ class PsCore:
         return self._reply_of(0, 0, whole, self.averages.statistics)
 
     def clocks(self) -> dict[int, int]:
-        """Return worker -> finished iterations, of workers that have left too."""
+        """Return worker -> number of finished iterations, including workers that have left."""
         return dict(self._scheduler.clocks())
 
     def guard_summary(self) -> dict[str, Any]:
-        """Return refused pushes, quarantines and the median norm; {} where there is nothing."""
+        """Return refused pushes, quarantines and the median norm; {} without guards or refusals."""
         if not (self.config.guards.active or self._guard.has_ever_refused):
             return {}
         return {**self._quarantine.summary(), "median_norm": self._guard.median()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the blocks of the run's summary that only some runs have, by name."""
+        """Return the core's blocks of the run's summary, by name."""
         groups = {
             "groups": [list(group) for group in self.groups],
             "by_group": self.counters.groups.summary(),
@@ -255,7 +259,8 @@ class PsCore:
         member = self._members.add(event.worker)
         member.incarnation, member.request = event.incarnation, None
         actions: list[events.Action] = []
-        # An epoch each: where an incarnation takes over, other shards must see the former one go.
+        # Publish one epoch for each change. When a new incarnation replaces an old one, the other
+        # shards must see an epoch without the worker, so that they drop the old one's pushes.
         for change in self.membership.join(event, now):
             actions += self._change([change], now)
         welcome = events.Welcome(
@@ -279,12 +284,12 @@ class PsCore:
         return [*self._reply([event.worker], now), *self._settle(now)]
 
     def _on_push(self, event: events.Push, now: float) -> list[events.Action]:
-        """Check a push, and let it wait for its round; a copy or a retry is only answered."""
+        """Check a push and let it wait for its round; only answer a retry or a copy of weights."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             return [self._refusal_of_stranger(event, event.step)]
         if self._guard.has_refused(event.worker, event.step):
-            return [refusals.outlier(event, "refused before", self.membership.epoch)]
+            return [refusals.outlier(event, "already refused", self.membership.epoch)]
         self._lifecycle.exchanged(now)
         self._note_lost_updates(event)
         if member.is_late(event):
@@ -293,6 +298,8 @@ class PsCore:
         member.push_bytes = event.num_bytes
         if event.is_copy and usable is not None:
             self.model.take(event.update)
+        # A push of an accepted step is a retry. Its update must not be applied twice, so the retry
+        # only requests the reply. `_reply` sends nothing while the first push waits for its round.
         if event.is_copy or event.step <= member.last_step or self._lifecycle.is_over:
             member.open_request(event.step, usable, now)
             return self._reply([event.worker], now)
@@ -312,12 +319,14 @@ class PsCore:
         return [*self._check_size(event, now), *self._settle(now)]
 
     def _on_query(self, event: events.Query, now: float) -> list[events.Action]:
-        """Record how fast a member trains; answer whether it is to push."""
+        """Record the speed of a member, and answer whether the worker pushes now."""
         self.membership.seen(event.worker, now)
         if (member := self._sender_of(event)) is None:
             epoch = self.membership.epoch
             return [refusals.not_member(event.worker, event.incarnation, event.step, epoch)]
-        if event.step <= member.last_step:  # of a round that is over: it must not touch the records
+        # The worker has already pushed this step. A late query must not change the records, which
+        # now describe the worker's next round.
+        if event.step <= member.last_step:
             return [events.Answer(event.worker, event.step, event.local_steps, ready=True)]
         fellows = self._scheduler.live_fellows(event.worker)
         answer = self._pacing.report(event, fellows, self._lifecycle.is_ending, now)
@@ -337,7 +346,7 @@ class PsCore:
         return []
 
     def _on_push_rejected(self, event: events.PushRejected, now: float) -> list[events.Action]:
-        """Count a push that was refused before it came here."""
+        """Count a push that a stream handler refused before the core received it."""
         self.membership.seen(event.worker, now)
         self.counters.reject(event.reason, event.worker)
         step = self._members[event.worker].last_step + 1 if event.worker in self._members else 0
@@ -345,11 +354,10 @@ class PsCore:
         return [*gave_up, *self._offend(event.worker, event.reason, now)]
 
     def _on_failed(self, event: events.Failed, now: float) -> list[events.Action]:
-        """Expel the sender, let nobody wait for what the failure has cut off, save the state.
+        """Expel the worker whose event made the core raise, and let all other workers continue.
 
-        Such an event is a bug of ours; it costs one worker's place, not the run. The core may have
-        stopped halfway: a snapshot makes sure that a restarted shard goes on from the same state.
-        With --quarantine_after the sender is kept out for a term.
+        An exception of the core is a bug. It costs one worker its membership, not the run its end.
+        With --quarantine_after the worker is also quarantined.
         """
         worker = event.worker
         incarnation = event.incarnation or self.membership.incarnation_of(worker)
@@ -359,14 +367,18 @@ class PsCore:
         actions: list[events.Action] = [refusal]
         if self.membership.admits(worker, incarnation):
             actions += self._expel_sender(worker, incarnation, now)
+        # The exception may have interrupted the release of a round. Its pushes are then removed
+        # but not applied, and their workers would wait for ever.
         actions += self._reply_to_stuck(now)
         actions += self._settle(now)
+        # The state may be half changed. Save it, so that a restarted shard continues from exactly
+        # this state and not from a replay of the event that raised.
         return [*actions, *self.snapshot_if_new(force=True)]
 
     # -- other events -----------------------------------------------------------------------
 
     def _on_evaluation_pull(self, event: events.EvaluationPull, now: float) -> list[events.Action]:
-        """Send the whole model to an observer."""
+        """Reply to an observer with the whole model."""
         del now
         return [events.EvaluationReply(event.observer, self.whole())]
 
@@ -379,16 +391,19 @@ class PsCore:
         actions = self._expel(list(self.membership.follow(event, now)), now)
         if not self.membership.leads:
             self._scheduler.follow(event.draws)
+            # The rounds of two shards may be pushes apart, and each shard may wait for a worker
+            # that waits at the other shard. The steps that are over at shard 0 end that deadlock.
             for arrivals in self._scheduler.release_late(event.over):
                 actions += self._release(arrivals, now)
-        # Settle in any case: a push may have waited for just this number.
+        # Settle even without a change of membership: a buffered push may have waited for the number
+        # of this epoch.
         return [*actions, *self._settle(now)]
 
     def _on_unreachable(self, event: events.WorkerUnreachable, now: float) -> list[events.Action]:
         return self._expel(list(self.membership.expel(event.member)), now)
 
     def _on_stop(self, event: events.Stop, now: float) -> list[events.Action]:
-        """End the run; an interrupted one first waits for the pushes that are under way."""
+        """End the run; an interrupted run first waits for the pushes in flight."""
         return self._stop(event.reason, now, waits=event.reason == "interrupted")
 
     def _on_tick(self, event: events.Tick, now: float) -> list[events.Action]:
@@ -396,7 +411,7 @@ class PsCore:
         return []
 
     def _do_what_is_due(self, now: float) -> list[events.Action]:
-        """Do what time has made due."""
+        """Perform all actions whose deadline has passed."""
         lifecycle = self._lifecycle
         actions = self._expel(list(self.membership.expire(now)), now)
         if unreachable := self.membership.unreachable(now):
@@ -405,6 +420,8 @@ class PsCore:
             actions += self._settle(now, announces=True)
         if self._scheduler.is_due(now):
             actions += self._settle(now)
+        # The time limit for a stall is a lease: within a lease, rounds may wait for a worker that
+        # has died and is not expelled yet.
         patience = self.membership.lease_seconds
         if self.membership.leads and self._scheduler.is_stalled(now, patience):
             actions += self._publish(self._over())
@@ -419,7 +436,7 @@ class PsCore:
     # -- admission --------------------------------------------------------------------------
 
     def _refusal_of_join(self, join: events.Join, now: float) -> events.Reject | None:
-        """Return why this incarnation of a worker may not join; None where it may."""
+        """Return the refusal of a Hello; None if this incarnation of the worker may join."""
         epoch = self.membership.epoch
         if not 1 <= join.worker <= self.config.nb_workers:
             return refusals.id_out_of_range(join, self.config.nb_workers, epoch)
@@ -429,23 +446,27 @@ class PsCore:
         return None if holder is None else refusals.id_taken(join, holder, epoch)
 
     def _refusal_of_stranger(self, event: events.Pull | events.Push, step: int) -> events.Reject:
-        """Refuse a request, or a push of this step, of a worker that is no member."""
+        """Return the refusal of a pull (step 0) or a push of a worker that is not a member."""
         epoch = self.membership.epoch
         if (seconds := self._quarantine_left(event.worker)) > 0:
             return refusals.quarantined(event, step, seconds, epoch)
         return refusals.not_member(event.worker, event.incarnation, step, epoch)
 
     def _quarantine_left(self, worker: int) -> float:
-        """Return how long a worker's term still lasts; at the run's end it may come."""
+        """Return the remaining seconds of a worker's quarantine; 0 after the end of the run."""
         return 0.0 if self._lifecycle.is_over else self._quarantine.seconds_left(worker)
 
     def _sender_of(self, event: events.Pull | events.Push | events.Query) -> Member | None:
-        """Return the member that sent this; None where its incarnation is not one."""
+        """Return the record of an event's sender; None if its incarnation is not a member."""
         admitted = self.membership.admits(event.worker, event.incarnation)
         return self._members.get(event.worker) if admitted else None
 
     def _usable_base(self, event: events.Pull | events.Push) -> int | None:
-        """Return the version the worker holds, if this generation of the shard has had it."""
+        """Return the version of the worker's weights; None if this shard cannot build on it.
+
+        None means that the version is of another generation, or newer than this shard's, or that
+        the model accepts no push from this version (`ShardModel.in_step`).
+        """
         base = event.base_version
         known = base is not None and base <= self.version
         if not known or event.generation != self.config.generation:
@@ -455,15 +476,14 @@ class PsCore:
         return base
 
     def _epoch_fits(self, push: events.Push) -> bool:
-        """Return whether a push knows its group's last change, and no epoch that nobody issued.
-
-        A following shard may receive an epoch from a worker first; such a push waits for it.
-        """
+        """Return whether a push's epoch includes its group's last change, and exists on shard 0."""
+        # On a following shard a higher epoch is valid: a worker may learn of an epoch before this
+        # shard does. The push then stays buffered until the epoch arrives.
         invented = self.membership.leads and push.epoch > self.membership.epoch
         return self._scheduler.epoch_is_current(push.worker, push.epoch) and not invented
 
     def _note_lost_updates(self, event: events.Pull | events.Push) -> None:
-        """Count the updates that a crash has undone: a worker has seen a version of before it."""
+        """Count the updates that a crash has undone, if a worker holds weights of before it."""
         generations_ago = self.config.generation - event.generation
         undone = 1 <= generations_ago <= self.config.generations_undone
         seen = event.base_version
@@ -473,24 +493,23 @@ class PsCore:
     # -- offences ---------------------------------------------------------------------------
 
     def _check_size(self, push: events.Push, now: float) -> list[events.Action]:
-        """Refuse a push that has just been accepted if it is too large.
-
-        It stays in its round, which it completes as any push does, but nothing of it is applied: no
-        group waits for a worker that sends nothing else. The refusal is sent immediately; the model
-        that the worker then requests is sent when its round is over.
-        """
+        """Refuse a buffered push if it is too large; return the refusal, which is sent now."""
         why = self._guard.check(push)
         if why is None:
             return []
+        # A refused push stays in its round and completes the round, but `_release` skips its
+        # update. Otherwise a worker that sends only outliers would block its whole group. The
+        # worker's next pull is answered when the round is over.
         self._members[push.worker].request = None
         self.counters.reject(refusals.OUTLIER, push.worker)
         refusal = refusals.outlier(push, why, self.membership.epoch)
         return [refusal, *self._offend(push.worker, refusals.OUTLIER, now)]
 
     def _offend(self, worker: int, reason: str, now: float) -> list[events.Action]:
-        """Record an offence; expel a worker that has offended too often.
+        """Record an offence; expel the worker after too many offences.
 
-        Shard 0 does that by what arrives there; the others follow as with any worker that leaves.
+        Only shard 0 expels workers. It counts the offences on shard 0, and the other shards receive
+        the change of membership as an epoch.
         """
         self._quarantine.record(worker, reason)
         if not self.membership.leads or self.membership.state_of(worker) == "left":
@@ -502,10 +521,10 @@ class PsCore:
         return self._change(list(self.membership.leave(worker, incarnation)), now)
 
     def _expel_sender(self, worker: int, incarnation: int, now: float) -> list[events.Action]:
-        """End a membership, or its part in the round where membership is shard 0's to end."""
+        """Expel a worker (shard 0), or withdraw its push and report the worker to shard 0."""
         member = self._members.get(worker)
         if member is not None:
-            member.request = None  # it has been answered
+            member.request = None  # the refusal has answered the request
         if self.membership.leads:
             if self._quarantine.is_on:
                 self._quarantine.expel(worker)
@@ -515,10 +534,11 @@ class PsCore:
         return [events.WorkersUnreachable((events.WorkerIncarnation(worker, incarnation),))]
 
     def _reply_to_stuck(self, now: float) -> list[events.Action]:
-        """Reply to live workers whose push is gone, or its round over, if they may proceed."""
+        """Reply to live workers that may proceed and that an exception has left without a reply."""
         stuck = []
         for worker in self._scheduler.live():
             member = self._members[worker]
+            # The rule has released this push, but the exception came before it was applied.
             if member.submitted and not self._scheduler.has_submitted(worker):
                 member.submitted = []
                 self.counters.reject(refusals.FAULT, worker)
@@ -531,7 +551,7 @@ class PsCore:
     # -- membership -------------------------------------------------------------------------
 
     def _change(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """Carry changes of membership into the rounds, and publish them to the other shards."""
+        """Apply changes of membership to the rounds; publish the changes to the other shards."""
         if not changes:
             return []
         actions: list[events.Action] = []
@@ -545,13 +565,16 @@ class PsCore:
         return [*actions, *self._settle(now, announces=True)]
 
     def _forget(self, worker: int, member: Member) -> list[events.Action]:
-        """End a worker's part in its round; if it still waits here, it must send Hello again."""
+        """Remove a worker that has left from all parts; refuse its open request."""
         self._scheduler.leave(worker, self.membership.epoch)
         self.model.forget(worker)
         self._pacing.left(worker)
         self._planner.left(worker)
         self._follower.left(worker)
         waiting, request = member.waiting, member.request
+        # A push that was not applied is cancelled, so that the worker's retry is accepted after it
+        # has returned. An outlier is dropped instead: its refusal was sent and counted, and its
+        # step stays accepted.
         if waiting is not None and not self._guard.has_refused(worker, waiting.step):
             self.counters.reject("left", worker)
             self._members.cancel_push(worker)
@@ -563,10 +586,9 @@ class PsCore:
         return [refusals.not_member(worker, member.incarnation, request.step, epoch)]
 
     def _expel(self, changes: Sequence[Change], now: float) -> list[events.Action]:
-        """End memberships; notify those without a request too: they may live.
-
-        One that has returned to shard 0 would else finish there what this shard has finished.
-        """
+        """End memberships, and send a notice to each expelled worker without an open request."""
+        # An expelled worker may still run, and may already have joined shard 0 again. Without the
+        # notice it would finish a round on shard 0 that this shard has ended without the worker.
         returned = {worker for verb, worker in changes if verb == "join"}
         known = {worker: self._members.get(worker) for _, worker in changes}
         silent = [
@@ -582,20 +604,27 @@ class PsCore:
         return actions
 
     def _publish(self, over: Mapping[int, int] | None = None) -> list[events.Action]:
-        """Announce to the other shards who is live, and what they shall not hold any longer."""
-        if not self.has_started:  # a restarted shard 0 must not empty rounds that wait elsewhere
+        """Announce the live workers to the other shards.
+
+        Args:
+            over: Worker -> newest step that is over on this shard; the other shards then release
+                the pushes up to these steps. None: the epoch releases no pushes.
+        """
+        # A restarted shard 0 has no live workers yet. An epoch without workers would remove the
+        # pushes that wait for their rounds on the other shards.
+        if not self.has_started:
             return []
         return [events.NewEpoch(self._epoch_of(self.membership.epoch, over))]
 
     def _over(self) -> dict[int, int]:
-        """Return live worker -> the newest step of it that is over here."""
-        given_up = self._scheduler.over().items()
-        return {each: max(step, self._members[each].applied_step) for each, step in given_up}
+        """Return live worker -> newest step that is released or given up on this shard."""
+        steps = self._scheduler.over().items()
+        return {worker: max(step, self._members[worker].applied_step) for worker, step in steps}
 
     def _epoch_of(
         self, number: int, over: Mapping[int, int] | None = None
     ) -> events.MembershipEpoch:
-        """Return the message that announces an epoch with everybody who is present."""
+        """Return the announcement of an epoch with all live and joining workers."""
         live = self._scheduler.present()
         incarnations = tuple(self.membership.incarnation_of(worker) for worker in live)
         formed = self._planner.formed or self._follower.formed
@@ -607,25 +636,31 @@ class PsCore:
     # -- rounds -----------------------------------------------------------------------------
 
     def _settle(self, now: float, announces: bool = False) -> list[events.Action]:
-        """Release every round that is complete and reply to whoever may proceed.
+        """Release all complete rounds, and reply to the workers that may proceed.
 
         Args:
-            now: In seconds.
-            announces: Whether membership has changed, of which the other shards are notified; also
-                of changes that come about here.
+            now: Current time of this shard's clock, in seconds.
+            announces: True if membership has changed, so that an epoch must be published. Draws and
+                joiners that enter in this call are published in any case.
         """
         actions: list[events.Action] = []
         if not self.has_started:
             return actions
+        # Repeat until nothing changes: a released round can make a joiner live, whose buffered push
+        # then completes the next round, and a regrouping can complete rounds of the new groups.
         while True:
             actions += self._submit_buffered(now)
             advance = self._scheduler.advance(now)
+            # A joiner has become live. Number that moment as an epoch before the replies below,
+            # so that the next pushes name the epoch. A following shard then buffers these pushes
+            # until it has received the epoch and let the joiner in too.
             if advance.has_entered and not announces:
-                self.membership.begin_epoch()  # of which the replies to those who wait here know
+                self.membership.begin_epoch()
             announces |= self.membership.leads and (advance.has_drawn or advance.has_entered)
             for arrivals in advance.released:
                 actions += self._release(arrivals, now)
-            for worker in advance.proceeding:  # a joiner whose push is here waits for its round
+            # A joiner whose push is already buffered here gets the reply of that push's round.
+            for worker in advance.proceeding:
                 member = self._members[worker]
                 member.may_proceed = member.buffered is None
             actions += self._reply(advance.proceeding, now)
@@ -635,11 +670,7 @@ class PsCore:
                 actions += changed
 
     def _submit_buffered(self, now: float) -> list[events.Action]:
-        """Let pushes of live workers into their round; one of a newer epoch waits for that.
-
-        One that has waited while its group changed is refused and sent again, like any that comes
-        late: the other shards may have refused it, and would merge it with others than this one.
-        """
+        """Submit the buffered pushes of live workers whose epoch is known here."""
         actions: list[events.Action] = []
         for worker, push in self._members.buffered():
             member = self._members[worker]
@@ -648,24 +679,27 @@ class PsCore:
             if not known or not self._scheduler.is_live(worker):
                 continue
             if self._epoch_fits(push):
-                if member.submitted:  # the worker has given it up: it has one request at a time
+                # A worker has one request at a time, so it has given up an older submitted push.
+                if member.submitted:
                     self._scheduler.withdraw(worker, member.submitted[-1].step)
                 self._members.promote(worker)
                 self._scheduler.submit(worker, push.step, now)
             else:
+                # The push's group has changed while the push was buffered. Another shard may have
+                # refused it already and would merge the retry in another round, so this shard
+                # refuses the push too. The worker sends it again, or pulls.
                 self._members.cancel_push(worker)
                 member.request = None
-                member.may_proceed = self._scheduler.may_proceed(worker)  # it may pull instead
+                member.may_proceed = self._scheduler.may_proceed(worker)
                 actions.append(refusals.stale_epoch(push, self.membership.epoch))
         return actions
 
     def _withdraw(self, worker: int) -> None:
-        """Drop a push that waits: a worker that requests the model does not wait for it any more.
-
-        Nor does a worker that proceeded after another shard's reply: the round that its push would
-        wait for here is not the one that it does there.
-        """
+        """Drop a worker's push that waits for its round, because the worker pulls the model."""
         waiting = self._members[worker].waiting
+        # A refused outlier stays, because it completes its round without an update. Any other push
+        # is dropped: its worker may have proceeded after another shard's reply, and the round of
+        # the push here is then not the round that the worker takes part in there.
         if waiting is None or self._guard.has_refused(worker, waiting.step):
             return
         self.counters.reject("left", worker)
@@ -674,10 +708,9 @@ class PsCore:
         self._members[worker].may_proceed = self._scheduler.may_proceed(worker)
 
     def _give_up(self, worker: int, step: int, now: float) -> list[events.Action]:
-        """Take note that a push was refused, of which other shards may have accepted their part.
-
-        There it waits for the others' pushes, which the state server must not hold back.
-        """
+        """Record that a push was refused here: other shards may have accepted their part."""
+        # On those shards the push waits for the pushes of its group. The state server must count
+        # the worker as waiting, else it would let the group take further local steps.
         self._pacing.pushed(worker)
         if self._scheduler.has_submitted(worker):
             return []
@@ -685,23 +718,27 @@ class PsCore:
         return self._settle(now)
 
     def _release(self, arrivals: Sequence[ArrivalToken], now: float) -> list[events.Action]:
-        """Apply one complete round, but for pushes that were refused since."""
-        found = self._members.take_submitted(arrivals)
-        accepted = [each for each in found if not self._guard.has_refused(each.worker, each.step)]
-        pushes = [each for each in accepted if self._brings_examples(each)]
-        self._pacing.released([each.worker for each in arrivals])
+        """Apply one complete round, without pushes that were refused and without empty pushes."""
+        submitted = self._members.take_submitted(arrivals)
+        accepted = [
+            push for push in submitted if not self._guard.has_refused(push.worker, push.step)
+        ]
+        pushes = [push for push in accepted if self._brings_examples(push)]
+        self._pacing.released([token.worker for token in arrivals])
         if different := self._other_steps(pushes):
             return different
         if self._lifecycle.is_over or self._lifecycle.is_spent:
             return []
-        empty = [each for each in accepted if not self._brings_examples(each)]
+        empty = [push for push in accepted if not self._brings_examples(push)]
         empty_parts = sum(push.batch_parts for push in empty)
         if not pushes:
-            if empty:  # the script's batch is consumed, though nobody here had a row of it
+            # The script has consumed its batch even if no worker of the round had an example of
+            # it, so the schedule must count the batch.
+            if empty:
                 self.model.clock.count(empty_parts, empty[0].optimizer)
             return []
         version, live = self.version, self._scheduler.live()
-        brought = [
+        released = [
             Arrival(
                 worker=push.worker,
                 update=push.update,
@@ -719,23 +756,23 @@ class PsCore:
             )
             for push in pushes
         ]
-        if not self.model.has_rate(brought):
+        if not self.model.has_rate(released):
             return self._end_without_rate(pushes, now)
-        kept = self.model.apply(
-            brought,
+        applied = self.model.apply(
+            released,
             self._members.oldest_base(live, version),
             self._scheduler.share_of(pushes[0].worker),
             empty_parts,
         )
-        kept_keys = {(arrival.worker, arrival.step) for arrival in kept}
-        merged = [push for push in pushes if (push.worker, push.step) in kept_keys]
+        applied_keys = {(arrival.worker, arrival.step) for arrival in applied}
+        merged = [push for push in pushes if (push.worker, push.step) in applied_keys]
         group = self._scheduler.name_of(arrivals[0].worker)
         for push in pushes:
-            if (push.worker, push.step) in kept_keys:
+            if (push.worker, push.step) in applied_keys:
                 self._count_applied(push, version, group)
             else:
                 self.counters.reject("stale", push.worker)
-        if not kept:
+        if not applied:
             return []
         num_sharing = len(live) if len(self.groups) > 1 else len(arrivals)
         self.averages.merge([push.aux for push in merged], num_sharing)
@@ -745,32 +782,31 @@ class PsCore:
         return self._spend(reason, now) if reason else []
 
     def _spend(self, reason: str, now: float) -> list[events.Action]:
-        """Apply nothing more; the end of the run is shard 0's to declare."""
+        """End the run (shard 0), or apply no more updates until shard 0 ends the run."""
         if not self.membership.leads:
             self._lifecycle.is_spent = True
             return []
         return self._stop(reason, now)
 
     def _end_without_rate(self, pushes: Sequence[events.Push], now: float) -> list[events.Action]:
-        """Reject a round, and end the run: its script's schedule has no finite rate any more.
-
-        The schedule counts what was applied, so it would stay at this step for ever. The weights
-        stay as they are.
-        """
+        """Reject a round and end the run, because the script's schedule has no finite rate."""
+        # The schedule counts applied batches. It would return the same rate for every later round,
+        # so no later round could be applied either. The weights stay unchanged.
         for push in pushes:
             self.counters.reject(refusals.NO_RATE, push.worker)
         return self._spend("diverged", now)
 
     def _brings_examples(self, push: events.Push) -> bool:
-        """Return whether there is anything to merge: a round may have been without an example.
-
-        Where gradients travel, one without examples may hold what a codec has kept back.
-        """
+        """Return whether a push has anything to merge: a round may have consumed no example."""
+        # With gradients, a push without examples may hold the codec's residual of earlier rounds.
         has_steps = bool(push.local_steps) and not self.model.method.takes_local_steps
         return push.samples > 0 or has_steps
 
     def _other_steps(self, pushes: Sequence[events.Push]) -> list[events.Action]:
-        """Refuse a round whose workers step different optimizers; there is no mean of these."""
+        """Return refusals if the workers of a round step different optimizers; [] otherwise.
+
+        Updates for different optimizers concern different variables, so they have no mean.
+        """
         if len({push.optimizer for push in pushes}) <= 1:
             return []
         first, epoch = pushes[0], self.membership.epoch
@@ -780,7 +816,7 @@ class PsCore:
         return [refusals.other_optimizer(push, (first, other), epoch) for push in pushes]
 
     def _count_applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count a push that was merged into the update that follows `version`."""
+        """Count a push that was merged into the update after `version`."""
         self.model.count(push.samples, push.repeats_batch)
         self.counters.applied(push, version, group)
         self._guard.applied(push.worker)
@@ -789,7 +825,12 @@ class PsCore:
     # -- groups by speed --------------------------------------------------------------------
 
     def _regroup(self, now: float) -> list[events.Action] | None:
-        """Change groups if that is due, all complete rounds being released; None: it is not."""
+        """Advance a change of the groups, after all complete rounds were released.
+
+        Returns:
+            The actions of a change after which rounds must be settled again; None if no change of
+            the groups is due.
+        """
         planner, scheduler = self._planner, self._scheduler
         if self._follower.is_waiting:
             return self._follow_regrouping()
@@ -808,7 +849,7 @@ class PsCore:
         return self._form_groups() if scheduler.is_quiescent() else None
 
     def _form_groups(self) -> list[events.Action]:
-        """Change groups (shard 0); everybody has finished a round and waits."""
+        """Change the groups on shard 0, while all live workers wait after a finished round."""
         epoch = self.membership.begin_epoch()
         steps = {worker: self._members[worker].last_step for worker in self._scheduler.live()}
         formed = self._planner.form(epoch, steps)
@@ -819,7 +860,7 @@ class PsCore:
         ]
 
     def _follow_regrouping(self) -> list[events.Action] | None:
-        """Change groups (other shards) once all pushes from before have arrived."""
+        """Change the groups on a following shard, if all pushes for the old groups have arrived."""
         formed = self._follower.ready(self._members.last_steps(), self._scheduler.present())
         if formed is None:
             return None
@@ -829,30 +870,29 @@ class PsCore:
     # -- replies ----------------------------------------------------------------------------
 
     def _reply(self, workers: Iterable[int], now: float) -> list[events.Action]:
-        """Reply to those of the workers that have a request and may proceed.
-
-        Requests with the same key, by the down codec, are answered with the same arrays.
-        """
+        """Reply to the given workers, skipping workers without a request or permission."""
         replies: list[events.Action] = []
+        # Requests with equal sharing keys get the same arrays. This computes and stores one reply
+        # for a whole round, instead of one for each worker.
         gathered: dict[Hashable, ModelReply] = {}
         for worker in workers:
             member = self._members[worker]
             if (request := member.take_request(self._lifecycle.is_over)) is None:
                 continue
             step = request.step
-            wanted = ModelRequest(
+            model_request = ModelRequest(
                 *(worker, step, request.base_version, member.push_bytes, self.is_behind)
             )
-            key = self.model.sharing_key(wanted)
-            found = gathered[key] = gathered.get(key) or self.model.gather(wanted)
-            self.model.record_reply(worker, found)
-            member.replied(found.version, self.model.method.overlap)
+            key = self.model.sharing_key(model_request)
+            reply = gathered[key] = gathered.get(key) or self.model.gather(model_request)
+            self.model.record_reply(worker, reply)
+            member.replied(reply.version, self.model.method.overlap)
             self._planner.replied(worker, step, now)
             held_seconds = now - member.requested_at
             group = self._scheduler.name_of(worker)
             self.counters.replied(group, held_seconds if step else 0.0)
             staleness, mean = member.staleness if step else 0, self.averages.mean
-            replies.append(self._reply_of(worker, step, found, mean, held_seconds, staleness))
+            replies.append(self._reply_of(worker, step, reply, mean, held_seconds, staleness))
         return replies
 
     def _reply_of(
@@ -864,7 +904,7 @@ class PsCore:
         held_seconds: float = 0.0,
         staleness: int = 0,
     ) -> events.Reply:
-        """Return the message of a reply to a worker, or to an observer (0)."""
+        """Return a reply to a worker, or to an observer (worker 0)."""
         return events.Reply(
             worker=worker,
             step=step,
@@ -885,7 +925,14 @@ class PsCore:
     # -- the end ----------------------------------------------------------------------------
 
     def _stop(self, reason: str, now: float, waits: bool = False) -> list[events.Action]:
-        """End the run, once; first wait for pushes under way (`waits`), or for newest weights."""
+        """Drain or end the run; a run that has ended stays unchanged.
+
+        Args:
+            reason: Why the run ends.
+            now: Current time of this shard's clock, in seconds.
+            waits: Drain first: wait for the pushes in flight. The core also drains if live workers
+                hold newer weights than this shard.
+        """
         lags = self.model.lags and bool(self._scheduler.live())
         phase = self._lifecycle.request_stop(reason, now, waits or lags)
         if phase is None:
@@ -901,13 +948,17 @@ class PsCore:
     # -- state ------------------------------------------------------------------------------
 
     def snapshot_if_new(self, force: bool = False) -> list[events.Action]:
-        """Have the state saved if anything was applied since it was, or in any case."""
+        """Return an action that saves the state, if updates were applied since the last snapshot.
+
+        Args:
+            force: True to save the state even without new updates.
+        """
         if not self._lifecycle.takes_snapshot(self.version, force):
             return []
         return [events.SaveSnapshot(self.version, self.snapshot())]
 
     def _parts(self) -> dict[str, _CorePart]:
-        """Return the parts by their names in files, which never change with the attributes'."""
+        """Return the parts by their names in files; these names must never change."""
         return {
             "model": self.model,
             "averages": self.averages,
@@ -924,12 +975,15 @@ class PsCore:
         }
 
     def state_dict(self, soft: bool = False) -> State:
-        """Return the state that outlives a restart, as plain data whose arrays are copies.
+        """Return the durable state as plain data; its arrays are copies.
+
+        A restarted shard continues from the durable state: weights, counters, finished steps.
 
         Args:
-            soft: Return the rest instead: who is here, and what is under way. A shard that comes
-                back forgets it and finds it out anew; a journal is replayed over it. Its arrays are
-                not copied, and never changed.
+            soft: Return the soft state instead: leases, rounds in progress, open requests. A
+                restarted shard without a journal loses the soft state and rebuilds it from new
+                events. A shard with a journal replays its events on both states. The arrays of the
+                soft state are shared with the core; the core never changes them.
         """
         states = {name: part.state_dict(soft) for name, part in self._parts().items()}
         if soft:
@@ -937,16 +991,16 @@ class PsCore:
         return {"generation": self.config.generation, **states}
 
     def snapshot(self) -> State:
-        """Return the durable state, to be read by another thread once, while this one goes on."""
+        """Return the durable state for one reading by another thread, while the core continues."""
         states = {
             name: part.state_dict(False) for name, part in self._parts().items() if name != "model"
         }
         return {"generation": self.config.generation, **states, "model": self.model.snapshot()}
 
     def load_state_dict(self, state: State, soft: bool = False) -> None:
-        """Take back what `state_dict` gave; the soft state after the other.
+        """Restore the state that `state_dict` returned; load the durable state first.
 
-        The generation is the caller's to count. Without the soft state everybody must join again.
+        The caller counts the generation. Without the soft state all workers must join again.
         """
         for name, part in self._parts().items():
             part.load_state_dict(from_plain(state[name]) if soft else state[name], soft)
@@ -954,7 +1008,7 @@ class PsCore:
             self._resumed()
 
     def _resumed(self) -> None:
-        """Go on from a version at which nobody has joined."""
+        """Continue from the restored version, at which no worker has joined yet."""
         self.counters.resumed(self.version)
         epoch = self.membership.epoch
         formed = self._planner.resumed(epoch) or self._follower.resumed(epoch)

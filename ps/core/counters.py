@@ -1,4 +1,4 @@
-"""Counters of one shard, over all and by group, for the status document and summary.json."""
+"""Counters of one shard, in total and by group, for the status document and summary.json."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from thinwire.ops.weighting.base import staleness
 from thinwire.ps.core import events
 from thinwire.runtime.telemetry.run_status import Histogram
 
-#: 1/Y falls below a tenth beyond this Y.
+#: A push of staleness Y has the weight 1/Y; above this Y the weight is below a tenth.
 _STALE = 10
-#: With more groups only the figures are reported, not the histograms.
+#: Bounds the size of a shard's report: with more groups the report omits their histograms.
 _MOST_HISTOGRAMS = 64
 
 
 @dataclasses.dataclass
 class GroupTotals:
-    """Totals of one group, whenever it existed."""
+    """Totals of one group, over all times at which the run had this group."""
 
     updates: int = 0
     staleness: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
-    wait_seconds: float = 0.0  # of all members together
+    wait_seconds: float = 0.0  # summed over all members
 
     @property
     def pushes(self) -> int:
-        """How many of its members' updates were merged."""
+        """Number of the group's pushes that were merged into updates."""
         return sum(self.staleness.values())
 
 
 class GroupCounters:
-    """Totals of every group, by its members as ``--groups`` writes them."""
+    """Totals of every group; the key names the members in the syntax of ``--groups``."""
 
     def __init__(self) -> None:
         """Start without groups."""
         self._groups: dict[str, GroupTotals] = {}
 
     def of(self, group: str) -> GroupTotals:
-        """Return a group's totals, opening them if need be."""
-        found = self._groups.get(group)
-        if found is None:
-            found = self._groups[group] = GroupTotals()
-        return found
+        """Return a group's totals; create them if the group is new."""
+        totals = self._groups.get(group)
+        if totals is None:
+            totals = self._groups[group] = GroupTotals()
+        return totals
 
     @property
     def wait_seconds(self) -> float:
-        """How long replies to members of all groups were held back."""
+        """Seconds for which replies were held back, summed over the members of all groups."""
         return sum(totals.wait_seconds for totals in self._groups.values())
 
     def histograms(self) -> dict[str, dict[str, int]]:
-        """Return group -> Y -> pushes, for the other shards' reports to shard 0."""
+        """Return group -> staleness Y -> number of pushes, for a shard's report to shard 0."""
         if len(self._groups) > _MOST_HISTOGRAMS:
             return {}
         return {group: _table(totals) for group, totals in self._groups.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return every group's row of the run's summary."""
+        """Return the rows of all groups for the run's summary."""
         brief = len(self._groups) > _MOST_HISTOGRAMS
         return {group: _row(totals, brief) for group, totals in self._groups.items()}
 
@@ -73,7 +73,7 @@ class GroupCounters:
         }
 
     def load_plain(self, state: State) -> None:
-        """Take back what `to_plain` gave."""
+        """Restore the totals from the plain data that `to_plain` returned."""
         for group, row in state.items():
             counts = collections.Counter({int(y): count for y, count in row["staleness"].items()})
             self._groups[group] = GroupTotals(row["updates"], counts, row["wait_seconds"])
@@ -119,7 +119,7 @@ class WorkerTotals:
 
 
 class Counters:
-    """Everything a shard counts; only the core writes it."""
+    """All counters of a shard; only the core changes them."""
 
     def __init__(self) -> None:
         """Start at zero."""
@@ -133,14 +133,14 @@ class Counters:
         self._lost_before = 0
 
     def applied(self, push: events.Push, version: int, group: str) -> None:
-        """Count one push of a group's member, merged into the update that follows `version`."""
+        """Count one push of a group's member, merged into the update after `version`."""
         self.staleness[version - push.computed_at] += 1
         self.groups.of(group).staleness[staleness(version, push.computed_at)] += 1
         totals = self.worker(push.worker)
         totals.pushes += 1
         totals.samples += push.samples
         totals.local_steps += push.local_steps
-        if push.samples and not push.overflow:  # else the loss means nothing
+        if push.samples and not push.overflow:  # otherwise the loss is meaningless
             totals.loss = push.loss
 
     def updated(self, group: str) -> None:
@@ -148,30 +148,32 @@ class Counters:
         self.groups.of(group).updates += 1
 
     def replied(self, group: str, waited_seconds: float) -> None:
-        """Count a reply that carried weights, and how long it was held back."""
+        """Count a reply with weights, and the seconds for which it was held back."""
         self.num_replies += 1
         self.groups.of(group).wait_seconds += waited_seconds
 
     def worker(self, worker: int) -> WorkerTotals:
-        """Return one worker's totals, opening them if need be."""
+        """Return one worker's totals; create them if the worker is new."""
         return self.workers.setdefault(worker, WorkerTotals())
 
     def reject(self, reason: str, worker: int) -> None:
-        """Count a push that never reached the model."""
+        """Count a push that was not applied to the model."""
         self.rejected[reason] += 1
         self.worker(worker).refused += 1
 
     def note_lost_updates(self, seen_version: int) -> None:
-        """Count updates up to a version that somebody has seen, and that a crash has undone."""
+        """Count the updates that a crash has undone, up to a version that a worker holds."""
+        # Several workers may hold versions of before the crash. Their lost updates overlap, so the
+        # count is a maximum over the workers and not a sum.
         lost = self._lost_before + max(0, seen_version - self._restored_version)
         self.lost_updates = max(self.lost_updates, lost)
 
     def resumed(self, version: int) -> None:
-        """Go on from a saved version: later ones that somebody has seen are lost."""
+        """Continue from a saved version; later versions of before the restart are lost."""
         self._restored_version, self._lost_before = version, self.lost_updates
 
     def state_dict(self, soft: bool) -> State:
-        """Return all counters, which outlive a restart, or since which version they count."""
+        """Return all counters (durable), or the version that they were restored at (soft)."""
         if soft:
             return {"restored_version": self._restored_version, "lost_before": self._lost_before}
         return {
@@ -184,7 +186,7 @@ class Counters:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             self._restored_version = state["restored_version"]
             self._lost_before = state["lost_before"]

@@ -1,4 +1,4 @@
-"""What goes into the PS core and what comes out: plain data, no sockets, no clocks."""
+"""Inputs (events) and outputs (actions) of the PS core, as plain data without sockets or clocks."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.ops.wire.blocks import WireBlock
 
+#: Characters of an exception's text that a refusal quotes.
 _LONGEST_CAUSE = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Join:
-    """A worker sent its Hello; `incarnation` names this process of it."""
+    """A worker sent its Hello; `incarnation` identifies the worker's process."""
 
     worker: int
     incarnation: int
-    reconnects: bool  # the worker claims to be this incarnation already
-    peer: str  # for messages
-    epoch: int = 0  # on a following shard: of shard 0's Welcome to this incarnation; 0: not known
+    reconnects: bool  # the worker states that this incarnation has joined before
+    peer: str  # address of the worker, for messages
+    # On a following shard: epoch in shard 0's Welcome to this incarnation; 0: not known.
+    epoch: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Pull:
-    """A worker requests the model; it holds `base_version` of `generation`, or nothing."""
+    """A worker requests the model."""
 
     worker: int
     incarnation: int
-    base_version: int | None
-    generation: int
+    base_version: int | None  # version of the worker's weights; None: the worker has no weights
+    generation: int  # generation of the shard that sent these weights
 
 
 @dataclasses.dataclass(frozen=True)
 class Push:
-    """One validated, decoded, finite update."""
+    """A worker pushes one update, which is validated, decoded and finite."""
 
     worker: int
     incarnation: int
@@ -52,72 +54,75 @@ class Push:
     update: Update
     samples: int
     local_steps: int
-    loss: float | None  # None: the worker does not know it
-    aux: Float32 | None = None  # [m] what is averaged over workers; to shard 0
-    base_checksum: int | None = None  # CRC-32 of what the worker has of this shard
-    num_bytes: int = 0  # of the update as it was coded
-    lag: int = 0  # versions from the one the update was computed at to the base version
-    learning_rate: float | None = None  # the rate that the script has set; None: it has not
-    loss_scale: float = 0.0  # of the loss that the update was computed with; 0: none
-    overflow: bool = False  # it overflowed at that scale, and is empty
-    optimizer: int = 0  # which of a script's optimizers steps with it
-    repeats_batch: bool = False  # an earlier push has counted its examples
-    batch_parts: int = 0  # of the script's batches; nb_workers parts are one batch
-    change: Update | None = None  # of the weights, by the script itself since the last answer
-    blocks: tuple[Block | WireBlock, ...] | None = None  # of it as coded, if it may be relayed
-    # The largest magnitude in the update and the change; None: nobody has looked.
+    loss: float | None  # None: the worker does not know its loss
+    aux: Float32 | None = None  # [m] values to be averaged over the workers; only to shard 0
+    base_checksum: int | None = None  # CRC-32 of the worker's weights of this shard
+    num_bytes: int = 0  # size of the coded update
+    lag: int = 0  # base_version minus the version that the update was computed at
+    learning_rate: float | None = None  # rate set by the script; None: the script has set no rate
+    loss_scale: float = 0.0  # factor of the loss when the update was computed; 0: no factor
+    overflow: bool = False  # the gradient overflowed at this loss scale, and the update is empty
+    optimizer: int = 0  # number of the script's optimizer that steps with this update
+    repeats_batch: bool = False  # an earlier push has counted the examples of this push
+    batch_parts: int = 0  # parts of the script's batches; nb_workers parts are one batch
+    change: Update | None = None  # change of the weights by the script since the last reply
+    blocks: tuple[Block | WireBlock, ...] | None = None  # coded update, if it may be relayed
+    # Largest magnitude in the update and the change; None: not computed.
     peak: float | None = dataclasses.field(default=None, compare=False)
-    # The wire's message and the pieces of its payload, for a journal; None: not kept.
+    # Message and payload pieces as received, for the journal; None: not stored.
     coded: tuple[Any, Sequence[Any]] | None = dataclasses.field(
         default=None, compare=False, repr=False
     )
 
     @property
     def computed_at(self) -> int:
-        """The version that the update was computed at."""
+        """Version that the update was computed at."""
         return self.base_version - self.lag
 
     @property
     def num_decoded_bytes(self) -> int:
-        """Memory of what it holds, decoded."""
+        """Bytes of the decoded update and of the decoded change."""
         return self.update.num_bytes + (self.change.num_bytes if self.change else 0)
 
     @property
     def is_copy(self) -> bool:
-        """Whether this is no update, but a copy of the weights that the workers hold."""
+        """Whether the push is no update but a copy of the weights that the workers hold."""
         return self.samples == self.local_steps == 0 and self.update.indices is None
 
 
 @dataclasses.dataclass(frozen=True)
 class Query:
-    """A worker queries whether to push or to train on; with no local steps, it begins a round."""
+    """A worker queries whether to push now or to take another local step.
+
+    A query with `local_steps` 0 reports that the worker begins a round.
+    """
 
     worker: int
     incarnation: int
-    step: int  # of the exchange it would make
-    local_steps: int  # done in this round
-    step_seconds: float  # the last one's duration
-    age_seconds: float  # since its end
-    query_seconds: float  # round trip of the last query; 0 if none yet
+    step: int  # step of the worker's next push
+    local_steps: int  # local steps of the worker in this round
+    step_seconds: float  # duration of the last local step
+    age_seconds: float  # time since the end of the last local step
+    query_seconds: float  # round trip time of the last query; 0: the worker has sent no query
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPull:
-    """Somebody wants to look at the whole model (an evaluation pull)."""
+    """An observer (the evaluator, for example) requests the whole model."""
 
-    observer: int
+    observer: int  # number of the observer's connection on this shard
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerAlive:
-    """Anything arrived from a worker."""
+    """A message or heartbeat of a worker arrived."""
 
     worker: int
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerDisconnected:
-    """A worker's stream broke; it may come back before its lease ends."""
+    """A worker's stream broke; the worker may reconnect before its lease ends."""
 
     worker: int
     incarnation: int
@@ -125,7 +130,7 @@ class WorkerDisconnected:
 
 @dataclasses.dataclass(frozen=True)
 class Leave:
-    """A worker leaves; `cause` is "diverged" when its gradients stay non-finite."""
+    """A worker leaves the run; `cause` is "diverged" if its gradients stay non-finite."""
 
     worker: int
     incarnation: int
@@ -134,31 +139,31 @@ class Leave:
 
 @dataclasses.dataclass(frozen=True)
 class GroupAssignment:
-    """Groups formed while the run goes on."""
+    """Groups of workers, formed during the run."""
 
-    epoch: int  # that they began with
-    groups: tuple[tuple[int, ...], ...]  # of all workers, live or not
-    after: Mapping[int, int]  # live worker -> the last step it took in the groups before
+    epoch: int  # epoch in which the groups came into force
+    groups: tuple[tuple[int, ...], ...]  # ids of all workers, live or not, by group
+    after: Mapping[int, int]  # live worker -> its last step in the previous groups
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipEpoch:
-    """Shard 0 announces who is live (to the other shards only)."""
+    """Shard 0 announces the live workers to the following shards."""
 
     number: int
     live: tuple[int, ...]
     started: bool
-    formed: GroupAssignment | None = None  # the newest groups, if not those the run began with
-    incarnations: tuple[int, ...] = ()  # of each of `live`; () or 0: not known
-    draws: tuple[Draw, ...] = ()  # the newest rounds' workers, if not all live ones take part
-    joiners: tuple[Joiners, ...] = ()  # the live workers that have finished no round at shard 0
-    # Where rounds of shard 0 stand still: worker -> newest step that is over there.
+    formed: GroupAssignment | None = None  # newest groups; None: the groups of the run's start
+    incarnations: tuple[int, ...] = ()  # incarnation of each worker in `live`; () or 0: not known
+    draws: tuple[Draw, ...] = ()  # workers drawn for the newest rounds, if workers are drawn
+    joiners: tuple[Joiners, ...] = ()  # live workers that have finished no round at shard 0
+    # Only if rounds at shard 0 are stalled: worker -> newest step released or given up there.
     over: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerIncarnation:
-    """One process of a worker, from its Hello to its end."""
+    """One process of a worker."""
 
     worker: int
     incarnation: int
@@ -166,14 +171,14 @@ class WorkerIncarnation:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerUnreachable:
-    """A live worker was silent on a following shard for a whole lease (to shard 0 only)."""
+    """A following shard reports to shard 0 that a live worker was silent there for a lease."""
 
     member: WorkerIncarnation
 
 
 @dataclasses.dataclass(frozen=True)
 class PushRejected:
-    """A handler refused a push before it became an event; counted here."""
+    """A stream handler refused a push before the push became an event."""
 
     worker: int
     reason: str
@@ -181,39 +186,39 @@ class PushRejected:
 
 @dataclasses.dataclass(frozen=True)
 class Stop:
-    """End the run: a supervisor's wish, a signal, or shard 0's order."""
+    """End the run: requested by the Supervisor, a signal, or shard 0."""
 
     reason: str
 
 
 @dataclasses.dataclass(frozen=True)
 class ProcessStalled:
-    """This process stood still for some time, and received nothing meanwhile."""
+    """The shard's process was stopped for some seconds and received no messages in that time."""
 
     seconds: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Tick:
-    """Time has passed; see `PsCore.next_deadline`."""
+    """Time has passed, so a deadline of `PsCore.next_deadline` may be due."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The core could not handle the event before, which a worker caused.
+    """The core raised an exception over the previous event, which a worker caused.
 
-    It costs the sender its place, and nobody else anything: see `PsCore`.
+    The core expels that worker; all other workers continue.
     """
 
     worker: int
-    incarnation: int  # 0: the event does not name it
-    step: int  # of a push, else 0
+    incarnation: int  # 0: the previous event names no incarnation
+    step: int  # step of the push; 0: the previous event was no push
     is_hello: bool
     cause: str
 
     @staticmethod
     def of(event: OfWorker, error: Exception) -> Failed:
-        """Return the event that takes the place of the one over which the core raised `error`."""
+        """Return the event that replaces an event over which the core raised `error`."""
         return Failed(
             event.worker,
             getattr(event, "incarnation", 0),
@@ -239,7 +244,7 @@ Event = (
 
 @dataclasses.dataclass(frozen=True)
 class Welcome:
-    """The worker is in; it may pull."""
+    """Answers a Hello: the worker is admitted and may pull."""
 
     worker: int
     incarnation: int
@@ -251,9 +256,9 @@ class Welcome:
 
 @dataclasses.dataclass(frozen=True)
 class Reject:
-    """A Hello, a pull (`step` 0) or a push is rejected; `reason` names a Reason of the wire.
+    """Rejects a Hello, a pull (`step` 0) or a push; `reason` names a Reason of the wire format.
 
-    A notice answers nothing: its worker may be about to request something, or has just left.
+    A notice (`is_notice`) answers no request: the worker has no open request on this shard.
     """
 
     worker: int
@@ -262,40 +267,40 @@ class Reject:
     message: str
     step: int
     epoch: int
-    retry_after_seconds: float = 0.0  # of a Hello: when to send it again
+    retry_after_seconds: float = 0.0  # time after which the worker may send its Hello again
     is_notice: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """The worker may proceed, with this."""
+    """Answers a pull or a push with the model; the worker may proceed."""
 
     worker: int
-    step: int  # 0 answers a pull
+    step: int  # step of the answered push; 0: the reply answers a pull
     operation: Operation
-    # Or blocks, already divided and coded, or rounds to be repeated.
+    # An update, or coded blocks (one for each slice), or rounds that the worker repeats.
     update: Update | tuple[Block, ...] | RelayedRounds
     version: int
     epoch: int
     learning_rate: float
     samples: int
-    stop_reason: str | None  # why no more updates are wanted
-    held_seconds: float = 0.0  # since the request, while the rule held it back
-    staleness: int = 0  # of the worker's newest push
-    aux: Float32 | None = None  # [m] means over workers; not to be changed
-    loss_scale: float = 0.0  # the factor of the loss from now on; 0: none
-    # For each optimizer of a script: the count that its schedule is read at.
+    stop_reason: str | None  # why the run accepts no more updates; None: the run continues
+    held_seconds: float = 0.0  # time from the request to this reply
+    staleness: int = 0  # versions applied between the computation and the merge of the newest push
+    aux: Float32 | None = None  # [m] means over the workers, shared with the core: read-only
+    loss_scale: float = 0.0  # factor of the loss for the next gradients; 0: no factor
+    # For each optimizer of a script: batch count at which to read its learning rate schedule.
     schedule_counts: tuple[int, ...] = ()
 
     @property
     def stop(self) -> bool:
-        """Whether no more updates are wanted."""
+        """Whether the run accepts no more updates."""
         return self.stop_reason is not None
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Answers Query: push now, or take another local step."""
+    """Answers a Query: push now (`ready`), or take another local step."""
 
     worker: int
     step: int
@@ -305,7 +310,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationReply:
-    """Answers EvaluationPull."""
+    """Answers an EvaluationPull with the whole model."""
 
     observer: int
     reply: Reply
@@ -313,29 +318,29 @@ class EvaluationReply:
 
 @dataclasses.dataclass(frozen=True)
 class NewEpoch:
-    """Membership changed; to be sent to the other shards."""
+    """Membership changed: send this epoch to the following shards."""
 
     epoch: MembershipEpoch
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkersUnreachable:
-    """Live workers were silent on this shard for a whole lease; to be sent to shard 0."""
+    """Live workers were silent on this shard for a whole lease: report the workers to shard 0."""
 
     members: tuple[WorkerIncarnation, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupsChanged:
-    """Shard 0 has formed groups by the workers' speeds, in samples per second."""
+    """Shard 0 has formed groups from measured speeds."""
 
     groups: tuple[tuple[int, ...], ...]
-    speeds: Mapping[int, float]
+    speeds: Mapping[int, float]  # worker -> samples per second
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveSnapshot:
-    """State to be written; the arrays are copies."""
+    """Write this durable state to disk; its arrays do not change with the core's arrays."""
 
     version: int
     state: State
@@ -343,7 +348,7 @@ class SaveSnapshot:
 
 @dataclasses.dataclass(frozen=True)
 class RunEnded:
-    """No more updates will be applied."""
+    """The run has ended: the shard applies no more updates."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""The run of one shard from its start to its end, and the moments at which something is due."""
+"""Start, drain and end of the run on one shard, and the deadlines of the run and its snapshots."""
 
 from __future__ import annotations
 
@@ -11,40 +11,41 @@ from thinwire.runtime.run.settings import DRAIN_SECONDS
 
 
 class RunPhase(enum.Enum):
-    """How far a run is; it never goes back."""
+    """Phase of a run; a process goes through the phases in this order and may skip one."""
 
-    WAITING = "waiting"  # for its workers
+    WAITING = "waiting"  # waits for workers to join
     RUNNING = "running"
-    DRAINING = "draining"  # it ends as soon as the pushes that are under way have arrived
+    DRAINING = "draining"  # ends when the pushes in flight have arrived
     ENDED = "ended"
 
 
 class RunLifecycle:
-    """Phase, limits and deadlines of a run by this shard's clock; None is never.
+    """Phase, limits and deadlines of a run, by this shard's clock; a deadline of None never comes.
 
     Attributes:
-        phase: Of now.
-        has_started: Rounds are released; an ended run may never have started.
-        stop_reason: Why the run has ended; None: it has not.
-        ended_at: When.
-        is_spent: A following shard has applied all updates of the budget; shard 0 ends the run.
+        phase: Current phase of the run.
+        has_started: True if the shard releases rounds. A run may end without having started.
+        stop_reason: Why the run has ended; None if the run has not ended.
+        ended_at: Time at which the run ended; None if the run has not ended.
+        is_spent: True if this following shard has applied its last update. Only shard 0 ends the
+            run, so the shard drops further pushes until shard 0 announces the end.
     """
 
     def __init__(self, config: CoreConfig, waits_for_start: bool) -> None:
-        """Begin; without a wait for the workers the run has started."""
+        """Start the run immediately, unless the synchronization rule waits for all workers."""
         self._config = config
         self.phase, self.has_started = RunPhase.WAITING, False
         self.stop_reason: str | None = None
         self.ended_at: float | None = None
         self.is_spent = False
         self._drain_reason: str | None = None
-        self._start_at: float | None = None  # begin with those who are present
+        self._start_at: float | None = None  # deadline: start with the present workers
         self._drain_until: float | None = None
         self._snapshot_at: float | None = None
         self._snapshot_version = 0
         self._first_exchange_at: float | None = None
         self._last_update_at: float | None = None
-        self._seconds_before = 0.0  # of earlier incarnations of this shard
+        self._seconds_before = 0.0  # seconds of the run before this shard's last restart
         if not waits_for_start:
             self.start()
 
@@ -57,16 +58,16 @@ class RunLifecycle:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run has ended, or is about to."""
+        """Whether the run is draining or has ended."""
         return self.phase in (RunPhase.DRAINING, RunPhase.ENDED)
 
     @property
     def announced_reason(self) -> str | None:
-        """Why no more updates are wanted, as workers are notified; None: they are."""
+        """Why the run accepts no more updates, as replies state it; None if the run continues."""
         return self._drain_reason or self.stop_reason
 
     def start(self) -> None:
-        """WAITING -> RUNNING."""
+        """WAITING -> RUNNING: let rounds be released."""
         self.has_started, self._start_at = True, None
         if self.phase is RunPhase.WAITING:
             self.phase = RunPhase.RUNNING
@@ -75,12 +76,13 @@ class RunLifecycle:
         """Any phase -> DRAINING -> ENDED.
 
         Args:
-            reason: As the summary names it.
-            now: By this shard's clock.
-            waits: Pushes that are under way are wanted first; a second request does not wait.
+            reason: Why the run ends, as the run's summary names the reason.
+            now: Current time of this shard's clock, in seconds.
+            waits: Drain first: wait for the pushes in flight. A second request ends the run
+                without waiting.
 
         Returns:
-            The phase that was entered; None: the run has ended before.
+            The phase that the run has entered; None if the run had ended already.
         """
         if self.is_over:
             return None
@@ -93,7 +95,7 @@ class RunLifecycle:
         return self.phase
 
     def present(self, num_present: int, now: float) -> None:
-        """Start when everybody is present; while some are, wait for the others, not for ever."""
+        """Start if all workers are present; from the first worker on, limit the wait."""
         if self.has_started:
             return
         if num_present >= self._config.nb_workers:
@@ -101,51 +103,53 @@ class RunLifecycle:
         elif num_present and self._start_at is None:
             self._start_at = now + self._config.start_timeout_seconds
 
-    # -- what is due ------------------------------------------------------------------------
+    # -- deadlines --------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return the first moment at which something is due."""
+        """Return the earliest deadline; None if there is no deadline."""
         moments = (self._start_at, self._drain_until, self._snapshot_at, self._limit())
         return min((when for when in moments if when is not None), default=None)
 
     def start_is_due(self, now: float) -> bool:
-        """Start with those present if the wait for the others is over; return whether it is."""
+        """Start with the present workers if the wait for all workers is over; return if it is."""
         due = self._start_at is not None and now >= self._start_at
         if due:
             self.start()
         return due
 
     def limit_is_due(self, now: float) -> bool:
-        """Return whether the run has used up --max_seconds."""
+        """Return whether the run has lasted for --max_seconds."""
         limit = self._limit()
         return limit is not None and now >= limit
 
     def drain_is_over(self, now: float, live: Collection[int], lags: bool) -> str | None:
-        """Return why the run ends now; None if it does not.
+        """Return the reason of the run's end if a drain is over; None otherwise.
 
         Args:
-            now: By this shard's clock.
-            live: The workers that are left.
-            lags: The workers' newest weights have not arrived yet.
+            now: Current time of this shard's clock, in seconds.
+            live: Ids of the live workers.
+            lags: True if the workers hold newer weights than this shard.
         """
         if self._drain_until is None:
             return None
+        # A run drains for one of two reasons. An interrupted run waits until all workers have left,
+        # because a worker may still push. Any other run waits only for the newest weights.
         done = self._drain_reason != "interrupted" and not lags
         return self._drain_reason if done or not live or now >= self._drain_until else None
 
     def snapshot_is_due(self, now: float) -> bool:
-        """Return whether it is time for a snapshot, and set the next one."""
+        """Return whether a snapshot is due; if so, set the time of the next snapshot."""
         due = self._snapshot_at is not None and now >= self._snapshot_at
         if due:
             self._snapshot_at = now + self._config.snapshot_interval_seconds
         return due
 
     def takes_snapshot(self, version: int, force: bool = False) -> bool:
-        """Return whether this version is to be saved, and note that it is being saved."""
-        wanted = force or version != self._snapshot_version
-        if wanted:
+        """Return whether to save this version now; if so, record it as saved."""
+        is_new = force or version != self._snapshot_version
+        if is_new:
             self._snapshot_version = version
-        return wanted
+        return is_new
 
     def _limit(self) -> float | None:
         first, seconds = self._first_exchange_at, self._config.max_seconds
@@ -156,17 +160,17 @@ class RunLifecycle:
     # -- time -------------------------------------------------------------------------------
 
     def exchanged(self, now: float) -> None:
-        """Count seconds and snapshots from this shard's first exchange on."""
+        """Start the run's seconds and the snapshot timer at this shard's first exchange."""
         if self._first_exchange_at is None:
             self._first_exchange_at = now
             self._snapshot_at = now + self._config.snapshot_interval_seconds
 
     def updated(self, now: float) -> None:
-        """Note that an update was applied."""
+        """Record the time of an applied update."""
         self._last_update_at = now
 
     def seconds(self) -> float:
-        """Return seconds from the first pull to the last applied update, restarts included."""
+        """Return seconds from the first pull to the last applied update, summed over restarts."""
         if self._first_exchange_at is None or self._last_update_at is None:
             return self._seconds_before
         return self._seconds_before + max(0.0, self._last_update_at - self._first_exchange_at)
@@ -174,13 +178,19 @@ class RunLifecycle:
     # -- state ------------------------------------------------------------------------------
 
     def resumed(self, version: int, waits_for_start: bool) -> None:
-        """Go on from a saved version; groups formed before it wait for their workers again."""
+        """Continue from a saved version; optionally wait again for all workers.
+
+        Args:
+            version: Saved version.
+            waits_for_start: True if the shard waits until all workers have joined again, because
+                groups of several workers were formed before the restart.
+        """
         self._snapshot_version = version
         if waits_for_start:
             self.has_started, self.phase = False, RunPhase.WAITING
 
     def state_dict(self, soft: bool) -> State:
-        """Return why the run ended and its seconds, which outlive a restart, or the rest."""
+        """Return stop reason and seconds (durable), or phase, deadlines and times (soft)."""
         if not soft:
             return {"stop_reason": self.stop_reason, "seconds": self.seconds()}
         return {
@@ -200,7 +210,8 @@ class RunLifecycle:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; without the soft state the run goes on."""
+        """Restore the state that `state_dict` returned."""
+        # The durable state restores no stop_reason: a resumed run continues after its end.
         if not soft:
             self._seconds_before = state["seconds"]
             return

@@ -1,4 +1,4 @@
-"""The dynamic loss scale of a run, which its shard 0 keeps for all workers."""
+"""The dynamic loss scale of a run, for mixed precision training."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from thinwire.ops.optimizers.slots import SCALE_STREAK, Slot
 from thinwire.ops.types import State
 from thinwire.ops.weighting.base import Arrival
 
-#: The largest scale, far above what any gradient survives.
+#: Upper bound of the scale, still finite in float32. Gradients overflow at far smaller scales.
 _LARGEST = 2.0**120
 
 
 class LossScaler:
-    """Halves the scale when gradients overflow, and doubles it after a streak of whole updates.
+    """Halves the loss scale after an overflow, and doubles the scale after a streak of updates.
 
-    Source: `keras.optimizers.LossScaleOptimizer`. Differences: an overflow at an earlier scale than
-    the present one, which only asynchronous workers can report, halves nothing.
+    Source: `keras.optimizers.LossScaleOptimizer`. Differences: an overflow at an earlier scale does
+    not halve the present scale. Only asynchronous workers can report an overflow that late.
 
     Attributes:
-        scale: The factor of the loss from now on; 0: none.
+        scale: Factor of the loss for the next gradients; 0 if the script does not scale losses.
     """
 
     def __init__(self, policy: LossScale | None) -> None:
-        """Begin with the script's scale; None: losses are not scaled."""
+        """Start with the scale of the script's policy; None: the script does not scale losses."""
         self._policy = policy
         self.scale = policy.initial if policy else 0.0
         self._streak = policy.streak if policy else 0
 
     def skips(self, arrivals: Sequence[Arrival]) -> bool:
-        """Count one release; return whether an overflow keeps it from being applied."""
+        """Count one release; return whether an overflow prevents the optimizer's step."""
         if self._policy is None:
             return False
         overflowed = [arrival for arrival in arrivals if arrival.overflow]
@@ -41,20 +41,22 @@ class LossScaler:
             if self._streak >= self._policy.growth_steps:
                 self.scale, self._streak = min(self.scale * 2, _LARGEST), 0
             return False
+        # Several asynchronous workers may overflow at one scale. The first one halves the scale;
+        # the later reports name the old scale and must not halve the scale again.
         if any(arrival.loss_scale == self.scale for arrival in overflowed):
             self.scale, self._streak = self.scale / 2, 0
         return True
 
     def slots(self) -> list[Slot]:
-        """Return what the script's LossScaleOptimizer would hold beside the scale."""
+        """Return the slots of the script's LossScaleOptimizer without the scale: the streak."""
         if self._policy is None:
             return []
         return [Slot(None, SCALE_STREAK, np.asarray(self._streak, np.int32))]
 
     def state_dict(self) -> State:
-        """Return the state, all of which outlives a restart."""
+        """Return the durable state; the loss scale has no soft state."""
         return {"scale": self.scale, "streak": self._streak}
 
     def load_state_dict(self, state: State) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         self.scale, self._streak = state["scale"], state["streak"]

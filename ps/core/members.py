@@ -1,4 +1,4 @@
-"""The settings of a shard's core, and its knowledge of each worker: pushes, requests, versions."""
+"""Settings of a shard's core, and its record of each worker: pushes, requests, versions."""
 
 from __future__ import annotations
 
@@ -16,197 +16,202 @@ from thinwire.ps.core import events
 
 @dataclasses.dataclass(frozen=True)
 class CoreConfig:
-    """The settings of a shard besides its method."""
+    """The settings of a shard's core, without its method."""
 
     budget: Budget
     schedule: Schedule
     nb_workers: int
-    generation: int = 0
-    generations_undone: int = 1  # before it, whose last updates may be lost
-    max_seconds: float | None = None  # from the first pull
-    start_timeout_seconds: float = 600.0  # then a synchronous run starts with those present
+    generation: int = 0  # number of the shard's restarts
+    generations_undone: int = 1  # number of earlier generations that may have lost updates
+    max_seconds: float | None = None  # time limit of the run, from the first pull; None: no limit
+    start_timeout_seconds: float = 600.0  # a synchronous run then starts with the present workers
     snapshot_interval_seconds: float = 10.0
-    spec: ModelSpec | None = None  # what the shard holds, slice by slice; None: one slice
+    spec: ModelSpec | None = None  # the shard's slices; None: the shard is one slice
     guards: Guards = dataclasses.field(default_factory=Guards)
-    loss_scale: LossScale | None = None  # of a script; None: losses are not scaled
-    # For each optimizer of a script: the batches that its schedule had counted before the phase.
+    loss_scale: LossScale | None = None  # the script's loss scale; None: losses are not scaled
+    # For each optimizer of a script: batches that its schedule had counted before the phase.
     first_batches: tuple[int, ...] = ()
 
 
 class MemberPhase(enum.Enum):
-    """Where the newest push of a worker is."""
+    """State of a worker's newest push."""
 
-    COMPUTING = "computing"  # no push of it waits here
-    BUFFERED = "buffered"  # it waits until the worker is live here, or for its epoch
-    SUBMITTED = "submitted"  # it waits for its round
+    COMPUTING = "computing"  # no push of the worker waits on this shard
+    BUFFERED = "buffered"  # the push waits until its worker is live, or until its epoch arrives
+    SUBMITTED = "submitted"  # the push waits for its round
 
 
 @dataclasses.dataclass(frozen=True)
 class OpenRequest:
-    """A pull or a push of a worker that has not been answered."""
+    """An unanswered pull or push of a worker."""
 
-    step: int  # of the push; 0: a pull
-    base_version: int | None  # the version that the worker holds; None: none that is of use
+    step: int  # step of the push; 0: the request is a pull
+    base_version: int | None  # version of the worker's weights; None: a reply must send all weights
 
 
 @dataclasses.dataclass
 class Member:
-    """One worker, live or not."""
+    """The shard's record of one worker, live or not."""
 
     incarnation: int = 0
-    last_step: int = 0  # newest step accepted (applied, or waiting for its round)
-    base_version: int = 0  # of the newest reply
-    oldest_base: int = 0  # the oldest version at which the next push may have been computed
-    push_bytes: int = 0  # of the newest push, coded
-    buffered: events.Push | None = None  # arrived before the worker became live here
+    last_step: int = 0  # newest accepted step, including a push that waits for its round
+    base_version: int = 0  # version of the newest reply
+    oldest_base: int = 0  # oldest version at which the next push may have been computed
+    push_bytes: int = 0  # coded size of the newest push
+    buffered: events.Push | None = None  # push that arrived before its worker or epoch was known
     submitted: list[events.Push] = dataclasses.field(default_factory=list)  # wait for release
-    request: OpenRequest | None = None
+    request: OpenRequest | None = None  # None: the worker awaits no reply
     may_proceed: bool = False  # an open request may be answered
-    requested_at: float = 0.0  # when the request arrived
-    staleness: int = 0  # of the newest applied push
+    requested_at: float = 0.0  # time at which the request arrived
+    staleness: int = 0  # staleness of the newest applied push
 
     @property
     def phase(self) -> MemberPhase:
-        """Where its newest push is."""
+        """State of the worker's newest push."""
         if self.submitted:
             return MemberPhase.SUBMITTED
         return MemberPhase.COMPUTING if self.buffered is None else MemberPhase.BUFFERED
 
     @property
     def waiting(self) -> events.Push | None:
-        """The oldest push that is accepted and not applied."""
+        """Oldest accepted push that is not applied; None if no push waits."""
         return self.submitted[0] if self.submitted else self.buffered
 
     @property
     def applied_step(self) -> int:
-        """The newest step that needs no retry: of a push that waits, the one before."""
+        """Newest step that needs no retry: the step before the push that waits, if one waits."""
         return self.last_step if self.waiting is None else self.waiting.step - 1
 
     def open_request(self, step: int, base_version: int | None, now: float) -> None:
-        """Accept a pull (step 0) or a push that is to be answered."""
+        """Record a pull (step 0) or a push that awaits a reply."""
         self.request, self.requested_at = OpenRequest(step, base_version), now
 
     def take_request(self, run_is_over: bool) -> OpenRequest | None:
-        """Close the request and return it, if it may be answered now; at the end it always may."""
+        """Close and return the open request if it may be answered; after the run it always may."""
         if not (self.may_proceed or run_is_over):
             return None
         request, self.request = self.request, None
         return request
 
     def is_late(self, push: events.Push) -> bool:
-        """Return whether a push arrives after a later request: nobody waits for its reply.
+        """Return whether the worker has replaced a push by a later request.
 
-        A worker has one request at a time, so a stream brought it that was given up for another.
+        A worker has one open request at a time. A late push arrives on a stream that the worker has
+        given up, and the worker does not wait for its reply.
         """
         if self.request is None or push.is_copy:
             return False
+        # Answering a late push would close the open request with the old step's number. The worker
+        # would discard that reply and then wait for ever.
         return push.step <= self.last_step and push.step != self.request.step
 
     def buffer(self, push: events.Push) -> None:
-        """COMPUTING -> BUFFERED: accept a push, whose request waits for its round."""
+        """COMPUTING -> BUFFERED: accept a push; its request waits for the push's round."""
         self.buffered, self.may_proceed, self.last_step = push, False, push.step
 
     def promote(self) -> None:
-        """BUFFERED -> SUBMITTED; it takes the place of one that the worker has given up."""
+        """BUFFERED -> SUBMITTED: replace a submitted push that the worker has given up."""
         if self.buffered is not None:
             self.submitted, self.buffered = [self.buffered], None
 
     def take_submitted(self, step: int) -> events.Push | None:
-        """SUBMITTED -> COMPUTING: return the push of this step, whose round is complete."""
-        found = next((push for push in self.submitted if push.step == step), None)
-        self.submitted = [push for push in self.submitted if push is not found]
-        return found
+        """SUBMITTED -> COMPUTING: remove and return the push of a step if its round is complete."""
+        released = next((push for push in self.submitted if push.step == step), None)
+        self.submitted = [push for push in self.submitted if push is not released]
+        return released
 
     def cancel_push(self) -> None:
-        """Any phase -> COMPUTING: forget a push that waits, so that its retry counts."""
+        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is accepted."""
+        # Computed before drop_push(), because applied_step depends on the push that waits.
         self.last_step = self.applied_step
         self.drop_push()
 
     def drop_push(self) -> None:
-        """Any phase -> COMPUTING: forget a push that waits, and whose retry must not count."""
+        """Any phase -> COMPUTING: remove a push that waits; a retry of its step is not merged."""
         self.buffered, self.submitted = None, []
 
     def replied(self, version: int, overlaps: bool) -> None:
-        """Note the version that is being sent.
+        """Record the version of a reply.
 
         Args:
-            version: Of the reply.
-            overlaps: The worker's next push may be computed at the version before.
+            version: Version of the model in the reply.
+            overlaps: True if the worker computes during the exchange: its next push may then be
+                computed at the version of the previous reply.
         """
         self.oldest_base = self.base_version if overlaps else version
         self.base_version = version
 
 
 class MemberTable:
-    """All workers that have been here, by id."""
+    """Records of all workers that have ever joined this shard, by id."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._members: dict[int, Member] = {}
         self._buffered: set[int] = set()  # workers with a buffered push
         self._oldest_base = 0
-        self._oldest_base_at: int | None = None  # the version at which it was searched
+        self._oldest_base_at: int | None = None  # version at which the minimum was computed
 
     def __getitem__(self, worker: int) -> Member:
-        """Return a worker that has been here."""
+        """Return the record of a worker that has joined before."""
         return self._members[worker]
 
     def __contains__(self, worker: int) -> bool:
-        """Return whether a worker has been here."""
+        """Return whether a worker has joined before."""
         return worker in self._members
 
     def __iter__(self) -> Iterator[int]:
-        """Go through the ids, in order of the first Hello."""
+        """Iterate over the ids, in order of the first Hello."""
         return iter(self._members)
 
     def get(self, worker: int) -> Member | None:
-        """Return a worker; None if it has never been here."""
+        """Return the record of a worker; None if the worker has never joined."""
         return self._members.get(worker)
 
     def add(self, worker: int) -> Member:
-        """Return a worker, opening its entry if need be."""
+        """Return the record of a worker; create it if the worker is new."""
         return self._members.setdefault(worker, Member())
 
     def incarnation_of(self, worker: int) -> int:
-        """Return which incarnation sent Hello last; 0 if none has."""
+        """Return the incarnation of a worker's last Hello; 0 if the worker has sent no Hello."""
         member = self._members.get(worker)
         return 0 if member is None else member.incarnation
 
     def last_steps(self) -> dict[int, int]:
-        """Return worker -> newest step accepted."""
+        """Return worker -> newest accepted step."""
         return {worker: member.last_step for worker, member in self._members.items()}
 
     # -- pushes -----------------------------------------------------------------------------
 
     def buffer(self, push: events.Push) -> None:
-        """Accept a push; it waits until its worker is live here and its epoch is known."""
+        """Accept a push; it waits until its worker is live and its epoch is known here."""
         self._members[push.worker].buffer(push)
         self._buffered.add(push.worker)
 
     def buffered(self) -> list[tuple[int, events.Push]]:
-        """Return (worker, push) of the buffered pushes, by worker."""
-        found = ((worker, self._members[worker].buffered) for worker in sorted(self._buffered))
-        return [(worker, push) for worker, push in found if push is not None]
+        """Return (worker, push) of the buffered pushes, in order of worker id."""
+        pushes = ((worker, self._members[worker].buffered) for worker in sorted(self._buffered))
+        return [(worker, push) for worker, push in pushes if push is not None]
 
     def promote(self, worker: int) -> None:
-        """Let a buffered push wait for its round."""
+        """Submit a worker's buffered push: it now waits for its round."""
         self._members[worker].promote()
         self._buffered.discard(worker)
 
     def cancel_push(self, worker: int) -> None:
-        """Forget a worker's push that waits, so that its retry counts."""
+        """Remove a worker's push that waits; a retry of its step is accepted."""
         self._members[worker].cancel_push()
         self._buffered.discard(worker)
 
     def drop_push(self, worker: int) -> None:
-        """Forget a worker's push that waits; its step stays accepted."""
+        """Remove a worker's push that waits; its step stays accepted."""
         self._members[worker].drop_push()
         self._buffered.discard(worker)
 
     def take_submitted(self, arrivals: Iterable[ArrivalToken]) -> list[events.Push]:
-        """Return the pushes of a complete round; nothing for those that are gone."""
-        found = (self._members[each.worker].take_submitted(each.step) for each in arrivals)
-        return [push for push in found if push is not None]
+        """Remove and return the pushes of a complete round; skip pushes that were removed."""
+        pushes = (self._members[token.worker].take_submitted(token.step) for token in arrivals)
+        return [push for push in pushes if push is not None]
 
     # -- requests ---------------------------------------------------------------------------
 
@@ -215,24 +220,27 @@ class MemberTable:
         return [worker for worker, member in self._members.items() if member.request]
 
     def idle(self) -> list[int]:
-        """Return the workers with an open request and no push that waits for its round."""
+        """Return the workers with an open request and without a push that waits for its round."""
         return [worker for worker in self.requesting() if not self._members[worker].submitted]
 
     def oldest_base(self, live: Collection[int], version: int) -> int:
-        """Return a version that no live worker's next push is older than.
+        """Return a lower bound of the version that any live worker's next push is computed at.
 
-        With many workers the last one found serves for a while: it is too old, never too new.
+        With many workers the bound is not computed at every update. An old bound may be too low,
+        never too high, because replies only raise a worker's base version.
         """
-        found_at = self._oldest_base_at
-        if found_at is None or version - found_at >= len(live) // 16:
-            bases = (self._members[each].oldest_base for each in live)
+        # The minimum costs one step for each live worker. Computing it once in n/16 updates makes
+        # that a constant cost of an update, where a search in every update would cost O(n).
+        computed_at = self._oldest_base_at
+        if computed_at is None or version - computed_at >= len(live) // 16:
+            bases = (self._members[worker].oldest_base for worker in live)
             self._oldest_base, self._oldest_base_at = min(bases, default=version), version
         return self._oldest_base
 
     # -- state ------------------------------------------------------------------------------
 
     def state_dict(self, soft: bool) -> State:
-        """Return applied steps and base versions, which outlive a restart, or everything."""
+        """Return applied steps and base versions (durable), or all records (soft)."""
         if soft:
             return {
                 "members": dict(self._members),
@@ -246,7 +254,7 @@ class MemberTable:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             self._members, self._buffered = dict(state["members"]), set(state["buffered"])
             self._oldest_base = state["oldest_base"]

@@ -1,6 +1,6 @@
-"""Who takes part in a run: leases on shard 0, numbered epochs on the shards that follow it.
+"""Membership of a run: leases on shard 0, and numbered epochs on the shards that follow shard 0.
 
-A shard's core owns one of them, as a `Membership`, and does not know which.
+A shard's core uses a `Coordinator` (shard 0) or a `FollowerMembership` through `Membership`.
 """
 
 from __future__ import annotations
@@ -23,32 +23,34 @@ from thinwire.runtime.failure_detector import RtoEstimator
 
 #: A change of membership: ("join" | "leave", worker).
 Change = tuple[str, int]
-#: A lease that never ends.
+#: Length of a lease that never ends.
 NEVER_SECONDS = 1e18
-#: Epoch numbers reserved for the time between two restarts of shard 0.
+#: Epoch numbers skipped at each restart of shard 0. A restored snapshot may be older than the
+#: epochs that the other shards have received. The number bounds the epochs after one snapshot.
 EPOCHS_PER_GENERATION = 1 << 16
-#: A worker is suspected by its own rhythm, but not before this share of a lease was silent.
+#: Share of a lease. A worker is suspected after a silence that is long for this worker, and never
+#: after a shorter silence than this share.
 _LEAST_SILENCE = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
 class IdHolder:
-    """The worker that keeps another one from joining under its id."""
+    """The live worker that holds an id which another process wants to join under."""
 
-    peer: str
+    peer: str  # address of the holder
     silent_seconds: float = 0.0
-    retry_after_seconds: float = 0.0  # above 0: after as much more silence the id is free
+    retry_after_seconds: float = 0.0  # time until a silent holder's lease ends; 0: do not retry
 
 
 class Membership(Protocol):
-    """Who takes part, as a shard's core needs to know it.
+    """The members of a run, as seen by one shard's core.
 
     Attributes:
-        leads: Whether this is shard 0's, which decides.
-        epoch: Number of the newest change.
-        num_left: Workers whose lease ran out.
-        num_returned: Workers that joined again.
-        lease_seconds: Silence after which a worker is out.
+        leads: True on shard 0, which decides about membership.
+        epoch: Number of the newest membership epoch.
+        num_left: Number of expired leases.
+        num_returned: Number of times that a worker joined again.
+        lease_seconds: Silence after which a worker is expelled, in seconds.
     """
 
     leads: bool
@@ -58,52 +60,52 @@ class Membership(Protocol):
     lease_seconds: float
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return who keeps this worker from joining, if anybody."""
+        """Return the worker that holds the id of a joining worker; None if the id is free."""
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a worker that `holder` does not forbid."""
+        """Admit a worker whose id is free according to `holder`."""
 
     def seen(self, worker: int, now: float) -> None:
-        """Note that something arrived from a worker."""
+        """Record that a message of a worker arrived."""
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Note a sign of life, a broken stream, or that everybody's silence is excused."""
+        """Record a heartbeat, a broken stream, or a stop of this process, which excuses silence."""
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a membership, at the worker's own wish or the core's."""
+        """End a membership, requested by the worker or by the core."""
 
     def expire(self, now: float) -> Iterator[Change]:
-        """End the memberships whose lease has run out."""
+        """End the memberships of workers whose lease has run out."""
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
         """End the membership of a worker that was silent on another shard for a whole lease."""
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that shard 0 must be notified of, for they are silent here."""
+        """Return live workers that were silent on this shard for a lease, to report to shard 0."""
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Become what shard 0 announces."""
+        """Adopt the membership that shard 0 announces."""
 
     def admits(self, worker: int, incarnation: int) -> bool:
         """Return whether messages of this incarnation of the worker are accepted."""
 
     def next_deadline(self) -> float | None:
-        """Return when `expire` or `unreachable` is due, if ever."""
+        """Return the time at which `expire` or `unreachable` is due; None if never."""
 
     def state_of(self, worker: int) -> str:
         """Return "live", "suspect" or "left"."""
 
     def incarnation_of(self, worker: int) -> int:
-        """Return which incarnation of a worker is live; 0 if none, or not known."""
+        """Return the live incarnation of a worker; 0 if no incarnation is live, or known."""
 
     def begin_epoch(self) -> int:
-        """Begin another epoch with the same members; return its number."""
+        """Begin a new epoch with the same members; return the number of the epoch."""
 
     def state_dict(self, soft: bool) -> State:
-        """Return the state that outlives a restart, or (`soft`) the rest."""
+        """Return the durable state, or with `soft` the state that a restart loses."""
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; the soft state after the other."""
+        """Restore the state that `state_dict` returned; load the durable state first."""
 
 
 @dataclasses.dataclass
@@ -114,28 +116,28 @@ class Lease:
     peer: str
     last_seen: float
     connected: bool = True
-    suspected: bool = False  # silent for longer than it usually is
+    suspected: bool = False  # silent for longer than usual for this worker
     arrivals: RtoEstimator = dataclasses.field(
         default_factory=lambda: RtoEstimator(NEVER_SECONDS, NEVER_SECONDS)
     )
 
     @property
     def suspect_at(self) -> float:
-        """When its silence becomes suspicious."""
+        """Time at which the worker becomes suspect if it stays silent."""
         return self.last_seen + self.arrivals.timeout_seconds
 
 
 class Coordinator:
-    """Shard 0: leases, and the numbering of epochs."""
+    """Membership on shard 0: leases of the workers, and the numbering of epochs."""
 
     leads = True
 
     def __init__(self, nb_workers: int, lease_seconds: float) -> None:
-        """Start empty.
+        """Start without members.
 
         Args:
-            nb_workers: Ids 1..nb_workers are legal.
-            lease_seconds: Silence after which a worker is out.
+            nb_workers: Number of workers; their ids are 1..nb_workers.
+            lease_seconds: Silence after which a worker is expelled, in seconds.
         """
         self.nb_workers = nb_workers
         self.lease_seconds = lease_seconds
@@ -144,29 +146,33 @@ class Coordinator:
         self.num_left = 0
         self.num_returned = 0
         self._known: set[int] = set()
-        self._first_end = math.inf  # nothing is due before: leases only grow longer
+        # Time of the next scan in `expire`, at most the first end of a lease. A message only
+        # postpones the end of its lease, so `expire` need not scan all leases at every event.
+        self._first_end = math.inf
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return who keeps this worker from joining, if anybody.
+        """Return the worker that holds the id of a joining worker; None if the id is free.
 
-        A worker whose stream broke gives up its id immediately; one that is silent keeps it until
-        its lease ends, for it may be behind a network that is cut.
+        A worker whose stream broke frees its id immediately. A silent worker holds its id until its
+        lease ends, because its network may be interrupted.
         """
         lease = self.leases.get(join.worker)
         is_holder = lease is not None and join.reconnects and lease.incarnation == join.incarnation
         if lease is None or is_holder or not lease.connected:
             return None
         silent = max(0.0, now - lease.last_seen)
-        left = self.lease_seconds - silent if now >= lease.suspect_at else 0.0
-        return IdHolder(lease.peer, silent, max(0.0, left))
+        remaining = self.lease_seconds - silent if now >= lease.suspect_at else 0.0
+        return IdHolder(lease.peer, silent, max(0.0, remaining))
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Admit a worker that `holder` does not forbid."""
+        """Admit a worker whose id is free according to `holder`."""
         lease = self.leases.get(join.worker)
         if lease is not None and lease.incarnation != join.incarnation:
+            # A takeover is two epochs: one without the worker, one with its new incarnation.
+            # A following shard then drops all that the old incarnation has sent.
             yield from self._remove(join.worker)
             lease = None
-        if lease is not None:
+        if lease is not None:  # the same incarnation reconnects: no change of membership
             lease.peer, lease.connected = join.peer, True
             self.seen(join.worker, now)
             return
@@ -179,18 +185,22 @@ class Coordinator:
         yield ("join", join.worker)
 
     def seen(self, worker: int, now: float) -> None:
-        """Renew a lease."""
+        """Renew a worker's lease."""
         lease = self.leases.get(worker)
         if lease is not None:
             lease.last_seen = now
             lease.arrivals.record_arrival(now)
             if lease.suspected:
+                # The next scan was set to the end of this suspect's lease. The next suspicion of
+                # the worker may be due earlier.
                 lease.suspected = False
                 self._look_at(lease.suspect_at)
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Renew a lease, suspect a worker whose stream broke, or excuse everybody's silence."""
-        if isinstance(event, ProcessStalled):  # nothing could arrive
+        """Renew a lease, mark a worker's stream as broken, or excuse all workers' silence."""
+        if isinstance(event, ProcessStalled):
+            # A stopped process receives no messages. Without this excuse all leases would seem to
+            # have run out, and the shard would expel every worker.
             for lease in self.leases.values():
                 lease.last_seen = min(now, lease.last_seen + event.seconds)
                 lease.arrivals.excuse(event.seconds, now)
@@ -201,17 +211,17 @@ class Coordinator:
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
             known.arrivals.record_beat(now)
-        elif known.incarnation == event.incarnation:
+        elif known.incarnation == event.incarnation:  # not the stream of an earlier incarnation
             known.connected = False
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """End a membership, at the worker's own wish or the core's."""
+        """End a membership, requested by the worker or by the core."""
         lease = self.leases.get(worker)
         if lease is not None and lease.incarnation == incarnation:
             yield from self._remove(worker)
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Remove workers whose lease has run out; suspect those who are silent."""
+        """Remove workers whose lease has run out; mark silent workers as suspected."""
         if now < self._first_end:
             return
         ends = {
@@ -233,12 +243,12 @@ class Coordinator:
             yield from self._remove(member.worker)
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return nobody: a worker that is silent here is removed here."""
+        """Return []: shard 0 removes a silent worker itself, in `expire`."""
         del now
         return []
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Shard 0 follows nobody."""
+        """Do nothing: shard 0 follows no other shard."""
         del epoch, now
         yield from ()
 
@@ -248,7 +258,7 @@ class Coordinator:
         return lease is not None and lease.incarnation == incarnation
 
     def next_deadline(self) -> float | None:
-        """Return when to look at leases again: never later than the first one ends."""
+        """Return the time of the next scan of the leases, at most the first end of a lease."""
         return self._first_end if self.leases else None
 
     def state_of(self, worker: int) -> str:
@@ -259,17 +269,17 @@ class Coordinator:
         return "live" if lease.connected and not lease.suspected else "suspect"
 
     def incarnation_of(self, worker: int) -> int:
-        """Return which incarnation of a worker is live; 0 if none."""
+        """Return the live incarnation of a worker; 0 if the worker is not live."""
         lease = self.leases.get(worker)
         return lease.incarnation if lease is not None else 0
 
     def begin_epoch(self) -> int:
-        """Begin another epoch with the same members; return its number."""
+        """Begin a new epoch with the same members; return the number of the epoch."""
         self.epoch += 1
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return numbers and known ids, which outlive a restart, or the leases."""
+        """Return epoch, counters and known ids (durable), or the epoch and the leases (soft)."""
         if soft:
             return {
                 "epoch": self.epoch,
@@ -284,12 +294,13 @@ class Coordinator:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; without the soft state everybody must join again."""
+        """Restore a saved state; without the soft state all workers must join again."""
         if soft:
             self.epoch, self.leases = state["epoch"], dict(state["leases"])
             self._first_end = state["first_end"]
             return
-        # Shards that outlived this one may know later epochs: number on beyond them.
+        # Running shards may know later epochs than the snapshot. They ignore an epoch that is not
+        # newer than theirs, so the numbers must continue above all epochs ever announced.
         self.epoch = state["epoch"] + EPOCHS_PER_GENERATION
         self.num_left, self.num_returned = state["left"], state["returned"]
         self._known = set(state["known"])
@@ -305,42 +316,45 @@ class Coordinator:
 
 @dataclasses.dataclass
 class IncarnationClaim:
-    """The incarnation of a worker that sent its Hello here last."""
+    """The newest Hello of a worker on a following shard."""
 
     incarnation: int
-    epoch: int  # of shard 0's Welcome to it; 0: not known
-    peer: str
+    epoch: int  # epoch in shard 0's Welcome to this incarnation; 0: not known
+    peer: str  # address of the worker
 
 
 class FollowerMembership:
-    """Shard 1..: shard 0's newest epoch decides who takes part.
+    """Membership on the shards from 1 on: the members are the workers of shard 0's newest epoch.
 
-    It keeps no leases, but reports live workers to shard 0 that were silent here for as long as
-    one: a worker that reaches shard 0 alone would otherwise hold up everybody who waits here.
+    A following shard has no leases. It reports live workers to shard 0 that were silent here for a
+    lease. A worker that reaches only shard 0 would otherwise block all rounds on this shard.
     """
 
     leads = False
 
     def __init__(self, nb_workers: int, lease_seconds: float = NEVER_SECONDS) -> None:
-        """Start with nobody.
+        """Start without members.
 
         Args:
-            nb_workers: Ids 1..nb_workers are legal.
-            lease_seconds: Silence after which shard 0 is notified.
+            nb_workers: Number of workers; their ids are 1..nb_workers.
+            lease_seconds: Silence after which the shard reports a worker to shard 0, in seconds.
         """
         self.nb_workers, self.lease_seconds = nb_workers, lease_seconds
         self.epoch = 0
         self.num_left = 0
         self.num_returned = 0
         self._live: tuple[int, ...] = ()
-        self._named: dict[int, int] = {}  # live worker -> incarnation that the epoch names
+        self._named: dict[int, int] = {}  # live worker -> incarnation in the newest epoch
         self._claims: dict[int, IncarnationClaim] = {}
-        self._last_seen: dict[int, float] = {}  # live worker -> when, or when it was reported
+        # Live worker -> time of its newest message, or of the newest report of its silence.
+        self._last_seen: dict[int, float] = {}
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
-        """Return who holds the id: an incarnation that shard 0 has admitted after this one."""
+        """Return the holder of the id: an incarnation that shard 0 has admitted after this one."""
         del now
         named = self._named.get(join.worker, join.incarnation)
+        # A Welcome of a later epoch than this shard's proves that shard 0 has admitted the joining
+        # incarnation after the named one: this shard has only not received that epoch yet.
         if named == join.incarnation or not 0 < join.epoch <= self.epoch:
             return None
         claim = self._claims.get(join.worker)
@@ -348,69 +362,68 @@ class FollowerMembership:
         return IdHolder(claim.peer if claim is not None and known else "another address")
 
     def join(self, join: Join, now: float) -> Iterator[Change]:
-        """Remember the incarnation; membership itself comes by epoch."""
+        """Record the Hello of an incarnation; only shard 0's epochs change the membership."""
         self._claims[join.worker] = IncarnationClaim(join.incarnation, join.epoch, join.peer)
         self.seen(join.worker, now)
         yield from ()
 
     def seen(self, worker: int, now: float) -> None:
-        """Note that something arrived from a worker."""
+        """Record that a message of a worker arrived."""
         if worker in self._last_seen:
             self._last_seen[worker] = now
 
     def observe(self, event: WorkerAlive | WorkerDisconnected | ProcessStalled, now: float) -> None:
-        """Note a sign of life, or excuse everybody's silence."""
+        """Record a heartbeat, or excuse the silence while this process was stopped."""
         if isinstance(event, WorkerAlive):
             self.seen(event.worker, now)
-        elif isinstance(event, ProcessStalled):  # nothing could arrive
+        elif isinstance(event, ProcessStalled):  # no message could arrive in that time
             for worker, when in self._last_seen.items():
                 self._last_seen[worker] = min(now, when + event.seconds)
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
-        """Do nothing: shard 0 will announce an epoch."""
+        """Do nothing: shard 0 will announce an epoch without the worker."""
         del worker, incarnation
         yield from ()
 
     def expire(self, now: float) -> Iterator[Change]:
-        """Do nothing: leases are shard 0's."""
+        """Do nothing: only shard 0 has leases."""
         del now
         yield from ()
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
-        """Do nothing: workers that are silent elsewhere are shard 0's concern."""
+        """Do nothing: only shard 0 expels workers that are silent on another shard."""
         del member
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
-        """Return live workers that were silent here for a lease; each again after another one."""
-        gone = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
-        for worker in gone:
+        """Return live workers that were silent here for a lease; repeat after every lease."""
+        silent = [w for w, when in self._last_seen.items() if now - when >= self.lease_seconds]
+        for worker in silent:
             self._last_seen[worker] = now
-        return [WorkerIncarnation(worker, self.incarnation_of(worker)) for worker in gone]
+        return [WorkerIncarnation(worker, self.incarnation_of(worker)) for worker in silent]
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
-        """Become what a newer epoch announces.
-
-        A worker of another incarnation leaves and joins: what the old one had sent is void.
-        """
-        if epoch.number <= self.epoch:
+        """Adopt the membership that a newer epoch announces."""
+        if epoch.number <= self.epoch:  # a repeated or reordered epoch
             return
         named = dict(zip(epoch.live, epoch.incarnations, strict=False))
         before, after = set(self._live), set(epoch.live)
-        other = {worker for worker in after if self._is_another(worker, named.get(worker, 0))}
-        gone = [*(each for each in self._live if each not in after), *sorted(other)]
-        new = [worker for worker in epoch.live if worker not in before or worker in other]
+        # A worker with a new incarnation leaves and joins. The core then drops the pushes and the
+        # request of the old incarnation, and none of its pushes is merged.
+        replaced = {worker for worker in after if self._is_another(worker, named.get(worker, 0))}
+        leaving = [*(worker for worker in self._live if worker not in after), *sorted(replaced)]
+        new = [worker for worker in epoch.live if worker not in before or worker in replaced]
         self.epoch, self._live = epoch.number, epoch.live
-        self._named = {worker: each for worker, each in named.items() if each}
+        self._named = {worker: incarnation for worker, incarnation in named.items() if incarnation}
         self._last_seen = {w: now if w in new else self._last_seen.get(w, now) for w in epoch.live}
-        yield from (("leave", worker) for worker in gone)
+        yield from (("leave", worker) for worker in leaving)
         yield from (("join", worker) for worker in new)
 
     def admits(self, worker: int, incarnation: int) -> bool:
-        """Return whether messages of this incarnation of the worker are accepted here.
+        """Return whether this shard accepts messages of this incarnation of the worker.
 
-        It has sent its Hello, and shard 0 names no other, unless it knows a newer epoch than this
-        shard.
+        The incarnation must have sent its Hello, and shard 0's epoch must not name another
+        incarnation of the worker. The epoch does not count if the Hello names a newer epoch.
         """
         claim = self._claims.get(worker)
         if claim is None or claim.incarnation != incarnation:
@@ -419,7 +432,7 @@ class FollowerMembership:
         return named == incarnation or not 0 < claim.epoch <= self.epoch
 
     def next_deadline(self) -> float | None:
-        """Return when a worker's silence is to be reported: never later than the first is due."""
+        """Return the time at which the next report of a silent worker is due; None if never."""
         return (
             min(self._last_seen.values(), default=0.0) + self.lease_seconds
             if self._last_seen
@@ -427,7 +440,7 @@ class FollowerMembership:
         )
 
     def incarnation_of(self, worker: int) -> int:
-        """Return which incarnation of a worker is live; 0 where that is not known."""
+        """Return the live incarnation of a worker; 0 if it is not known."""
         return self._named.get(worker, 0)
 
     def state_of(self, worker: int) -> str:
@@ -435,11 +448,11 @@ class FollowerMembership:
         return "live" if worker in self._live else "left"
 
     def begin_epoch(self) -> int:
-        """Epochs are shard 0's to begin; return the one there is."""
+        """Return the number of the present epoch: only shard 0 begins epochs."""
         return self.epoch
 
     def state_dict(self, soft: bool) -> State:
-        """Return the epoch's number, or the epoch, which does not outlive a restart."""
+        """Return the number of the epoch (durable), or the epoch, claims and times (soft)."""
         if not soft:
             return {"epoch": self.epoch}
         return {
@@ -451,14 +464,16 @@ class FollowerMembership:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back the soft state; without it, wait for shard 0, whose numbering goes on."""
+        """Restore the soft state; without it the shard has no members until shard 0's epoch."""
+        # The durable epoch number is not restored. Shard 0 announces its present epoch again, and
+        # `follow` must accept that epoch although its number may equal the saved one.
         if soft:
             self.epoch, self._live = state["epoch"], state["live"]
             self._named, self._claims = dict(state["named"]), dict(state["claims"])
             self._last_seen = dict(state["last_seen"])
 
     def _is_another(self, worker: int, incarnation: int) -> bool:
-        """Return whether a worker is known here by another incarnation than this one."""
+        """Return whether this shard knows another incarnation of a worker than this one."""
         claim = self._claims.get(worker)
         if not incarnation:
             return False

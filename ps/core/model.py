@@ -1,6 +1,6 @@
-"""The weights of one shard, and the policies that change them and make replies of them.
+"""The weights of one shard, and the policies that update the weights and compute replies.
 
-Where workers sum and step among themselves, the shard holds a copy of their weights.
+If workers reduce gradients and step among themselves, the shard only holds a copy of the weights.
 """
 
 from __future__ import annotations
@@ -45,21 +45,22 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, Int64
 
-#: Part of a policy's state that is only working memory.
+#: Key of the working memory in a policy's state, which snapshots omit.
 _SCRATCH = "scratch"
-#: Counters of replies, and of copies of the weights that workers have.
+#: Names of the counters of replies, and of stored copies of workers' weights.
 _COUNTED = ("copies", "full", "delta", "sparse", "relay", "resyncs", "mismatches")
 
 
 class ShardModel:
-    """theta, its version, and the state of Weighting, ServerUpdate and the down codec.
+    """Weights theta of one shard, with the states of weighting, server update and down codec.
 
     Attributes:
         theta: [n] float32 weights of this shard.
-        version: T, updates applied so far.
-        samples: Examples consumed by them.
-        clock: Counts the script's own batches.
-        freezer: Of the arrays; off until there are threads that read them.
+        version: Number of updates applied so far (T).
+        samples: Number of examples consumed by the applied updates.
+        clock: Count of the script's own batches.
+        freezer: Copy-on-write protection of the arrays for readers in other threads. The freezer
+            is off until the shard has reader threads.
     """
 
     def __init__(
@@ -76,14 +77,14 @@ class ShardModel:
         """Start at version 0.
 
         Args:
-            method: The composition.
-            theta: [n] float32, owned and updated in place.
-            kernels: The array work.
-            budget: Of the run.
-            schedule: Of the learning rate.
-            spec: What it holds, slice by slice; not given: one slice.
-            loss_scale: Of a script; not given: losses are not scaled.
-            clock: Counts the script's own batches; not given: those of a single worker.
+            method: The policies of the training method.
+            theta: Initial weights [n] float32; owned and updated in place.
+            kernels: Implementation of the array operations.
+            budget: Number of updates or examples of the run.
+            schedule: Schedule of the learning rate.
+            spec: Slices of the shard; None: the shard is one slice.
+            loss_scale: Loss scale of a script; None: the script does not scale losses.
+            clock: Count of the script's own batches; None: a new count for a single worker.
         """
         self.method, self.theta, self.kernels = method, theta, kernels
         self._offsets = spec.offsets if spec else (0, len(theta))
@@ -99,30 +100,36 @@ class ShardModel:
         self._backups = BackupWeights()
         self.freezer = Freezer()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._seen = theta.view()  # for policies, which only read it
+        self._seen = theta.view()  # read-only view of theta for the policies
         self._seen.flags.writeable = False
 
     def draw_noise_with(self, secret: bytes) -> None:
-        """Draw the noise of releases with this secret; only a simulation knows it beforehand."""
+        """Seed the privacy noise with a secret; only a simulation passes a known secret."""
         self._privacy = self.method.privacy.init(secret)
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase of a script, after so many updates and examples of those before."""
+        """Begin a phase of a script.
+
+        Args:
+            version: Number of updates in the earlier phases.
+            samples: Number of examples consumed in the earlier phases.
+        """
         self.version, self.samples = version, samples
         self._weighting = self.method.weighting.init(len(self.theta), version)
 
     def continue_from(self, saved: State, same_optimizer: bool) -> list[str]:
-        """Take over weights and counts of a shard that had other settings.
+        """Take over the weights and counts of a saved shard that had other settings.
 
-        The optimizer's state goes on where it has the form of the present optimizer's, and its
-        rate is the present one. What is kept for each worker is made when they pull.
+        The optimizer's saved state is restored if it has the form of the present optimizer's state.
+        The learning rate is always the present setting. Copies of the workers' weights are created
+        again when the workers pull.
 
         Args:
-            saved: What `state_dict` returned.
-            same_optimizer: Whether the optimizers are of the classes that they were of.
+            saved: Durable state that `state_dict` returned.
+            same_optimizer: True if the optimizers have the same classes as in the saved state.
 
         Returns:
-            What begins again, in words.
+            Descriptions of the states that start again, for a log line.
         """
         begin_again = []
         np.copyto(self.theta, saved["theta"])
@@ -148,37 +155,38 @@ class ShardModel:
 
     @property
     def lags(self) -> bool:
-        """Whether workers hold newer weights than this shard."""
+        """Whether the workers hold newer weights than this shard."""
         return False
 
     def in_step(self, base_version: int) -> bool:
-        """Return whether a worker at this version may push now; others are to pull again."""
+        """Return whether a worker at this version may push now; otherwise it must pull again."""
         del base_version
         return True
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the next update, of the run's own schedule or of a script's optimizer.
+        """Learning rate of the next update, from the run's schedule or the script's optimizer.
 
-        Where workers take local steps it is theirs alone. Of several optimizers it is the first
-        one's. It is 0 where a script's schedule has no finite rate: nothing steps with that, and
-        replies and documents hold finite numbers alone.
+        With local steps, only the workers use this rate. With several optimizers it is the rate of
+        the first one.
         """
         rate = self._rate_of(0)
+        # Replies and status documents accept finite numbers only. No optimizer steps with this 0:
+        # `has_rate` rejects the round first.
         return rate if math.isfinite(rate) else 0.0
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return whether there is a finite rate for a release: of its script, or of the schedule.
+        """Return whether a release has a finite rate, set by a script or by the schedule.
 
         Args:
-            arrivals: All for the same optimizer.
+            arrivals: Updates of the release, all for the same optimizer.
         """
-        is_set = any(each.learning_rate is not None for each in arrivals)
+        is_set = any(arrival.learning_rate is not None for arrival in arrivals)
         return is_set or math.isfinite(self._step_rate(arrivals[0].optimizer))
 
     @property
     def _fraction(self) -> float:
-        """The consumed share of the budget."""
+        """Consumed share of the budget, from 0 to 1."""
         return self.budget.fraction(self.version, self.samples)
 
     def _rate_of(self, optimizer: int) -> float:
@@ -190,23 +198,23 @@ class ShardModel:
 
     @property
     def schedule_counts(self) -> tuple[int, ...]:
-        """The count that the schedule of each optimizer of a script is read at."""
+        """For each optimizer of a script: the count at which to read its rate schedule."""
         server, clock, state = self.method.server, self.clock, self._server
         numbers = range(clock.num_schedules)
         return tuple(server.schedule_count(clock.batches(n), state, n) for n in numbers)
 
     def count(self, samples: int, repeats: bool = False) -> None:
-        """Count the examples of an update that was applied.
+        """Count the examples of an applied update.
 
         Args:
-            samples: How many.
-            repeats: Whether an earlier update has counted them for the run.
+            samples: Number of examples of the update.
+            repeats: True if an earlier update has already counted the same examples.
         """
         self.samples += 0 if repeats else samples
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss from now on; 0: none."""
+        """Factor of the loss for the next gradients; 0 if the script does not scale losses."""
         return self._scaler.scale
 
     def apply(
@@ -216,24 +224,24 @@ class ShardModel:
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Weigh, merge and apply one release; version + 1 unless nothing was kept.
-
-        With a release with an overflow no optimizer steps. It is a version nevertheless, but as
-        with Keras alone no schedule counts its batch.
+        """Weigh, merge and apply one release; the version grows by 1 if any update is applied.
 
         Args:
-            arrivals: In order of worker id, all for the same optimizer.
-            oldest_base: Smallest base version a live worker may still push from.
-            share: These workers' part of all workers: of what their scripts change themselves.
-            empty_parts: Parts of batches that workers of the release had no example of.
+            arrivals: Updates of the release in order of worker id, all for the same optimizer.
+            oldest_base: Smallest base version that a live worker may still push from.
+            share: Number of workers in the release's group divided by all workers. It is the weight
+                of the weight changes that the scripts of these workers made themselves.
+            empty_parts: Batch parts of the workers that had no example in this release.
 
         Returns:
-            The arrivals that the weighting kept.
+            The arrivals that were applied; the weighting drops arrivals that are too stale.
         """
-        rates = [each.learning_rate for each in arrivals if each.learning_rate is not None]
+        rates = [arrival.learning_rate for arrival in arrivals if arrival.learning_rate is not None]
         number = arrivals[0].optimizer
         if rates:
             self._server = self.method.server.set_rate(rates[0], self._server, number)
+        # After an overflow no optimizer steps. The release still is a new version, which holds the
+        # scripts' own changes. As in Keras, no schedule counts the batch.
         if self._scaler.skips(arrivals):
             self.version += 1
             changed = self._take_changes(arrivals, share)
@@ -243,19 +251,21 @@ class ShardModel:
             return list(arrivals)
         copies, held = self._backups.copies, self._copies_of(arrivals)
         context = ReleaseContext(self.version, oldest_base, self.kernels, self._seen, copies, held)
+        # The weighting may change its arrays in place; a snapshot may still be reading them.
         for array in _arrays(self._weighting):
             self.freezer.before_change(array)
-        kept, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
-        if not kept:
-            return kept
-        updates = [arrival.update for arrival in kept]
+        weighed, self._weighting = self.method.weighting.weigh(arrivals, context, self._weighting)
+        if not weighed:
+            return weighed
+        updates = [arrival.update for arrival in weighed]
         mean = self.method.aggregate.merge(updates, len(self.theta))
         merged = self.method.privacy.release(
             mean, len(updates), len(self.theta), self.version, self._privacy
         )
-        changed = self._take_changes(kept, share)
+        changed = self._take_changes(weighed, share)
         lone = self._lone(arrivals)
-        relayed = self._relayed(arrivals, kept, number) if merged is mean else None
+        # With privacy noise (`merged` is not `mean`) workers cannot repeat the update.
+        relayed = self._relayed(arrivals, weighed, number) if merged is mean else None
         before = own_entries.values_at(lone, self.theta)
         self._before_step(merged, number)
         touched, self._server = self.method.server.apply(
@@ -268,40 +278,41 @@ class ShardModel:
             number,
         )
         self.version += 1
-        self.clock.count(sum(each.batch_parts for each in kept) + empty_parts, number)
-        own = own_entries.find(lone, before, self._seen, self.version)
-        if own is not None and lone is not None and len(own.indices) < len(lone.update.values):
-            relayed = None  # adding it has other bits here already
+        self.clock.count(sum(arrival.batch_parts for arrival in weighed) + empty_parts, number)
+        known = own_entries.find(lone, before, self._seen, self.version)
+        # `known` are the entries that a plain float32 addition reproduces bit for bit. If any
+        # pushed entry is missing, a worker that repeats the round would get other bits.
+        if known is not None and lone is not None and len(known.indices) < len(lone.update.values):
+            relayed = None
         if changed is None or len(changed):
             touched = None if touched is None or changed is None else union([touched, changed])
         self._down = self.method.down_codec.record_update(
-            *(touched, self.version, self._down, own, relayed),
+            *(touched, self.version, self._down, known, relayed),
             before_change=self.freezer.before_change,
         )
-        return kept
+        return weighed
 
     def _before_step(self, merged: Update, optimizer: int) -> None:
-        """Let those who still read the weights, or the optimizer's slots, have them as they are."""
+        """Announce the step to the freezer, so that readers get the values of before the step."""
         server = self.method.server
         self.freezer.before_change(self.theta, merged.indices if server.keeps_sparse else None)
         for array in server.changing(self._server, optimizer):
             self.freezer.before_change(array)
 
     def _take_changes(self, arrivals: Sequence[Arrival], share: float) -> Int64 | None:
-        """Add what scripts have changed of their weights themselves, before an optimizer steps.
-
-        All scripts of a run do the same, so theirs is one change: the aggregate of those that had
-        a mini-batch counts as much as these workers' group is of all. What all have changed is
-        added once, be it in one round or in one release for each.
+        """Add the changes that scripts have made to their weights, before an optimizer steps.
 
         Returns:
-            The entries that have changed, ascending; None: perhaps all.
+            Indices of the changed entries, in ascending order; None: any entry may have changed.
         """
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
         if all(arrival.change is None for arrival in arrivals):
             return nothing.indices
-        stepped = [each for each in arrivals if each.samples or each.change is not None]
-        changes = [each.change or nothing for each in stepped]
+        # All scripts of a run make the same change, so it must be added only once in total. The
+        # aggregate over a group is weighted with the group's share of all workers. The shares add
+        # up to 1, both for one round of all workers and for one release for each worker.
+        stepped = [arrival for arrival in arrivals if arrival.samples or arrival.change is not None]
+        changes = [arrival.change or nothing for arrival in stepped]
         merged = self.method.aggregate.merge(changes, len(self.theta))
         self.freezer.before_change(self.theta, merged.indices)
         self.kernels.apply(self.theta, merged.indices, merged.values, -share)
@@ -309,7 +320,10 @@ class ShardModel:
         return merged.indices
 
     def _lone(self, arrivals: Sequence[Arrival]) -> Arrival | None:
-        """Return the arrival whose worker could add its own entries: its reply may omit them."""
+        """Return the single arrival of a release, if its worker can add its own update itself.
+
+        The reply to that worker may omit the entries of the update. None: no entries are omitted.
+        """
         method = self.method
         can_add = method.down_codec.omits_own_entries and method.router.delivers_all
         if not can_add or not method.server.adds(method.kind):
@@ -320,39 +334,40 @@ class ShardModel:
     def _relayed(
         self, arrivals: Sequence[Arrival], kept: Sequence[Arrival], optimizer: int
     ) -> RelayedRound | None:
-        """Return a release as workers can repeat it, bit for bit; None: they cannot.
-
-        They can where the plain mean of the updates as they came, times one factor, is all that
-        changes the weights, by numpy's kernels, which workers have too.
-        """
+        """Return a release in a form that workers can repeat bit for bit; None: they cannot."""
+        # Workers get the shard's bits only if the shard does nothing but subtract one factor times
+        # the plain mean of the updates as received, with numpy kernels, which workers have too.
         method = self.method
         can = method.down_codec.relays and method.router.delivers_all
         if not (can and self.kernels.name == "numpy" and isinstance(method.aggregate, Mean)):
             return None
-        came = {each.worker: each.update for each in arrivals}
+        received = {arrival.worker: arrival.update for arrival in arrivals}
         updates = []
-        for each in kept:
-            weighed = came[each.worker] is not each.update
-            if weighed or each.blocks is None or each.change is not None:
+        for arrival in kept:
+            weighed = received[arrival.worker] is not arrival.update
+            if weighed or arrival.blocks is None or arrival.change is not None:
                 return None
-            updates.append(RelayedUpdate(each.worker, each.step, each.blocks))
+            updates.append(RelayedUpdate(arrival.worker, arrival.step, arrival.blocks))
         factor = method.server.factor(method.kind, self._step_rate(optimizer))
         return None if factor is None else RelayedRound(tuple(updates), float(np.float32(factor)))
 
     def take(self, update: Update) -> None:
-        """Overwrite the weights [n]; the version stays.
+        """Overwrite the weights [n] with a copy that a worker has sent; the version stays.
 
         Raises:
-            ValueError: Here only updates change the weights.
+            ValueError: The workers of this method send updates, not whole weights.
         """
-        raise ValueError(f"{len(update.values)} values without a round")
+        raise ValueError(
+            f"a push holds {len(update.values)} whole weights and no update; only a method whose "
+            "workers step among themselves sends whole weights"
+        )
 
     def sharing_key(self, request: ModelRequest) -> Hashable:
-        """Return a key; requests with the same one may be answered with the same arrays."""
+        """Return a key; requests with equal keys may be answered with the same arrays."""
         return self.method.down_codec.sharing_key(request, self._down)
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Return the reply to a request; the arrays are copies."""
+        """Return the reply to a request; the arrays do not change with the shard's arrays."""
         freezer = self.freezer
         view = ShardView(
             *(self._seen, self.version, self.kernels, self._offsets),
@@ -364,18 +379,20 @@ class ShardModel:
         return reply
 
     def record_reply(self, worker: int, reply: ModelReply) -> None:
-        """Record that a worker is being sent this reply."""
+        """Record that the shard sends this reply to a worker."""
         self._counts[reply.kind] += 1
         self._counts["resyncs"] += reply.is_resync
         if not self.method.weighting.needs_copies:
             return
-        if self._copy_of(worker, reply.version) is None:  # then it holds the current weights
+        # Without a replica of the down codec the reply makes the worker's weights equal to theta.
+        # With a replica no backup is needed, because the replica holds the worker's weights.
+        if self._copy_of(worker, reply.version) is None:
             self._backups.record(worker, reply.version, self.theta)
         else:
             self._backups.forget(worker)
 
     def verify(self, worker: int, base_version: int, checksum: int) -> None:
-        """Compare a worker's checksum with its copy; if they differ, its next reply holds all."""
+        """Compare a worker's checksum with its replica; after a mismatch, resend all weights."""
         copy = self._copy_of(worker, base_version)
         if copy is None or replicas.checksum([copy]) == checksum:
             return
@@ -392,56 +409,60 @@ class ShardModel:
         return self.method.down_codec.replica_of(worker, base_version, self._down)
 
     def _copies_of(self, arrivals: Sequence[Arrival]) -> dict[int, Float32]:
-        """Return the weights of workers that were not sent all, where the weighting needs them."""
+        """Return worker -> replica [n], if the weighting needs it and replies were partial."""
         if not self.method.weighting.needs_copies:
             return {}
-        found = {each.worker: self._copy_of(each.worker, each.base_version) for each in arrivals}
-        return {worker: held for worker, held in found.items() if held is not None}
+        replicas_by_worker = {
+            arrival.worker: self._copy_of(arrival.worker, arrival.base_version)
+            for arrival in arrivals
+        }
+        return {worker: held for worker, held in replicas_by_worker.items() if held is not None}
 
     def memory(self) -> dict[str, int]:
-        """Return the memory that the weighting costs: dense copies, and bytes with all state."""
+        """Return the weighting's memory: number of dense copies, and bytes of all its state."""
         num_bytes = self._backups.num_bytes + _num_bytes(self._weighting)
         return {"copies": len(self._backups.copies), "bytes": num_bytes}
 
     def down_summary(self) -> dict[str, int]:
         """Return the down codec's counters, and the bytes of its state.
 
-        ``copies``: dense ones of workers' weights, the most there were at a time; their bytes
-        count. ``full``, ``delta``, ``sparse``, ``relay``: replies by kind. ``resyncs``: whole
-        models that were sent although the worker's was known, or because its checksum was wrong
-        (``mismatches``).
+        ``copies`` is the largest number of dense replicas at any time; ``bytes`` counts that many.
+        ``full``, ``delta``, ``sparse`` and ``relay`` count replies by kind. ``mismatches`` counts
+        wrong checksums. ``resyncs`` counts whole models sent after a mismatch, or to a worker with
+        known weights.
         """
-        now = len(self._down.get("replicas", ()))
-        gone = (self._counts["copies"] - now) * self.theta.nbytes
-        return {"bytes": _num_bytes(self._down) + gone, **self._counts}
+        num_replicas = len(self._down.get("replicas", ()))
+        dropped_bytes = (self._counts["copies"] - num_replicas) * self.theta.nbytes
+        return {"bytes": _num_bytes(self._down) + dropped_bytes, **self._counts}
 
     def slots(self) -> list[OptimizerState]:
-        """Return copies of each optimizer's state; none where no script has compiled one."""
+        """Return copies of each optimizer's state; [] if no script has compiled an optimizer."""
         states = enumerate(self.method.server.slots(self._server))
         return [OptimizerState(slots, self._rate_of(number)) for number, slots in states]
 
     def scale_slots(self) -> list[Slot]:
-        """Return what a script's LossScaleOptimizer would hold beside the scale."""
+        """Return the slots of the script's LossScaleOptimizer, without the scale."""
         return self._scaler.slots()
 
     def whole(self) -> Update:
-        """Return all weights of now."""
+        """Return a frozen copy of all weights, which later updates do not change."""
         return Update(None, self.freezer.freeze(self.theta))
 
     def _kept(self, array: Float32) -> Any:
-        """Return what stands for a copy of weights."""
+        """Return a frozen array that replaces a copy of weights."""
+        # Readers are registered for theta itself, not for the read-only view that policies get.
         return self.freezer.freeze(self.theta if array is self._seen else array)
 
     def state_dict(self, soft: bool) -> State:
-        """Return weights and policies' states, whose arrays are copies; or the soft state.
+        """Return the durable state, with copies of the arrays, or the soft state.
 
-        Soft are last replies, and entries that workers add by themselves; these arrays never
-        change.
+        The durable state holds the weights and the states of the policies. The soft state holds the
+        last replies and the entries that workers add themselves; these arrays never change.
         """
         return _of_workers(self._down) if soft else self._durable_state(copied)
 
     def snapshot(self) -> State:
-        """Return what `state_dict` does, to be read by another thread; large arrays are frozen."""
+        """Return the durable state for another thread; large arrays are frozen, not copied."""
         return self._durable_state(self.freezer.freeze)
 
     def _durable_state(self, keep: Keep) -> State:
@@ -460,12 +481,12 @@ class ShardModel:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             _take_back(self._down, state)
             return
         self.version, self.samples = state["version"], state["samples"]
-        # A run of flags may go on from an earlier version, which had no such count.
+        # A checkpoint may lack the optional keys `clock` and `privacy`: keep the present values.
         self.clock.load_state_dict(state.get("clock", self.clock.state_dict()))
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
@@ -479,7 +500,7 @@ class ShardModel:
 
 
 def have_one_form(one: Any, other: Any) -> bool:
-    """Return whether two states have the same names, and arrays of the same shapes, at any depth.
+    """Return whether two states have the same keys, and arrays of the same shapes, at any depth.
 
     >>> have_one_form({"steps": 3, "slots": {}}, {"steps": 0, "slots": {}})
     True
@@ -492,12 +513,12 @@ def have_one_form(one: Any, other: Any) -> bool:
         )
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(have_one_form, one, other))
-    shapes = [getattr(each, "shape", None) for each in (one, other)]
+    shapes = [getattr(value, "shape", None) for value in (one, other)]
     return shapes[0] == shapes[1] and not isinstance(one, dict) and not isinstance(other, dict)
 
 
 def without_set_rate(state: Any) -> Any:
-    """Return an optimizer's saved state without rates that a script has set while it trained."""
+    """Return an optimizer's saved state without learning rates that a script has set."""
     if not isinstance(state, dict):
         return state
     return {
@@ -506,7 +527,7 @@ def without_set_rate(state: Any) -> Any:
 
 
 def _durable(state: Any, keep: Keep) -> Any:
-    """Return what is kept of a state, without working memory at any depth."""
+    """Return the durable part of a state: all of it except the working memory, at any depth."""
     if isinstance(state, dict):
         return {key: _durable(value, keep) for key, value in state.items() if key != _SCRATCH}
     if isinstance(state, (list, tuple)):
@@ -515,18 +536,18 @@ def _durable(state: Any, keep: Keep) -> Any:
 
 
 def _of_workers(state: State) -> State:
-    """Return working memory that decides what workers are answered, in place; no plain buffers."""
-    found: State = {}
+    """Return the dicts in the working memory, which affect replies; plain buffers do not."""
+    memory: State = {}
     for key, value in state.items():
         if key == _SCRATCH:
-            found[key] = {name: item for name, item in value.items() if isinstance(item, dict)}
+            memory[key] = {name: item for name, item in value.items() if isinstance(item, dict)}
         elif isinstance(value, dict) and (inner := _of_workers(value)):
-            found[key] = inner
-    return found
+            memory[key] = inner
+    return memory
 
 
 def _take_back(state: State, saved: State) -> None:
-    """Put a saved state into one that has just been made, beside its working memory."""
+    """Copy a saved state into a new state in place; keep the new state's working memory."""
     for key, value in saved.items():
         if isinstance(value, dict) and isinstance(state.get(key), dict):
             _take_back(state[key], value)
@@ -549,10 +570,11 @@ def _arrays(state: Any) -> Iterator[NDArray[Any]]:
 
 
 class CollectiveShardModel(ShardModel):
-    """A round is one version; its weights come with one of its pushes, or not at all.
+    """The model of a shard whose workers reduce gradients and step among themselves.
 
-    Workers hold newer weights than the shard whenever a round has come without them. So a worker
-    that pulls is sent the weights that are here, and requests newer ones from the other workers.
+    Each round is one version. One push of a round may hold the new weights; if no push does, the
+    workers hold newer weights than the shard. A worker that pulls without weights gets the shard's
+    copy, and requests newer weights from the other workers.
     """
 
     def __init__(
@@ -566,32 +588,33 @@ class CollectiveShardModel(ShardModel):
         loss_scale: LossScale | None = None,
         clock: BatchClock | None = None,
     ) -> None:
-        """Start at version 0; see ShardModel."""
-        idle = dataclasses.replace(method, server=OptimizerUpdate())  # the workers' steps, not ours
+        """Start at version 0, with the arguments of ShardModel."""
+        # The workers' optimizers step. A default server optimizer needs no state on the shard.
+        idle = dataclasses.replace(method, server=OptimizerUpdate())
         super().__init__(idle, theta, kernels, budget, schedule, spec, loss_scale, clock)
-        self._copied_version = 0
+        self._copied_version = 0  # version of the weights in theta
 
     def go_on_from(self, version: int, samples: int) -> None:
-        """Begin a phase; the weights are up to date."""
+        """Begin a phase with weights of the present version."""
         super().go_on_from(version, samples)
         self._copied_version = version
 
     @property
     def kind(self) -> Kind:
-        """Whole weights, or none."""
+        """Updates hold whole weights or no values."""
         return Kind.VALUES
 
     @property
     def lags(self) -> bool:
-        """Whether the weights are of an earlier version."""
+        """Whether the shard's copy of the weights is older than its version."""
         return self._copied_version < self.version
 
     def in_step(self, base_version: int) -> bool:
-        """Only a worker that took part in the last round may report the next one."""
+        """Return whether a worker took part in the last round; else it must pull first."""
         return base_version == self.version
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
-        """Return True: the workers step."""
+        """Return True: the workers' optimizers have their own rates."""
         del arrivals
         return True
 
@@ -602,34 +625,34 @@ class CollectiveShardModel(ShardModel):
         share: float = 1.0,
         empty_parts: int = 0,
     ) -> list[Arrival]:
-        """Count one round, and take the weights that came with it."""
+        """Count one round, and copy the weights if a push of the round holds them."""
         del oldest_base, share
         self.version += 1
-        self.clock.count(sum(each.batch_parts for each in arrivals) + empty_parts)
+        self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:
             self.take(arrival.update)
         return list(arrivals)
 
     def take(self, update: Update) -> None:
-        """Take whole weights as those of the present version; a sparse update holds none."""
+        """Copy whole weights as the present version's weights; a sparse update holds none."""
         if update.indices is None:
             self.freezer.before_change(self.theta)
             np.copyto(self.theta, update.values)
             self._copied_version = self.version
 
     def gather(self, request: ModelRequest) -> ModelReply:
-        """Send weights only to a worker that has none."""
+        """Return all weights for a worker without weights, and an empty reply for any other."""
         if request.base_version is None:
             return ModelReply(Operation.FULL, self.whole(), self.version, "full")
         nothing = Update(np.empty(0, np.int64), np.empty(0, np.float32))
         return ModelReply(Operation.NONE, nothing, self.version, "delta")
 
     def state_dict(self, soft: bool) -> State:
-        """Return what ShardModel does; soft is which version the weights are of."""
+        """Return the durable state, or with `soft` the version of the copied weights."""
         return {"copied_version": self._copied_version} if soft else super().state_dict(soft)
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave; without the soft state the weights are up to date."""
+        """Restore a saved state; without the soft state the copy counts as up to date."""
         if soft:
             self._copied_version = state["copied_version"]
             return
@@ -638,9 +661,9 @@ class CollectiveShardModel(ShardModel):
 
 
 def model_for(method: Method, theta: Float32, kernels: Kernels, config: CoreConfig) -> ShardModel:
-    """Return the model of a shard that steps itself, or of one whose workers do."""
-    made = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
-    return made(
+    """Return a ShardModel, or a CollectiveShardModel if the workers step among themselves."""
+    model_type = ShardModel if method.collective == THROUGH_PS else CollectiveShardModel
+    return model_type(
         method,
         theta,
         kernels,

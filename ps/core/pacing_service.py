@@ -1,4 +1,4 @@
-"""Shard 0's half of a pacer that queries it: who trains how fast, and who is to push now."""
+"""The state server of a querying pacer (ESync) on shard 0: decides which worker pushes now."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from thinwire.ps.core import events
 
 
 class PacingService:
-    """ESync's "state server": the pacer's records; empty and silent for pacers that never query.
+    """Holds the records of the workers' speeds; does nothing for a pacer that never queries.
 
-    The records are soft: after a restart they are rebuilt from the next reports.
+    The records are soft state: after a restart the next reports of the workers rebuild them.
     """
 
     def __init__(self, pacer: Pacer) -> None:
         """Start without records."""
         self._pacer = pacer if isinstance(pacer, QueryingPacer) else None
         self._records: State = {} if self._pacer is None else self._pacer.init()
-        self._last: tuple[int, State] = (0, {})  # records and summary before somebody left
+        self._last: tuple[int, State] = (0, {})  # number of records, and summary, at the peak
 
     def report(
         self, query: events.Query, members: Sequence[int], over: bool, now: float
     ) -> events.Answer | None:
-        """Record a report; return the answer, unless it only begins a round.
+        """Record a worker's report and return the answer; None for a report that begins a round.
 
         Args:
-            query: The worker's.
-            members: Live workers of its group.
-            over: The run has ended; everybody is to push, and gets that in reply.
-            now: By this shard's clock.
+            query: Query of the worker.
+            members: Ids of the live workers of the worker's group.
+            over: True if the run is ending: the answer is then always to push.
+            now: Current time of this shard's clock, in seconds.
         """
         ready = over
         if self._pacer is not None:
@@ -51,36 +51,38 @@ class PacingService:
         return events.Answer(query.worker, query.step, query.local_steps, ready)
 
     def pushed(self, worker: int) -> None:
-        """Note that a worker waits for its round to be over."""
+        """Record that a worker has pushed and waits for the end of its round."""
         if self._pacer is not None:
             self._records = self._pacer.pushed(worker, self._records)
 
     def released(self, workers: Sequence[int]) -> None:
-        """Note that these workers' round is over."""
+        """Record that the round of these workers is over."""
         if self._pacer is not None:
             self._records = self._pacer.released(workers, self._records)
 
     def left(self, worker: int) -> None:
-        """Forget a worker that has left."""
+        """Remove the records of a worker that has left."""
         if self._pacer is None:
             return
         size = len(self._records["records"])
-        if size >= self._last[0]:  # at the end of a run everybody leaves
+        # All workers leave at the end of a run, before the summary is written. The summary of the
+        # largest number of records is stored here for that moment.
+        if size >= self._last[0]:
             self._last = size, self._pacer.summary(self._records)
         self._records = self._pacer.left(worker, self._records)
 
     def summary(self) -> dict[str, Any]:
-        """Return the pacer's block of the run's summary, by its name; nothing without records."""
+        """Return {name: block} for the run's summary; {} for a pacer that never queries."""
         if self._pacer is None:
             return {}
         known = self._pacer.summary(self._records) if self._records["records"] else self._last[1]
         return {self._pacer.summary_name: known}
 
     def state_dict(self, soft: bool) -> State:
-        """Return the records, which do not outlive a restart."""
+        """Return the records as soft state; the durable state is empty."""
         return {"records": self._records, "last": self._last} if soft else {}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             self._records, self._last = state["records"], state["last"]

@@ -1,4 +1,4 @@
-"""Pushes that are too large, and workers that keep on offending."""
+"""Refuses pushes that are too large, and quarantines workers after repeated offences."""
 
 from __future__ import annotations
 
@@ -13,20 +13,17 @@ from thinwire.ps.core import events
 
 
 class UpdateGuard:
-    """Compares the norm of each push with those accepted before."""
+    """Compares norm and largest magnitude of each push with the norms and peaks of earlier ones."""
 
     def __init__(self, guards: Guards) -> None:
-        """Suspect nobody."""
+        """Start without accepted pushes."""
         self._policy = guards
         self._sizes = guards.init()
-        self._waiting: dict[int, float] = {}  # worker -> norm of its push that is not yet applied
+        self._waiting: dict[int, float] = {}  # worker -> norm of its push that waits for its round
         self._refused: dict[int, int] = {}  # worker -> step of its newest outlier
 
     def check(self, push: events.Push) -> str | None:
-        """Return why a push is too large, for people; None if it is not.
-
-        One that is takes part in its round with nothing.
-        """
+        """Return a message that explains why a push is too large; None if the push is accepted."""
         if push.overflow or push.is_copy:
             return None
         why = self._check_peak(push) or self._check_norm(push)
@@ -58,63 +55,65 @@ class UpdateGuard:
 
     @property
     def has_ever_refused(self) -> bool:
-        """Whether any push was refused for its size."""
+        """Whether the guard has refused any push for its size."""
         return bool(self._refused)
 
     def has_refused(self, worker: int, step: int) -> bool:
-        """Return whether this push was refused for its size."""
+        """Return whether the guard has refused this push for its size."""
         return self._refused.get(worker) == step
 
     def applied(self, worker: int) -> None:
-        """Note that the push of a worker was applied: others are measured by it from now on."""
+        """Record the norm of a worker's push that was applied."""
+        # Only norms of applied pushes count for the limit. A push that is accepted and later
+        # dropped must not change the limit for other workers.
         norm = self._waiting.pop(worker, None)
         if norm is not None:
             self._sizes = self._policy.record(norm, self._sizes)
 
     def median(self) -> float | None:
-        """Return the median of the newest accepted norms."""
+        """Return the median norm of the newest applied pushes; None before the first one."""
         return self._policy.median(self._sizes)
 
     def state_dict(self, soft: bool) -> State:
-        """Return norms and refused steps, which outlive a restart, or what waits for its round."""
+        """Return norms and refused steps (durable), or norms of pushes in progress (soft)."""
         if soft:
             return {"waiting": dict(self._waiting)}
         return {**self._sizes, "refused": _with_text_keys(self._refused)}
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             self._waiting = dict(state["waiting"])
             return
-        none = self._policy.init()
-        self._sizes = {name: list(state.get(name) or ()) for name in none}
+        empty = self._policy.init()
+        self._sizes = {name: list(state.get(name) or ()) for name in empty}
         self._refused = _with_number_keys(state["refused"])
 
 
 class Quarantine:
-    """Counts refused pushes, and keeps workers out for a term that offend too often.
+    """Counts refused pushes, and excludes a worker for a term after too many offences.
 
-    Its clock counts the seconds in which this shard ran, over all restarts, so that a term goes on
-    after a restart where it was.
+    The quarantine has its own clock, which counts the seconds in which this shard ran, summed over
+    all restarts. A term therefore continues after a restart with its remaining seconds.
     """
 
     def __init__(self, guards: Guards) -> None:
-        """Suspect nobody."""
+        """Start without offences."""
         self._policy = guards
-        self._offences: dict[int, list[float]] = {}  # worker -> when, within the window
-        self._terms: dict[int, int] = {}  # worker -> how often it was in quarantine
+        self._offences: dict[int, list[float]] = {}  # worker -> times of its recent offences
+        self._terms: dict[int, int] = {}  # worker -> number of its terms so far
         self._until: dict[int, float] = {}  # worker -> end of its term
         self._counts: dict[str, collections.Counter[int]] = {}  # reason -> worker -> pushes
-        self._seconds = 0.0
-        self._started: float | None = None  # the shard's time when this clock stood at 0
+        self._seconds = 0.0  # present time of this clock
+        self._started: float | None = None  # time of the shard's clock at 0 s of this clock
 
     @property
     def is_on(self) -> bool:
-        """Whether offences have consequences (--quarantine_after)."""
+        """Whether the run quarantines workers (--quarantine_after)."""
         return bool(self._policy.quarantine_after)
 
     def elapse(self, now: float) -> None:
-        """Move this clock to the shard's time."""
+        """Advance the quarantine's clock to the time `now` of the shard's clock."""
         if not self.is_on:
             return
         if self._started is None:
@@ -122,43 +121,43 @@ class Quarantine:
         self._seconds = now - self._started
 
     def record(self, worker: int, reason: str) -> None:
-        """Count a push that was refused."""
+        """Count a refused push of a worker."""
         self._counts.setdefault(reason, collections.Counter())[worker] += 1
 
     def offend(self, worker: int) -> bool:
-        """Record a member's offence; return whether its term is to begin."""
+        """Record an offence of a member; return whether to quarantine the worker now."""
         if not self.is_on:
             return False
         recent = self._offences.setdefault(worker, [])
         recent.append(self._seconds)
         since = self._seconds - self._policy.quarantine_seconds
-        recent[:] = [each for each in recent if each > since]
+        recent[:] = [moment for moment in recent if moment > since]
         return len(recent) >= self._policy.quarantine_after
 
     def expel(self, worker: int) -> None:
-        """Begin a worker's term; its offences are forgotten, but not the number of its terms."""
+        """Begin a worker's term; clear its offences and count the term."""
         times = self._terms.get(worker, 0)
         self._until[worker] = self._seconds + self._policy.term_seconds(times)
         self._terms[worker] = times + 1
         self._offences.pop(worker, None)
 
     def seconds_left(self, worker: int) -> float:
-        """Return how long a worker's term still lasts; 0: it may join."""
+        """Return the remaining seconds of a worker's term; 0 if the worker may join."""
         if worker not in self._until:
             return 0.0
-        left = self._until[worker] - self._seconds
-        if left > 0:
-            return left
+        remaining = self._until[worker] - self._seconds
+        if remaining > 0:
+            return remaining
         del self._until[worker]
         return 0.0
 
     def summary(self) -> dict[str, Any]:
-        """Return the refused pushes by reason and worker, and each worker's number of terms."""
+        """Return the refused pushes by reason and worker, and the number of terms by worker."""
         refused = {reason: _with_text_keys(count) for reason, count in sorted(self._counts.items())}
         return {"refused": refused, "quarantines": _with_text_keys(self._terms)}
 
     def state_dict(self, soft: bool) -> State:
-        """Return everything, which outlives a restart, or since when the clock runs."""
+        """Return offences, terms and counts (durable), or the clock's start (soft)."""
         if soft:
             return {"started": self._started}
         return {
@@ -170,7 +169,7 @@ class Quarantine:
         }
 
     def load_state_dict(self, state: State, soft: bool) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore the state that `state_dict` returned."""
         if soft:
             self._started = state["started"]
             return
@@ -178,8 +177,8 @@ class Quarantine:
         self._terms = _with_number_keys(state["terms"])
         self._until = _with_number_keys(state["until"])
         self._counts = {
-            reason: collections.Counter(_with_number_keys(each))
-            for reason, each in state["counts"].items()
+            reason: collections.Counter(_with_number_keys(counts))
+            for reason, counts in state["counts"].items()
         }
         self._seconds, self._started = state["seconds"], None
 
@@ -189,7 +188,7 @@ def _same(value: Any) -> Any:
 
 
 def _with_text_keys(table: dict[int, Any], copy: Callable[[Any], Any] = _same) -> dict[str, Any]:
-    """Return a table by worker as documents hold it."""
+    """Return a table with the worker ids as text, because JSON objects have only text keys."""
     return {str(worker): copy(value) for worker, value in sorted(table.items())}
 
 

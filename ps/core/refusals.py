@@ -1,4 +1,4 @@
-"""The refusals of a shard's core: what happened, what was expected, how to fix it."""
+"""Refusals of a shard's core; a message states the event, the expected value and the remedy."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import dataclasses
 from thinwire.ps.core.events import Failed, Join, Pull, Push, Reject
 from thinwire.ps.core.membership import IdHolder
 
-#: Why a push was refused, as the summary names it: it is too large ...
+#: Reason in the run's summary: the push was too large.
 OUTLIER = "outlier"
-#: ... or the core could not handle it ...
+#: Reason in the run's summary: the core raised an exception over the push.
 FAULT = "fault"
-#: ... or the schedule of the script's optimizer has no finite rate to step with.
+#: Reason in the run's summary: the schedule of the script's optimizer has no finite rate.
 NO_RATE = "no_rate"
 
 
 def id_out_of_range(join: Join, nb_workers: int, epoch: int) -> Reject:
-    """Refuse a worker number that this run does not have."""
+    """Refuse a worker id that is out of the run's range."""
     message = f"--id_worker={join.worker}: this run has workers 1..{nb_workers} (--nb_workers)."
     return Reject(join.worker, join.incarnation, "ID_RANGE", message, 0, epoch)
 
 
 def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
-    """Refuse a second live worker of the same number, naming the first.
+    """Refuse a second live worker with the same id, naming the address of the first worker.
 
-    A silent one may be dead, and nobody has noticed: then the message names when to try again.
+    A silent holder may have died, so the message then states when to try again.
     """
     message = f"--id_worker={join.worker} is held by a live worker at {holder.peer}; "
     if holder.retry_after_seconds:
         message += (
-            f"it has been silent for {holder.silent_seconds:.3g} s, and unless it returns before, "
-            f"the id is free in {holder.retry_after_seconds:.3g} s."
+            f"it has been silent for {holder.silent_seconds:.3g} s. If it stays silent, the id "
+            f"will be free in {holder.retry_after_seconds:.3g} s."
         )
     else:
-        message += "give this one another id."
+        message += "give this worker another id."
     refusal = Reject(join.worker, join.incarnation, "ID_TAKEN", message, 0, epoch)
     return dataclasses.replace(refusal, retry_after_seconds=holder.retry_after_seconds)
 
@@ -41,31 +41,33 @@ def id_taken(join: Join, holder: IdHolder, epoch: int) -> Reject:
 def not_member(
     worker: int, incarnation: int, step: int, epoch: int, is_notice: bool = False
 ) -> Reject:
-    """Refuse a push (or, with step 0, a pull) of a worker that is not, or no longer, a member."""
-    message = "the lease of this worker had run out; it must send Hello again."
+    """Refuse a push (or, with step 0, a pull) of a worker that is not a member of the run."""
+    message = (
+        "this worker is not a member of the run; its lease may have run out. Send Hello again."
+    )
     return Reject(worker, incarnation, "NOT_MEMBER", message, step, epoch, is_notice=is_notice)
 
 
 def outlier(push: Push, why: str, epoch: int) -> Reject:
-    """Refuse an update that is too large; the worker takes the model and proceeds."""
+    """Refuse an update that is too large; the worker pulls the model and continues."""
     message = f"the update of step {push.step} is an outlier: {why}; it was not applied."
     return Reject(push.worker, push.incarnation, "OUTLIER", message, push.step, epoch)
 
 
 def other_optimizer(push: Push, differing: tuple[Push, Push], epoch: int) -> Reject:
-    """Refuse a round whose workers do not step the same optimizer of their script."""
-    one, other = differing
+    """Refuse a push of a round in which two workers step different optimizers of the script."""
+    first, second = differing
     message = (
-        f"worker {one.worker} steps optimizer {one.optimizer + 1} of the script and worker "
-        f"{other.worker} optimizer {other.optimizer + 1} in the same round; expected all workers "
-        "of a round to step their optimizers in the same order. Let no condition on a worker's own "
-        "data decide which one steps, or take --method=asgd, which has no rounds."
+        f"worker {first.worker} steps optimizer {first.optimizer + 1} of the script and worker "
+        f"{second.worker} optimizer {second.optimizer + 1} in the same round; expected all workers "
+        "of a round to step their optimizers in the same order. Do not choose the optimizer by a "
+        "condition on the worker's own data, or use --method=asgd, which has no rounds."
     )
     return Reject(push.worker, push.incarnation, "OPTIMIZER", message, push.step, epoch)
 
 
 def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int) -> Reject:
-    """Refuse a worker in quarantine; it may send Hello again when its term is over."""
+    """Refuse a worker in quarantine; the worker may send Hello again after its term."""
     message = (
         f"worker {event.worker} is in quarantine for its offences (--quarantine_after); it "
         f"may join again in {seconds:.3g} s."
@@ -75,7 +77,7 @@ def quarantined(event: Join | Pull | Push, step: int, seconds: float, epoch: int
 
 
 def stale_generation(push: Push, version: int, generation: int, epoch: int) -> Reject:
-    """Refuse an update of a model that this shard no longer has (or never had)."""
+    """Refuse an update that was computed at weights which this shard has lost or never had."""
     message = (
         f"the update was computed at version {push.base_version} of generation {push.generation}; "
         f"this shard is at version {version} of generation {generation}. Pull again."
@@ -84,19 +86,22 @@ def stale_generation(push: Push, version: int, generation: int, epoch: int) -> R
 
 
 def stale_epoch(push: Push, epoch: int) -> Reject:
-    """Refuse a push from before the last change of its group, or of an epoch that nobody issued.
+    """Refuse a push that names an epoch before its group's last change, or an unknown epoch.
 
-    It may be sent again immediately.
+    The worker may send the push again immediately, with the present epoch.
     """
-    message = f"membership epoch {push.epoch} is not this group's; send it again with {epoch}."
+    message = (
+        f"the push names membership epoch {push.epoch}, which does not fit the last change of the "
+        f"worker's group; send it again with epoch {epoch}."
+    )
     return Reject(push.worker, push.incarnation, "STALE_EPOCH", message, push.step, epoch)
 
 
 def fault(event: Failed, incarnation: int, epoch: int) -> Reject:
-    """Refuse an event that the core could not handle; its sender may send Hello again."""
+    """Refuse an event that the core could not handle; the sender may send Hello again."""
     message = (
         f"this shard could not handle a message of worker {event.worker} ({event.cause}), and has "
-        "expelled it; expected was a message like any other. Send Hello again, and report this "
+        "expelled the worker. This is a bug of the shard. Send Hello again, and report the bug "
         "with the log of this shard."
     )
     reason = "MALFORMED" if event.is_hello else "NOT_MEMBER"

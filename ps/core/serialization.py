@@ -1,8 +1,9 @@
-"""Dataclasses, sets, deques and the like as plain data, and back.
+"""Converts dataclasses, sets, deques and similar objects into plain data, and back.
 
-The result holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays: a
-checkpoint takes it, and, where there are no arrays, JSON. Only the types declared below are made
-again, under the names declared there, and making one runs no code but its constructor.
+Plain data holds only None, bools, numbers, strings, lists, dicts with string keys, and arrays. A
+checkpoint can store plain data, and so can JSON if the data hold no arrays. Reading restores only
+the types declared below, by their declared names. Restoring a value runs no code but the
+constructor of its type.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _TYPE, _OF = "type", "of"
 
 
 class _Record:
-    """A dataclass as files know it.
+    """The form of a dataclass in files.
 
     Args:
-        name: Of the type in files.
+        name: Name of the type in files.
         kind: The dataclass.
-        fields: Names in files of all fields that make a difference between two records, in any
-            order; ``old=new`` where the attribute was renamed to ``new`` since.
+        fields: Names in files of all fields that take part in comparisons, separated by spaces.
+            ``old=new``: the field ``old`` in files is the attribute ``new``.
     """
 
     def __init__(self, name: str, kind: Any, fields: str) -> None:
@@ -46,8 +47,9 @@ class _Record:
         actual = {field.name for field in dataclasses.fields(kind) if field.compare}
         if actual != set(self.attributes.values()):
             raise TypeError(
-                f"{name}: files have {sorted(self.attributes.values())}, {kind.__name__} has "
-                f"{sorted(actual)}; declare the change here, and raise the formats' numbers."
+                f"{name}: this module declares the fields {sorted(self.attributes.values())}, but "
+                f"{kind.__name__} has {sorted(actual)}; declare the change in _RECORDS, and raise "
+                "the format numbers of the journal and the checkpoint."
             )
 
     def to_plain(self, value: Any) -> dict[str, Any]:
@@ -62,8 +64,9 @@ class _Record:
         return self.kind(**{names[in_file]: from_plain(item) for in_file, item in content.items()})
 
 
-#: Every dataclass that an event is, or that a core remembers. A change of names is an incompatible
-#: change of journals and checkpoints: see persistence.journal and persistence.shard_store.
+#: Every dataclass of an event or of a core's state. A changed name or field makes old journals and
+#: checkpoints unreadable: raise the format numbers in persistence.journal and
+#: persistence.shard_store with the change.
 _RECORDS = (
     _Record("Join", events.Join, "worker incarnation reconnects peer epoch"),
     _Record("Pull", events.Pull, "worker incarnation base_version generation"),
@@ -153,12 +156,12 @@ _ENUMS: dict[str, Any] = {
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as plain data; arrays are not copied. Bytes become arrays of uint8.
+    """Return a value as plain data; the result shares the arrays. Bytes become uint8 arrays.
 
-    Fields that make no difference between two records are left out.
+    Fields that take no part in comparisons are left out.
 
     Raises:
-        TypeError: It is, or holds, something that cannot be made again.
+        TypeError: The value is or contains an object of an undeclared type.
     """
     if value is None or type(value) in (bool, int, float, str) or isinstance(value, np.ndarray):
         return value
@@ -179,14 +182,14 @@ def to_plain(value: Any) -> Any:
     if type(value) in (tuple, set):
         items = sorted(value) if type(value) is set else value
         return {_TYPE: name, _OF: [to_plain(item) for item in items]}
-    raise TypeError(f"a {type(value).__name__} cannot be kept as plain data: {value!r:.80}")
+    raise TypeError(f"a {type(value).__name__} cannot become plain data: {value!r:.80}")
 
 
 def from_plain(value: Any) -> Any:
-    """Undo `to_plain`.
+    """Restore a value from the plain data that `to_plain` returned.
 
     Raises:
-        ValueError, KeyError, TypeError: It is no result of `to_plain`.
+        ValueError, KeyError, TypeError: The data are not a result of `to_plain`.
     """
     if isinstance(value, list):
         return [from_plain(item) for item in value]
@@ -205,4 +208,4 @@ def from_plain(value: Any) -> Any:
         return collections.deque(items, maxlen=value["most"])
     if name in ("tuple", "set"):
         return tuple(items) if name == "tuple" else set(items)
-    raise ValueError(f"no type {name!r:.80} is known here")
+    raise ValueError(f"unknown type {name!r:.80} in plain data")

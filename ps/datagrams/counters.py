@@ -1,8 +1,8 @@
-"""What shards have received in datagrams, and the block of the run's status that is made of it.
+"""Counters of the datagrams that shards received, and their block in the run's status.
 
 `DatagramCounts` is one shard's document: it is saved with the shard and reported to the leader.
-`summary_block` joins those of all shards with what the workers report as sent. Names of fields and
-keys are part of the files and of the summary; docs/reference/figures.md explains them.
+`summary_block` joins the documents of all shards with the counts that the workers sent. Names of
+fields and keys are part of the files and of the summary; docs/reference/figures.md explains them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from thinwire.runtime.persistence.documents import Document
 if TYPE_CHECKING:
     from thinwire.ops.routing.reassembler import ReassembledStep
 
-#: Why datagrams that belong to no session are dropped, besides the reasons that
-#: `thinwire.ps.datagrams.receiver` finds.
+#: Drop reasons for datagrams that belong to no session. `thinwire.ps.datagrams.receiver` counts
+#: more reasons.
 BY_THE_KERNEL = "kept out by the kernel"
 EMPTY = "empty"
-#: The report of a following shard lists at most this many workers one by one.
+#: A following shard's report lists at most this many workers; a longer list is replaced by its sum.
 _MOST_WORKERS_LISTED = 200
-_ALL_WORKERS = 0  # stands for their sum; no worker has this id
+_ALL_WORKERS = 0  # the key of the sum over all workers; no worker has this id
 
 
 @dataclasses.dataclass(frozen=True)
 class DatagramCounts(Document):
-    """What one shard has received since the run began.
+    """Counts of the datagrams that one shard received since the run began.
 
     Attributes:
-        workers: Counters of each worker's sessions, added up.
-        dropped: Datagrams that belong to no session, by reason.
+        workers: Worker -> sum of the counters of that worker's sessions.
+        dropped: Drop reason -> number of datagrams that belong to no session.
     """
 
     workers: dict[int, ReassemblyCounters] = dataclasses.field(default_factory=dict)
@@ -45,7 +45,7 @@ class DatagramCounts(Document):
     def of_sessions(
         cls, sessions: Iterable[tuple[int, ReassemblyCounters]], dropped: Mapping[str, int]
     ) -> DatagramCounts:
-        """Add up sessions (worker, counters); the counters may go on growing afterwards."""
+        """Add up the counters of (worker, counters) pairs; later growth does not change the sum."""
         by_worker: dict[int, list[ReassemblyCounters]] = {}
         for worker, counters in sessions:
             by_worker.setdefault(worker, []).append(counters)
@@ -53,12 +53,12 @@ class DatagramCounts(Document):
         return cls(workers, _nonzero(dropped))
 
     def with_dropped(self, reason: str, count: int) -> DatagramCounts:
-        """Return a copy with `count` more datagrams dropped for this reason."""
+        """Return a copy in which `count` more datagrams are dropped for this reason."""
         dropped = self.dropped | {reason: self.dropped.get(reason, 0) + count}
         return DatagramCounts(self.workers, _nonzero(dropped))
 
     def summarized(self) -> DatagramCounts:
-        """Return what is reported to another shard: of very many workers only their sum."""
+        """Return the counts to report to shard 0; a long list of workers is replaced by its sum."""
         if len(self.workers) <= _MOST_WORKERS_LISTED:
             return self
         return DatagramCounts({_ALL_WORKERS: self.total()}, self.dropped)
@@ -69,12 +69,12 @@ class DatagramCounts(Document):
 
 
 def num_lost(counters: ReassemblyCounters) -> int:
-    """Return how many datagrams were announced and never came."""
+    """Return the number of datagrams that were announced and never arrived."""
     return sum(_lost(counters, channel) for channel in range(len(counters.num_announced)))
 
 
 def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounters) -> None:
-    """Log a closed step, for --dgt_info."""
+    """Log one closed step of a worker (--dgt_info)."""
     dropped = _nonzero(counters.dropped)
     logging.info(
         "worker %d, step %d: fresh %.3f, fill %.3f, %d of %d datagrams in time, %d late ones used "
@@ -94,12 +94,12 @@ def log_step(worker: int, assembled: ReassembledStep, counters: ReassemblyCounte
 def summary_block(
     shards: Sequence[DatagramCounts], sent: Mapping[int, SentCounts], channels: int
 ) -> dict[str, Any]:
-    """Return the figures of the whole run.
+    """Return the datagram figures of the whole run.
 
     Args:
-        shards: What each of them has received.
-        sent: Worker -> what it has sent.
-        channels: Number of channels beside the stream.
+        shards: Counts of received datagrams, one entry per shard.
+        sent: Worker -> counts of the datagrams that the worker sent.
+        channels: Number of datagram channels, without the stream.
     """
     received = _sum(shard.total() for shard in shards)
     of_workers = total(sent.values(), SentCounts())
@@ -183,12 +183,12 @@ def _worker(worker: int, counters: ReassemblyCounters, sent: SentCounts) -> dict
 
 
 def _lost(counters: ReassemblyCounters, channel: int) -> int:
-    came = _at(counters.num_arrived, channel) + _at(counters.num_late, channel)
-    return max(0, _at(counters.num_announced, channel) - came)
+    received = _at(counters.num_arrived, channel) + _at(counters.num_late, channel)
+    return max(0, _at(counters.num_announced, channel) - received)
 
 
 def _at(counts: Sequence[int], channel: int) -> int:
-    """Return one entry of a list that another process made; what it leaves out is 0."""
+    """Return one entry of a list that another process sent; a missing entry counts as 0."""
     return counts[channel] if channel < len(counts) else 0
 
 

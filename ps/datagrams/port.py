@@ -1,8 +1,8 @@
-"""A shard's sockets for datagrams, and what becomes of the sessions when they fail.
+"""A shard's UDP sockets for datagrams; ends all sessions when the sockets fail.
 
-`DatagramPort` gives the UDP receiver's buffers to the `DatagramReceiver`, has the kernel filter out
-datagrams without a session, and ends sessions of workers that have left. Where datagrams travel in
-the stream (--dgt_transport=grpc) it opens no sockets.
+`DatagramPort` passes the UDP receiver's buffers to the `DatagramReceiver`, has the kernel drop
+datagrams without a session, and ends sessions of workers that have left. With --dgt_transport=grpc
+the stream carries the datagrams, and `DatagramPort` opens no sockets.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from thinwire.ps.wire.push_decoder import PushDecoder
 if TYPE_CHECKING:
     from thinwire.ps.core.core import PsCore
 
-#: How the kernel's filter recognises datagrams of open sessions.
+#: Bytes and offset by which the kernel's filter recognizes datagrams of open sessions.
 _START = MAGIC.to_bytes(4, "little")
 _SESSION_AT = HEADER.fields["session"][1] if HEADER.fields else 0
 
 
 class DatagramPort:
-    """The datagram path of a shard; it exists only where the router uses datagrams.
+    """The datagram path of a shard; a shard has one only if the router uses datagrams.
 
     Attributes:
-        receiver: The workers' sessions.
+        receiver: Reassembler of the workers' datagrams, with their open sessions.
 
     Args:
-        core: Whose pushes they belong to.
-        decoder: Of these pushes.
-        sizes: Entries of each slot.
+        core: Core of the shard, which applies the pushes.
+        decoder: Decoder of the shard's pushes.
+        sizes: Number of entries of each slot of the shard.
         put: Queues an event, or a callable, for the writer thread.
-        reject: Sends a worker the refusal of its push (writer thread).
+        reject: Sends a worker the rejection of its push (writer thread).
     """
 
     def __init__(
@@ -54,24 +54,25 @@ class DatagramPort:
         self._core, self._put, self._reject = core, put, reject
         self._router = core.model.method.router
         self._udp: UdpReceiver | None = None
-        # Of UDP receivers that have failed: datagrams dropped by the kernel, and empty ones.
+        # Totals of the UDP receivers that failed: datagrams dropped by the kernel, empty datagrams.
         self._num_filtered = self._num_empty = 0
         self.receiver = DatagramReceiver(
             decoder, sizes, self._router, put, self._refuse, lambda: put(_wake_up)
         )
 
     def open(self, transport: Transport, bind: str) -> None:
-        """Open a UDP port for each channel, unless datagrams come in the stream.
+        """Open a UDP port for each channel, unless the stream carries the datagrams.
 
         Raises:
-            ConfigurationError: The address is not of this machine.
+            ConfigurationError: `bind` is not an address of this machine.
         """
         self.receiver.configure(transport)
         if transport.dgt_transport == "grpc":
             if self._router.needs_datagrams_first:
                 logging.warning(
                     "--dgt_transport=grpc sends unreliable blocks behind each push, and with "
-                    "--dgt_reception=drop and --dgt_wait_ms=0 none of them is used; give a wait."
+                    "--dgt_reception=drop and --dgt_wait_ms=0 none of these blocks is used; "
+                    "increase --dgt_wait_ms."
                 )
             return
         self._udp = UdpReceiver(bind, self._router.channels, self)
@@ -80,28 +81,28 @@ class DatagramPort:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """UDP ports, channel 1 first; none where datagrams come in the stream."""
+        """UDP ports, channel 1 first; empty if the stream carries the datagrams."""
         return self._udp.ports if self._udp is not None else ()
 
     def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Enter in a worker's Welcome where its datagrams go, and the key that signs them."""
+        """Add the UDP ports, the session id and the signing key to a worker's Welcome message."""
         self.receiver.fill_welcome(worker, incarnation, self.ports, welcome)
         self._filter_sessions()
 
     def counts(self) -> DatagramCounts:
-        """Return what was counted so far (any thread)."""
+        """Return the counts since the run began (any thread)."""
         filtered, empty = _not_handed_over(self._udp)
         counts = self.receiver.counts().with_dropped(BY_THE_KERNEL, self._num_filtered + filtered)
         return counts.with_dropped(EMPTY, self._num_empty + empty)
 
     def poll(self) -> None:
-        """Deliver what is due, and close sockets that have failed (writer thread)."""
+        """Deliver pushes at their deadlines, and close sockets that failed (writer thread)."""
         self.receiver.poll()
         udp = self._udp
         if udp is None or udp.failure is None:
             return
         logging.error(
-            "datagrams are not received any more (%r); workers are to send them in the stream",
+            "the UDP sockets failed (%r): closing them; workers will send datagrams in the stream",
             udp.failure,
         )
         udp.close()
@@ -117,21 +118,21 @@ class DatagramPort:
         self._filter_sessions()
 
     def _filter_sessions(self) -> None:
-        """Have the kernel drop datagrams of no open session, where it can."""
+        """Have the kernel drop datagrams that belong to no open session, if it supports that."""
         if self._udp is not None:
             ids = [session_id.to_bytes(8, "little") for session_id in self.receiver.session_ids()]
             self._udp.admit(_START, _SESSION_AT, ids)
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Process a receive buffer; see `thinwire.proto.udp.receiver.DatagramOwner`."""
+        """Process a receive buffer (`thinwire.proto.udp.receiver.DatagramOwner`)."""
         del channel
         return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:
-        """Return no deadline for the receiving thread: the writer thread watches the time."""
+        """Return None: the writer thread watches the deadlines, not the receiving thread."""
 
     def tick(self, now: float) -> None:
-        """Do nothing: see `next_deadline`."""
+        """Do nothing: the writer thread watches the deadlines."""
 
     def close(self) -> None:
         """End the receiving thread and close its sockets."""
@@ -139,7 +140,7 @@ class DatagramPort:
             self._udp.close()
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Refuse a push that proved not to be finite when it was complete (any thread)."""
+        """Reject a complete push that holds a value that is not finite (any thread)."""
 
         def refuse() -> None:
             incarnation = self._core.incarnation_of(worker)
@@ -151,10 +152,10 @@ class DatagramPort:
 
 
 def _not_handed_over(udp: UdpReceiver | None) -> tuple[int, int]:
-    """Return how many datagrams the kernel dropped, and how many were empty."""
+    """Return the number of datagrams that the kernel dropped, and of empty datagrams."""
     counts = udp.counts() if udp is not None else ()
-    return sum(each.kernel_drops or 0 for each in counts), sum(each.num_empty for each in counts)
+    return sum(port.kernel_drops or 0 for port in counts), sum(port.num_empty for port in counts)
 
 
 def _wake_up() -> None:
-    """Do nothing: once it has run, the writer thread looks at its deadlines again."""
+    """Do nothing; queueing this function makes the writer thread check its deadlines again."""

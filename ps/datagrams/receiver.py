@@ -1,9 +1,10 @@
-"""Datagrams of one shard's workers: which session they belong to, and when their push is complete.
+"""Assigns a shard's datagrams to the workers' sessions, and delivers complete pushes.
 
-A push reaches a shard as messages on the worker's stream and as datagrams. `DatagramReceiver` takes
-both, has each session's reassembler (`thinwire.ops.routing.reassembler`) join them, and delivers
-complete pushes. It is called by the threads that read streams, by the one that reads datagrams and
-by the writer thread, which watches the deadlines; sockets and the core are elsewhere.
+A push reaches a shard as messages on the worker's stream and as datagrams. `DatagramReceiver`
+passes the two parts to the session's reassembler (`thinwire.ops.routing.reassembler`), which joins
+them, and delivers complete pushes. Three kinds of threads call `DatagramReceiver`: the threads that
+read streams, the thread that reads datagrams, and the writer thread, which watches the deadlines.
+This module uses neither sockets nor the core.
 """
 
 from __future__ import annotations
@@ -37,25 +38,25 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32
 
-#: No worker has this incarnation: the core refuses the push, and its worker sends Hello again.
+#: No worker has this incarnation: the core rejects the push, and its worker sends Hello again.
 _NO_INCARNATION = 0
 
 
 class DatagramReceiver:
-    """Sessions of one shard's workers; thread-safe.
+    """Joins the datagrams and stream messages of one shard's workers into pushes; thread-safe.
 
     Attributes:
-        on_closed: Called with (worker, step, counters) for each step that is closed.
+        on_closed: Callback for each closed step, called with (worker, step, counters), or None.
 
     Args:
-        decoder: Of the shard's pushes.
-        sizes: Entries of each of its slots.
-        router: The policy; its `uses_datagrams` is true.
-        deliver: Called with each push that is complete.
-        refuse: Called with (worker, step, message) where one is not finite.
-        wake: Called when `next_deadline` has come nearer.
-        entropy: Returns this many random bytes.
-        clock: Seconds; monotone.
+        decoder: Decoder of the shard's pushes.
+        sizes: Number of entries of each slot of the shard.
+        router: Routing policy of the method; its `uses_datagrams` must be true.
+        deliver: Called with each complete push.
+        refuse: Called with (worker, step, message) for a push that is not finite.
+        wake: Called when `next_deadline` has become earlier.
+        entropy: Returns the given number of random bytes.
+        clock: Returns monotonic time in seconds.
 
     Raises:
         ValueError: The router sends no datagrams.
@@ -85,25 +86,25 @@ class DatagramReceiver:
         self.on_closed: Callable[[int, ReassembledStep, ReassemblyCounters], None] | None = None
 
     def configure(self, transport: Transport) -> None:
-        """Inject losses and log steps as the run's settings demand."""
+        """Turn on injected losses and the log of steps if the run's settings request them."""
         self.inject_loss(transport.dgt_drop_rate, transport.dgt_drop_seed)
         self.on_closed = log_step if transport.dgt_info else None
 
     def inject_loss(self, rate: float, seed: int) -> None:
-        """From now on drop this fraction of what `receive` gets."""
+        """Drop this fraction of the datagrams passed to `receive` from now on; 0 drops none."""
         self._losses = InjectedLoss(rate, seed) if rate else None
 
     # -- sessions ---------------------------------------------------------------------------
 
     def open_session(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the session of an incarnation; that of an earlier one ends."""
+        """Return the session of a worker's incarnation; end an earlier incarnation's session."""
         with self._lock:
             return self._sessions.open(worker, incarnation)
 
     def fill_welcome(
         self, worker: int, incarnation: int, ports: Iterable[int], welcome: pb.Welcome
     ) -> None:
-        """Enter in a Welcome where an incarnation's datagrams go, and the key that signs them."""
+        """Add the UDP ports, the session id and the signing key to a worker's Welcome message."""
         session, fields = self.open_session(worker, incarnation), welcome.datagrams
         fields.session, fields.key = session.id, session.key
         fields.ports.extend(ports)
@@ -116,23 +117,23 @@ class DatagramReceiver:
     def retain_members(self, members: Iterable[int]) -> None:
         """End the sessions of workers that were members and have left.
 
-        A worker that has just joined keeps its session: it may become a member only later.
+        A worker that joined and is not a member yet keeps its session.
 
         Args:
-            members: All of them, those included that enter with the next round.
+            members: All members, including workers that enter with the next round.
         """
         with self._lock:
             for worker in self._sessions.leavers(members):
                 self._end_session(worker)
 
     def end_all_sessions(self) -> None:
-        """End all sessions; a worker that pushes next is refused and sends Hello again."""
+        """End all sessions; a worker's next push is rejected, and the worker sends Hello again."""
         with self._lock:
             for session in self._sessions:
                 self._end_session(session.worker)
 
     def _end_session(self, worker: int) -> None:
-        """End a session, and have its pending push refused: it can never be complete."""
+        """End a session, and have its pending push rejected: that push can never be complete."""
         session = self._sessions.of_worker(worker)
         self._sessions.close(worker)
         pending = session.pending if session is not None else None
@@ -146,22 +147,23 @@ class DatagramReceiver:
     # -- input ------------------------------------------------------------------------------
 
     def receive(self, data: memoryview, size: int) -> int:
-        """Process datagrams of `size` bytes, one after the other; the last may be shorter.
+        """Process consecutive datagrams of `size` bytes in a buffer; the last may be shorter.
 
-        Their session is looked up before anything is spent on their contents.
+        The session of a datagram is looked up before the contents are checked: datagrams of an
+        unknown session cost little.
 
         Returns:
-            How many were useful: genuine and new; injected losses count as such.
+            The number of useful datagrams: genuine and new. Injected losses count as useful.
         """
         if self._losses is None:
             return self.receive_from_stream(data, size)
         with self._lock:
-            left, num_lost = self._losses.thin(data, size)
+            surviving, num_lost = self._losses.thin(data, size)
             self._dropped["on purpose"] += num_lost
-        return num_lost + self.receive_from_stream(left, size)
+        return num_lost + self.receive_from_stream(surviving, size)
 
     def receive_from_stream(self, data: memoryview, size: int) -> int:
-        """Process datagrams like `receive`, but without injected losses: a stream loses none."""
+        """Process datagrams like `receive`, without injected losses: a stream loses none."""
         heads = headers_of(data, size)
         num_useful = 0
         with self._lock:
@@ -177,20 +179,20 @@ class DatagramReceiver:
         return num_useful
 
     def _feed(self, session: WorkerReassembly, data: memoryview, size: int) -> int:
-        """Pass datagrams to their session; return how many were genuine and new."""
+        """Pass datagrams to their session; return the number of genuine and new datagrams."""
         counters, now = session.reassembler.counters, self._clock()
         before = counters.num_new
         session.reassembler.feed(data, size, now)
-        num_useful = max(0, counters.num_new - before)  # below 0 where a step was forgotten
+        num_useful = max(0, counters.num_new - before)  # negative if a step was discarded
         self._deliver_closed(session, now)
         return num_useful
 
     def on_push(self, worker: int, push: pb.Push, payload: memoryview) -> None:
-        """Process a message of a push, from the stream.
+        """Process a message of a push that arrived on the stream.
 
         Raises:
-            Malformed: It does not fit.
-            NonFinite: It holds NaN or infinity.
+            Malformed: The message does not fit the shard.
+            NonFinite: The push holds NaN or infinity.
         """
         contents = self._decoder.read(push, payload, parts=True)
         manifest = messages.manifest_from_message(push.manifest)
@@ -204,7 +206,14 @@ class DatagramReceiver:
     def _deliver_empty(
         self, worker: int, push: pb.Push, aux: Float32 | None, incarnation: int
     ) -> None:
-        """Have the core refuse a push of which nothing is here, lest it count as an empty one."""
+        """Deliver a push without values to the core, which replies to the worker.
+
+        Args:
+            worker: Number of the worker.
+            push: Message of the push.
+            aux: Averaged values of the push, or None.
+            incarnation: Incarnation to enter; `_NO_INCARNATION` makes the core reject the push.
+        """
         update = self._decoder.flatten([])
         if not push.more:
             event = self._decoder.event(worker, push, update, aux, 0)
@@ -229,13 +238,14 @@ class DatagramReceiver:
             self._wake()
 
     def _repeat(self, session: WorkerReassembly, push: pb.Push, contents: DecodedPush) -> None:
-        """Deliver a push once more that was complete already."""
+        """Handle a message of a push that was complete before: deliver the same update again."""
         assembled = session.reassembler.find_closed(push.step)
         if assembled is None:
-            # Older than the newest: it was answered.
+            # The step is older than the newest complete step: the core has replied to it, and
+            # handles the repeated push as a duplicate, so the values do not matter.
             self._deliver_empty(session.worker, push, contents.aux, push.incarnation)
         elif not push.more:
-            if session.refusal is not None:  # whatever it holds now, it was refused
+            if session.refusal is not None:  # a repeated push gets the same rejection
                 raise NonFinite(session.refusal)
             session.pending = PendingPush(push, contents.aux, contents.num_bytes, contents.change)
             self._deliver_push(session, assembled)
@@ -243,9 +253,9 @@ class DatagramReceiver:
     # -- complete pushes --------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when `poll` is due, if ever."""
+        """Return the time at which `poll` is due; None if no push is waiting."""
         with self._lock:
-            deadlines = [each.reassembler.next_deadline() for each in self._sessions]
+            deadlines = [session.reassembler.next_deadline() for session in self._sessions]
         return min((when for when in deadlines if when is not None), default=None)
 
     def poll(self) -> None:
@@ -283,15 +293,15 @@ class DatagramReceiver:
         self._deliver(event)
 
     def on_push_refused(self, worker: int, step: int) -> None:
-        """Use nothing more of a complete push that was refused: its late datagrams neither."""
+        """Discard a complete push that the core rejected, and its late datagrams."""
         with self._lock:
             session = self._sessions.of_worker(worker)
             if session is not None:
                 session.reassembler.on_refused(step)
 
     def outcome(self, worker: int, step: int) -> pb.DatagramOutcome | None:
-        """Return what became of a push's datagrams, if it is the worker's newest complete one."""
-        session = self._sessions.of_worker(worker)  # a single read: no lock
+        """Return the outcome of a push's datagrams; None if a newer push is complete."""
+        session = self._sessions.of_worker(worker)  # a single dict read needs no lock
         if session is None or session.closed_step != step:
             return None
         return session.outcome
@@ -319,31 +329,36 @@ class InjectedLoss:
     """Drops datagrams at random, for tests and experiments.
 
     Args:
-        rate: Fraction that is dropped.
-        seed: Decides which.
+        rate: Fraction of the datagrams to drop.
+        seed: Seed of the random choice of datagrams.
     """
 
     def __init__(self, rate: float, seed: int) -> None:
         self._rate, self._random = rate, np.random.default_rng(seed)
 
     def thin(self, data: memoryview, size: int) -> tuple[memoryview, int]:
-        """Return what is left of datagrams of `size` bytes in a row, and how many were dropped."""
+        """Return the surviving datagrams of a buffer, joined, and the number of dropped ones."""
         pieces = [data[start : start + size] for start in range(0, len(data), size)]
         survives = self._random.random(len(pieces)) >= self._rate
-        left = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]
-        return memoryview(b"".join(left)), len(pieces) - len(left)
+        surviving = [piece for piece, stays in zip(pieces, survives, strict=True) if stays]
+        return memoryview(b"".join(surviving)), len(pieces) - len(surviving)
 
 
 def headers_of(data: memoryview, size: int) -> NDArray[np.void]:
-    """Return a view of the headers of datagrams in a row; a cut-off one at the end has none."""
+    """Return a view of the headers of consecutive datagrams; a truncated last header is left out.
+
+    Args:
+        data: Consecutive datagrams.
+        size: Size of every datagram but the last, in bytes; the last may be shorter.
+    """
     count = len(data) // size if size >= HEADER.itemsize else 0
     if size >= HEADER.itemsize and len(data) - count * size >= HEADER.itemsize:
-        count += 1  # the last one, shorter
+        count += 1  # the last datagram is shorter but has a whole header
     return np.ndarray((count,), HEADER, data, strides=(size,)) if count else np.empty(0, HEADER)
 
 
 def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
-    """Return (first, behind the last, session id) of neighbours that belong to one session."""
+    """Return (start, stop, session id) of each run of consecutive headers of one session."""
     sessions = heads["session"]
     edges = np.flatnonzero(sessions[1:] != sessions[:-1]) + 1
     borders = [0, *edges.tolist(), len(heads)] if len(heads) else []
@@ -351,5 +366,5 @@ def runs(heads: NDArray[np.void]) -> list[tuple[int, int, int]]:
 
 
 def num_ours(heads: NDArray[np.void]) -> int:
-    """Return how many have this project's magic number and version."""
+    """Return the number of headers that have Thinwire's magic number and version."""
     return int(((heads["magic"] == MAGIC) & (heads["version"] == VERSION)).sum())

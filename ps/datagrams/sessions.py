@@ -1,6 +1,6 @@
-"""Which incarnation of which worker a datagram belongs to: the open sessions of one shard.
+"""The open datagram sessions of one shard: they map a datagram to a worker's incarnation.
 
-Counters of sessions that have ended are kept here too, added up by worker.
+`Sessions` also stores the counters of ended sessions, added up by worker.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ _SESSION_BYTES, _KEY_BYTES = 8, 32
 class PendingPush:
     """The stream's part of the push that is being reassembled."""
 
-    push: pb.Push  # the newest message of it
+    push: pb.Push  # the push's newest message
     aux: Float32 | None
-    num_bytes: int
-    change: Update | None = None  # of the weights, by the script itself
+    num_bytes: int  # coded bytes of the push's blocks
+    change: Update | None = None  # change that the script made to the weights outside its optimizer
 
 
 @dataclasses.dataclass
 class WorkerReassembly:
-    """The session of one incarnation of one worker."""
+    """The session of one incarnation of one worker, with its reassembler."""
 
     worker: int
     incarnation: int
     session: DatagramSession
     reassembler: Reassembler
     pending: PendingPush | None = None
-    closed_step: int = 0  # of the newest complete push
-    refusal: str | None = None  # why that was not finite
-    outcome: pb.DatagramOutcome | None = None  # of its datagrams
-    bytes_before: int = 0  # of datagrams, when it was complete
-    late_before: int = 0  # datagrams that had come late then
-    was_member: bool = False  # at some time
+    closed_step: int = 0  # step of the newest complete push
+    refusal: str | None = None  # why the newest complete push is not finite; None: it is
+    outcome: pb.DatagramOutcome | None = None  # outcome of the newest complete push's datagrams
+    bytes_before: int = 0  # datagram bytes received when the newest push was complete
+    late_before: int = 0  # late datagrams received when the newest push was complete
+    was_member: bool = False  # True once the worker has been a member of the run
 
     def add_message(self, push: pb.Push, contents: DecodedPush) -> None:
-        """Record a message of a push; there may be several of one push."""
+        """Record a message of a push; a push may have several messages."""
         before = self.pending
-        goes_on = before is not None and before.push.step == push.step and before.push.more
-        total = contents.num_bytes + (before.num_bytes if before and goes_on else 0)
+        continues = before is not None and before.push.step == push.step and before.push.more
+        total = contents.num_bytes + (before.num_bytes if before and continues else 0)
         self.pending = PendingPush(push, contents.aux, total, contents.change)
 
     def on_complete(self, assembled: ReassembledStep) -> int:
-        """Record that the push is complete.
+        """Record that the pending push is complete.
 
         Returns:
-            How many bytes came in datagrams since the last one was.
+            The bytes received in datagrams since the push before was complete.
         """
         self.pending = self.refusal = None
         counters = self.reassembler.counters
         late, num_bytes = sum(counters.num_late), sum(counters.num_bytes)
-        came_late, self.late_before = late - self.late_before, late
+        num_late, self.late_before = late - self.late_before, late
         self.closed_step = assembled.step
-        self.outcome = messages.outcome_to_message(assembled, came_late)
+        self.outcome = messages.outcome_to_message(assembled, num_late)
         in_datagrams, self.bytes_before = num_bytes - self.bytes_before, num_bytes
         return in_datagrams
 
@@ -76,7 +76,7 @@ class Sessions:
 
     Args:
         new_reassembler: Makes the reassembler of a session.
-        entropy: Returns this many random bytes.
+        entropy: Returns the given number of random bytes.
     """
 
     def __init__(
@@ -87,19 +87,19 @@ class Sessions:
         self._new_reassembler, self._entropy = new_reassembler, entropy
         self._by_worker: dict[int, WorkerReassembly] = {}
         self._by_id: dict[int, WorkerReassembly] = {}
-        # Worker -> the sum over all its sessions that have ended.
+        # Worker -> sum of the counters of all ended sessions of the worker.
         self._ended: dict[int, ReassemblyCounters] = {}
 
     def __iter__(self) -> Iterator[WorkerReassembly]:
-        """Iterate over the open sessions; they may be closed meanwhile."""
+        """Iterate over a copy of the open sessions; the caller may close sessions meanwhile."""
         return iter(list(self._by_worker.values()))
 
     def of_worker(self, worker: int) -> WorkerReassembly | None:
-        """Return a worker's session; it may belong to an earlier incarnation."""
+        """Return a worker's session, possibly of an earlier incarnation; None if it has none."""
         return self._by_worker.get(worker)
 
     def with_id(self, session_id: int) -> WorkerReassembly | None:
-        """Return the session that datagrams with this id belong to."""
+        """Return the open session with this id, or None."""
         return self._by_id.get(session_id)
 
     def ids(self) -> list[int]:
@@ -107,10 +107,10 @@ class Sessions:
         return list(self._by_id)
 
     def open(self, worker: int, incarnation: int) -> DatagramSession:
-        """Return the session of an incarnation; that of an earlier one ends."""
-        found = self._by_worker.get(worker)
-        if found is not None and found.incarnation == incarnation:
-            return found.session
+        """Return the session of a worker's incarnation; end an earlier incarnation's session."""
+        current = self._by_worker.get(worker)
+        if current is not None and current.incarnation == incarnation:
+            return current.session
         self.close(worker)
         session_id = int.from_bytes(self._entropy(_SESSION_BYTES), "little")
         session = DatagramSession(session_id, self._entropy(_KEY_BYTES), worker)
@@ -119,28 +119,31 @@ class Sessions:
         return session
 
     def close(self, worker: int) -> None:
-        """End a worker's session, if it has one; its counters stay."""
+        """End a worker's session, if it has one; add its counters to the worker's sum."""
         ended = self._by_worker.pop(worker, None)
         if ended is not None:
             del self._by_id[ended.session.id]
             self.add_counters([(worker, ended.reassembler.counters)])
 
     def leavers(self, members: Iterable[int]) -> list[int]:
-        """Return the workers whose sessions are to end: they were members and are no longer."""
-        staying, found = set(members), []
-        for each in self:
-            if each.worker in staying:
-                each.was_member = True
-            elif each.was_member:
-                found.append(each.worker)
-        return found
+        """Return the workers with open sessions that were members and left."""
+        staying, leaving = set(members), []
+        for session in self:
+            if session.worker in staying:
+                session.was_member = True
+            elif session.was_member:
+                leaving.append(session.worker)
+        return leaving
 
     def counters(self) -> list[tuple[int, ReassemblyCounters]]:
-        """Return (worker, counters) of all ended sessions together, and of each open one."""
-        return [*self._ended.items(), *((each.worker, each.reassembler.counters) for each in self)]
+        """Return (worker, counters): one pair per worker's ended sessions, one per open session."""
+        return [
+            *self._ended.items(),
+            *((session.worker, session.reassembler.counters) for session in self),
+        ]
 
     def add_counters(self, ended: Iterable[tuple[int, ReassemblyCounters]]) -> None:
-        """Add (worker, counters) of ended sessions to the sums: there may be any number of them."""
+        """Add (worker, counters) of ended sessions to the workers' sums; workers may repeat."""
         for worker, counters in ended:
             before = self._ended.get(worker)
             self._ended[worker] = counters if before is None else before.plus(counters)

@@ -1,9 +1,9 @@
-"""What a shard keeps on disk: snapshots, a write-ahead journal of events, a high-water mark.
+"""A shard's files on disk: snapshots, a write-ahead journal of events, a high-water mark.
 
-A snapshot alone would lose the updates since it was written, and their workers believe they were
-acknowledged. With the journal a killed PS returns to the state it died in, bit for bit; the mark
-counts what is lost without one. `SavedShard` (shard_store) reads and writes the files, `Journal`
-and `JournaledCore` (journal) write events before the core handles them, `replay` restores,
-`JournalPolicy` (policy) decides by ``--journal`` whether a journal is kept.
-Names are imported from the modules: they need numpy.
+A snapshot alone would lose the acknowledged updates since the snapshot was written. With the
+journal a killed PS restores the state in which it died, bit for bit. Without a journal, the
+high-water mark counts the lost updates. `SavedShard` (shard_store) reads and writes the files,
+`Journal` and `JournaledCore` (journal) write events before the core handles them, `replay` restores
+the state, and `JournalPolicy` (policy) decides by ``--journal`` whether to write a journal.
+Import the names from their modules: the modules need numpy.
 """

@@ -1,13 +1,14 @@
 """The write-ahead journal of one shard: every event of its core since the last snapshot, in order.
 
-Each snapshot begins a file and names it. The file's first record, its head, holds the settings of
-the core, and which file it continues, up to which byte. So the files from a snapshot's own one on
-hold everything that happened to the core after that snapshot, across restarts.
+Each snapshot begins a journal file and stores the file's number. The file's first record, its head,
+holds the settings of the core, the number of the file that it continues, and the byte at which it
+continues that file. A snapshot's file and all files after it therefore hold every event of the core
+after that snapshot, across restarts.
 
-An event is appended before the core handles it (`JournaledCore`), and the version that an update
-leads to is written before any reply leaves the shard (`HighWaterLog`): a restarted shard knows how
-many updates it lacks. Both are written unbuffered and not synced, so they survive the death of the
-process; after a crash of the machine the last snapshot is what remains.
+`JournaledCore` appends an event before the core handles it. `HighWaterLog` writes the version that
+an update leads to before any reply leaves the shard, so that a restarted shard knows the number of
+updates that it lacks. The two files are written unbuffered and not synced: they survive the death
+of the process. After a crash of the machine only the last snapshot remains.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.persistence import journal_format
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
-#: The stop reason of a run whose journal cannot be written any more.
+#: Stop reason of a run that ended because a journal could not be written.
 STOP_REASON = "journal_failed"
-#: A snapshot is due when the journal is this many times as large as the model ...
+#: A snapshot is due when the journal is larger than this many models and larger than `LEAST_BYTES`.
 _MODELS = 4
-#: ... and at least this large.
+#: Minimum size at which the journal makes a snapshot due, in bytes: a small model would otherwise
+#: be saved very often.
 LEAST_BYTES = 64 << 20
-#: 1: by attributes of the core; 2: draws without steps; 3: no joiners; 4: blocks span one slot.
+#: The number is the format. 1: by attributes of the core; 2: draws without steps; 3: no joiners;
+#: 4: blocks span one slot.
 _MAGIC = b"TWJRNL6\n"
 _READABLE = (b"TWJRNL4\n", b"TWJRNL5\n", _MAGIC)
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
@@ -50,10 +53,10 @@ class JournalFailed(Exception):
 
 
 class Uncodable(Exception):
-    """An event cannot be written down: a value of its sender is of no legal kind.
+    """An event cannot be coded as a record: its sender set a value of an illegal type.
 
     Attributes:
-        cause: What the coder has raised.
+        cause: Exception that the coder raised.
     """
 
     def __init__(self, cause: Exception) -> None:
@@ -63,19 +66,19 @@ class Uncodable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class JournalPosition:
-    """A place in a journal: a file, and how many bytes of it."""
+    """A position in a journal: the number of a file, and a byte offset from its first record."""
 
     number: int
     offset: int
 
 
 def path_of(folder: pathlib.Path, number: int) -> pathlib.Path:
-    """Return the file of this number."""
+    """Return the path of the journal file with this number."""
     return folder / f"journal-{number:06d}.bin"
 
 
 def numbers(folder: pathlib.Path) -> list[int]:
-    """Return the numbers of all files in a folder, ascending."""
+    """Return the numbers of all journal files in a folder, ascending."""
     if not folder.is_dir():
         return []
     matches = (_NAME.fullmatch(path.name) for path in folder.iterdir())
@@ -83,14 +86,14 @@ def numbers(folder: pathlib.Path) -> list[int]:
 
 
 def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
-    """Return the records of a file; offsets into it count from its first record.
+    """Return the bytes of a file from its first record on.
 
     Args:
-        path: The file.
-        most_bytes: How many to read; -1: all.
+        path: Journal file.
+        most_bytes: Number of bytes to read, magic included; -1: all.
 
     Raises:
-        DamagedRecord: It is not a journal (TruncatedRecord: it ends before its head).
+        DamagedRecord: The file is not a journal (TruncatedRecord: the file ends before its head).
     """
     try:
         with open(path, "rb") as file:
@@ -105,7 +108,7 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
 
 
 def remove_before(folder: pathlib.Path, number: int) -> None:
-    """Remove the files before this number, which no snapshot needs any more."""
+    """Remove the journal files with numbers below `number`; no snapshot may need them."""
     for old in numbers(folder):
         if old < number:
             path_of(folder, old).unlink(missing_ok=True)
@@ -119,11 +122,11 @@ class Journal:
     """Writes the journal of one generation of a shard (writer thread).
 
     Args:
-        folder: Of the shard's checkpoints.
-        coder: Of its events.
-        model_bytes: Size of its weights.
-        after: Where the journal of the generation before ended; None: there is nothing to continue.
-        create: Creates a file, unbuffered.
+        folder: Folder of the shard's checkpoints.
+        coder: Coder of the shard's events.
+        model_bytes: Size of the shard's weights, in bytes.
+        after: End of the previous generation's journal; None if there is no journal to continue.
+        create: Creates an unbuffered file.
     """
 
     def __init__(
@@ -139,23 +142,23 @@ class Journal:
         self._file: BinaryIO | None = None
         self._place = after or JournalPosition(0, 0)
         self.num_records = 0
-        self.num_bytes = 0  # of all files
+        self.num_bytes = 0  # written to all files
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a snapshot, which begins another file."""
+        """True if the journal is so large that a snapshot is due, which begins another file."""
         return self._place.offset > self._most_bytes
 
     @property
     def bytes_since_snapshot(self) -> int:
-        """Size of the present file, which a restart would replay."""
+        """Size of the current file, in bytes; a restart would replay this file."""
         return self._place.offset
 
     def begin(self, settings: State) -> int:
-        """Begin another file, for the events after the core's present state; return its number.
+        """Begin another file for the events after the core's current state; return its number.
 
         Args:
-            settings: Of the core, as plain data without arrays.
+            settings: Settings of the core, as plain data without arrays.
 
         Raises:
             JournalFailed: The disk failed.
@@ -178,8 +181,8 @@ class Journal:
         """Append an event that the core is about to handle.
 
         Raises:
-            JournalFailed: The disk failed; a record that is only partly written does not count.
-            Uncodable: Nothing was written.
+            JournalFailed: The disk failed; a replay ignores the partly written record.
+            Uncodable: The event cannot be coded; nothing was written.
         """
         try:
             record = self._coder.code(event, now)
@@ -189,7 +192,7 @@ class Journal:
         self.num_records += 1
 
     def close(self) -> None:
-        """Close the file; nothing more can be appended."""
+        """Close the file; a later `append` raises ValueError."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -200,10 +203,10 @@ class Journal:
         size = 0
         try:
             for piece in pieces:
-                rest = memoryview(piece)
-                size += len(rest)
-                while len(rest):
-                    rest = rest[self._file.write(rest) :]
+                unwritten = memoryview(piece)
+                size += len(unwritten)
+                while len(unwritten):
+                    unwritten = unwritten[self._file.write(unwritten) :]
         except OSError as error:
             raise self._failure(error) from error
         self.num_bytes += size
@@ -212,22 +215,22 @@ class Journal:
     def _failure(self, error: OSError) -> JournalFailed:
         path = path_of(self.folder, self._place.number)
         return JournalFailed(
-            f"cannot write the journal {path}: {error.strerror or error}. Nothing that was "
-            "acknowledged is lost: free space on that disk, and start the same command again; or "
-            "set --journal=off, and the run returns to its last snapshot whenever a PS dies."
+            f"cannot write the journal {path}: {error.strerror or error}. No acknowledged update "
+            "is lost: free space on that disk, and start the same command again; or set "
+            "--journal=off: the run then returns to its last snapshot whenever a PS dies."
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class HighWaterMark:
-    """The last version that a generation of a shard has reached."""
+    """The last version that a generation of a shard reached."""
 
     generation: int
     version: int
 
 
 def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
-    """Return the newest mark; None if there is none, or it is damaged."""
+    """Return the newest mark; None if the file is missing or damaged."""
     try:
         data = (folder / _MARK_NAME).read_bytes()
         (checksum,) = _CHECKSUM.unpack(data[_VALUES.size :])
@@ -240,17 +243,17 @@ def read_mark(folder: pathlib.Path) -> HighWaterMark | None:
 class HighWaterLog:
     """Writes the marks of one generation of a shard (writer thread).
 
-    A mark is 20 bytes, overwritten in place.
+    A mark is 20 bytes, overwritten in place: a checksum detects a partly written mark.
     """
 
     def __init__(self, folder: pathlib.Path, mark: HighWaterMark) -> None:
-        """Begin at `mark`, which is not written: this generation has applied nothing yet."""
+        """Begin at `mark` without writing it: this generation has not applied any update yet."""
         self._folder, self._generation, self._version = folder, mark.generation, mark.version
         self._descriptor: int | None = None
         self._failed = False
 
     def record(self, version: int) -> None:
-        """Record that this version was reached; after a failure of the disk nothing is written."""
+        """Write a mark if the version is new; after a failure of the disk, do nothing."""
         if version == self._version or self._failed:
             return
         self._version = version
@@ -264,8 +267,8 @@ class HighWaterLog:
             self._failed = True
             path = self._folder / _MARK_NAME
             logging.error(
-                "cannot write %s: %s. Updates that are lost when this PS dies are counted only as "
-                "far as workers have seen them.",
+                "cannot write %s: %s. If this PS dies, only the lost updates that a worker has "
+                "received are counted.",
                 path,
                 error.strerror or error,
             )
@@ -279,23 +282,24 @@ class HighWaterLog:
 
 
 class JournaledCore:
-    """A core whose events are written before it handles them; without a journal it only handles.
+    """Writes each event to the journal, if there is one, and then has the core handle it.
 
-    A worker's event over which the core raises is rejected: an event that records the failure is
-    appended behind it, so that a replay does not try it again. An event that cannot be coded for
-    the journal is rejected in the same way, before the core has it.
+    If the core raises on a worker's event, the event is rejected: a `Failed` event is appended
+    behind it, so that a replay does not handle the rejected event again. An event that cannot be
+    coded for the journal is rejected in the same way, before the core handles it.
 
-    When the disk fails, the run ends, and the core handles nothing that is not in the journal. A
-    following shard cannot end a run by itself; until shard 0 does, it replies to no push, for the
-    push would not be applied.
+    When the disk fails, the run ends, and the core handles no event that is not in the journal.
+    Only shard 0 can end a run. Until shard 0 does, a following shard replies to no push, because
+    the push would not be applied.
 
     Attributes:
-        journal: None: nothing is written.
-        failure: Why the journal cannot be written; None: it can.
-        about: What the run's summary holds on the journal besides the counts.
-        recovered: What earlier journals restored, over all generations.
-        high_water: Records the versions that the core reaches; None: nobody does.
-        on_failure: Called once, when the disk has failed.
+        journal: Journal that events are written to; None: events are not written.
+        failure: Why the journal cannot be written; None while it can.
+        about: Entries of the summary's journal block other than the counts.
+        recovered: Counts of the events that earlier journals restored, over all generations, and
+            the damage at which replays cut a journal.
+        high_water: Log of the versions that the core reaches; None: versions are not logged.
+        on_failure: Called once, when the disk fails.
     """
 
     def __init__(self, core: PsCore) -> None:
@@ -311,11 +315,14 @@ class JournaledCore:
         self._writes = self._ends = False
 
     def write_to(self, journal: Journal, settings: State) -> None:
-        """Write to this journal from the next `begin` on."""
+        """Use this journal from the next `begin` on."""
         self.journal, self._settings, self._writes = journal, settings, True
 
     def handle(self, event: events.Event, now: float) -> list[events.Action]:
-        """Have the core handle an event; end the run if the event cannot be written first."""
+        """Write an event, then have the core handle it; end the run if writing fails."""
+        # The order is an invariant: the event is in the journal before the core changes, and the
+        # version is in the high-water mark before the caller sends the actions. A crash at any
+        # line then loses no acknowledged update without counting it.
         event = self._written(event, now)
         if self.failure is not None and not self._ends:
             self._ends = True
@@ -331,7 +338,7 @@ class JournaledCore:
         return actions
 
     def _written(self, event: events.Event, now: float) -> events.Event:
-        """Write an event; return it, or the rejection of its sender if it cannot be coded."""
+        """Write an event and return it; if it cannot be coded, write and return a `Failed`."""
         try:
             self._write(event, now)
             return event
@@ -352,7 +359,7 @@ class JournaledCore:
             self._fail(failure)
 
     def _handle_or_reject(self, event: events.Event, now: float) -> list[events.Action]:
-        """Have the core handle an event; if it raises over a worker's, only that worker fails."""
+        """Have the core handle an event; if it raises, reject the worker's event."""
         try:
             return self.core.handle(event, now)
         except Exception as error:
@@ -364,7 +371,7 @@ class JournaledCore:
         return self.core.handle(failed, now)
 
     def begin(self) -> State:
-        """Begin another file; return what the snapshot of the present state must hold on it."""
+        """Begin another file; return the entries that the current state's snapshot must hold."""
         if self.journal is None or not self._writes:
             return {"recovered": self.recovered}
         try:
@@ -376,21 +383,23 @@ class JournaledCore:
         return {"recovered": self.recovered, "journal": number, "soft": soft}
 
     def consistent(self, state: State) -> State:
-        """Return the core's present durable state, where `state` may be older than the file.
+        """Return the state to save with a new file; `state` is used while the run trains.
 
-        A run that ends takes its last snapshot before every worker has received its last reply.
+        At its end a run takes a snapshot before every worker has received its last reply, so the
+        core may have handled more events than `state` holds. The new file does not hold these
+        events; the core's current durable state is then returned instead.
         """
         return self.core.snapshot() if self._writes and self.core.stop_reason else state
 
     def close(self) -> None:
-        """Stop writing: the next snapshot is the last one and holds everything."""
+        """Stop writing: the next snapshot is the last one and holds the whole state."""
         self._writes = False
         for file in (self.journal, self.high_water):
             if file is not None:
                 file.close()
 
     def summary(self) -> dict[str, Any]:
-        """Return the block of the run's summary."""
+        """Return the journal's block of the run's summary; {} without a block."""
         journal = self.journal
         counts = {"events": journal.num_records, "bytes": journal.num_bytes} if journal else {}
         return {"journal": {**self.about, **self.recovered, **counts}} if self.about else {}
@@ -403,10 +412,10 @@ class JournaledCore:
 
 
 def _log_failure(event: events.OfWorker, failed: events.Failed, error: Exception) -> None:
-    logging.log_every_n_seconds(  # a client that insists must not fill the disk
+    logging.log_every_n_seconds(  # a client that repeats the event must not fill the disk
         logging.ERROR,
-        "cannot handle a %s of worker %d (%s); the worker is expelled, the run goes on. This is a "
-        "bug of Thinwire: please report it with what follows.\n%s",
+        "cannot handle a %s of worker %d (%s): expelling the worker; the run continues. This is a "
+        "bug of Thinwire: please report it with this traceback.\n%s",
         1,
         *(type(event).__name__, event.worker, failed.cause),
         printable_traceback(error),

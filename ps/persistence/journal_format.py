@@ -1,11 +1,11 @@
-"""Records of a journal: the events of a shard's core, each with its moment, as checked bytes.
+"""Records of a journal: the events of a shard's core with their times, as checksummed bytes.
 
     length: 4 bytes, of the body    checksum: 4 bytes, CRC-32 of length and body    body
 
-A body is the moment (8 bytes, float64), the kind of the record (1 byte) and its contents. Pushes
-are kept as they were received: the Push message, then its payload. A push that was reassembled
-from datagrams is coded the same way. All other events, and the head of a file, are JSON. Everything
-is little-endian; nothing is pickled.
+A body is the time (8 bytes, float64), the kind of the record (1 byte) and its contents. A push is
+stored as it was received: the Push message, then its payload. A push that was reassembled from
+datagrams is coded in the same way. All other events, and the head of a file, are JSON. All numbers
+are little-endian; nothing is pickled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KINDS = {
     Kind.DELTA: pb.UPDATE_KIND_DELTA,
     Kind.VALUES: pb.UPDATE_KIND_VALUES,
 }
-#: What decoding a body that is not an event may raise.
+#: Exceptions that decoding a damaged body may raise.
 _DECODING_ERRORS = (
     *(struct.error, ValueError, KeyError, TypeError, AttributeError, OverflowError),
     RecursionError,
@@ -48,7 +48,7 @@ _DECODING_ERRORS = (
 
 
 class DamagedRecord(ValueError):
-    """A record is not as it was written; the message names the difference."""
+    """A record was changed after it was written; the message names the difference."""
 
 
 class TruncatedRecord(DamagedRecord):
@@ -61,7 +61,14 @@ class EventCoder:
     def __init__(
         self, layout: ShardLayout, method: Method, kernels: Kernels, aux_count: int = 0
     ) -> None:
-        """See `PushDecoder` for the arguments."""
+        """Prepare the decoder of pushes.
+
+        Args:
+            layout: Layout of the shard.
+            method: Method of the run.
+            kernels: Array operations.
+            aux_count: Number of averaged values (`aux`) that each push carries.
+        """
         self._layout = layout
         self._kind = kind = method.kind if method.collective == THROUGH_PS else Kind.VALUES
         self._decoder = PushDecoder(
@@ -75,7 +82,7 @@ class EventCoder:
         self._chooser = IndexChooser()
 
     def code(self, event: events.Event, now: float) -> list[Any]:
-        """Return the pieces of the record of an event that is handled at `now`."""
+        """Return the pieces of the record of an event that the core handles at time `now`."""
         if not isinstance(event, events.Push):
             return framed([_BODY.pack(now, _EVENT), _json(to_plain(event))])
         message, pieces = event.coded or self._coded(event)
@@ -84,7 +91,7 @@ class EventCoder:
         return framed([_BODY.pack(now, _PUSH_EVENT) + described + head, *pieces])
 
     def _coded(self, push: events.Push) -> tuple[pb.Push, list[Any]]:
-        """Code a push that has no message of its own."""
+        """Return the message and the payload pieces of a push that kept neither."""
         message = pb.Push(
             incarnation=push.incarnation,
             step=push.step,
@@ -111,18 +118,18 @@ class EventCoder:
         pieces = list(messages.blocks_to_message(coded, message.blocks))
         if push.change is not None:
             changed = map(IndexChooser().encode, blocks_of(push.change, self._layout))
-            beside = messages.blocks_to_message(changed, message.changes)
-            message.change_bytes = sum(map(len, beside))
-            pieces += beside
+            change_pieces = messages.blocks_to_message(changed, message.changes)
+            message.change_bytes = sum(map(len, change_pieces))
+            pieces += change_pieces
         if push.aux is not None:
             pieces.append(push.aux.astype("<f4").tobytes())
         return message, pieces
 
     def decode(self, body: memoryview) -> tuple[events.Event, float]:
-        """Return (event, the moment it was handled).
+        """Return (event, time at which the core handled it).
 
         Raises:
-            DamagedRecord: The body is not that of an event.
+            DamagedRecord: The body does not hold an event.
         """
         try:
             now, kind = _BODY.unpack_from(body)
@@ -133,8 +140,8 @@ class EventCoder:
         except _DECODING_ERRORS as error:
             raise DamagedRecord(f"{type(error).__name__}: {error}") from error
         except (DecodeError, Malformed, NonFinite) as error:
-            raise DamagedRecord(f"no push of this shard: {error}") from error
-        raise DamagedRecord(f"a record of kind {kind}; expected an event")
+            raise DamagedRecord(f"the record holds no push of this shard: {error}") from error
+        raise DamagedRecord(f"the record is of kind {kind}; expected an event")
 
     def _push(self, content: memoryview) -> events.Push:
         worker, num_bytes, head_bytes = _PUSH.unpack_from(content)
@@ -147,7 +154,7 @@ class EventCoder:
 def _event(content: Any) -> events.Event:
     event = from_plain(content)
     if not isinstance(event, events.Event):
-        raise TypeError(f"a {type(event).__name__} is no event")
+        raise TypeError(f"the record holds a {type(event).__name__}; expected an event")
     return event
 
 
@@ -169,35 +176,35 @@ def content_of_head(body: memoryview) -> dict[str, Any]:
     """Return the content that `head` was called with.
 
     Raises:
-        DamagedRecord: It is not a head.
+        DamagedRecord: The body is not a head.
     """
     try:
         _, kind = _BODY.unpack_from(body)
         content = json.loads(bytes(body[_BODY.size :]))
     except (struct.error, ValueError, RecursionError) as error:
-        raise DamagedRecord(f"no head: {error}") from error
+        raise DamagedRecord(f"the first record is no head: {error}") from error
     if kind != _HEAD or not isinstance(content, dict):
         raise DamagedRecord(f"the first record is of kind {kind}; expected a head")
     return content
 
 
 def bodies(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Yield (where it ends, its body) for each record, in order.
+    """Yield (offset of the record's end, body) for each record, in order.
 
     Raises:
-        DamagedRecord: At the first record that was changed or is incomplete (TruncatedRecord).
+        DamagedRecord: A record was changed, or is incomplete (TruncatedRecord).
     """
     at = 0
     while at < len(data):
         if at + _FRAME.size > len(data):
             raise TruncatedRecord(
-                f"the last record is cut short: {len(data) - at} bytes of it are here"
+                f"the last record is cut short: the file holds {len(data) - at} bytes of it"
             )
         length, checksum = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + length]
         if len(body) < length:
             raise TruncatedRecord(
-                f"the last record is cut short: {len(body)} of {length} bytes of it are here"
+                f"the last record is cut short: the file holds {len(body)} of its {length} bytes"
             )
         if length < _BODY.size or zlib.crc32(body, zlib.crc32(data[at : at + 4])) != checksum:
             raise DamagedRecord("a record's checksum does not match its bytes")

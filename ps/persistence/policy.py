@@ -1,7 +1,7 @@
-"""Whether a shard keeps a journal, and what the journal of its last generation restored.
+"""Decides whether a shard writes a journal, and replays the last generation's journal.
 
 ``--journal=auto`` decides by the size of the method's pushes, which is measured before training
-starts: sparse pushes are small beside the model and are journaled, dense ones are not.
+starts. Sparse pushes are small compared with the model and are journaled; dense pushes are not.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from thinwire.runtime.run.settings import Run
 
 #: With --journal=auto: pushes that are a larger fraction of the model are not journaled.
 LARGEST_FRACTION = 0.1
-#: Largest sample of a model that is coded, in entries.
+#: Upper bound of the model entries that are coded to measure the size of a push.
 _MOST_ENTRIES = 4_000_000
 
 
 class JournalPolicy:
-    """Decides at the start whether the shard keeps a journal, by the flag and the method alone.
+    """Decides at the start, from the flag and the method, whether the shard writes a journal.
+
+    Attributes:
+        about: Entries of the summary's journal block other than the counts.
 
     Args:
         run: The run's settings.
-        choice: --journal.
-        saved: The shard's files.
-        coder: Of its events.
-        spec: Of the whole model.
+        choice: Value of --journal.
+        saved: Files of the shard.
+        coder: Coder of the shard's events.
+        spec: Spec of the whole model.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class JournalPolicy:
             fraction = push_fraction(run.method, spec)
             self.about |= {"on": fraction < LARGEST_FRACTION, "push_fraction": fraction}
             logging.info(
-                "--journal=auto: %s; a push is %.3g of the model, and the limit %g",
+                "--journal=auto: %s; a push is %.3g of the model, the limit is %g",
                 *("on" if self.about["on"] else "off", fraction, LARGEST_FRACTION),
             )
 
@@ -60,7 +63,7 @@ class JournalPolicy:
         """Replay the journal on top of the newest snapshot.
 
         Args:
-            make: Makes cores; None: the snapshot is continued alone.
+            make: Makes cores; None: do not replay, and continue from the snapshot.
         """
         replayed = None if make is None else self._saved.replay(make, self._coder)
         before = self._saved.recovered
@@ -70,12 +73,12 @@ class JournalPolicy:
         }
 
     def begin(self, journaled: JournaledCore, decoder: PushDecoder, lease_seconds: float) -> None:
-        """Have a journal written from the next snapshot on, if one is to be kept.
+        """Count lost updates; start a journal with the next snapshot if the policy is on.
 
         Args:
-            journaled: The shard's core.
-            decoder: Of its pushes.
-            lease_seconds: Of its workers.
+            journaled: Core of the shard.
+            decoder: Decoder of the shard's pushes.
+            lease_seconds: Duration of a worker's lease, in seconds.
         """
         self._count_lost(journaled.core)
         self._write_to(journaled, decoder, lease_seconds)
@@ -83,13 +86,13 @@ class JournalPolicy:
     def begin_phase(
         self, before: JournalPolicy, journaled: JournaledCore, decoder: PushDecoder, lease: float
     ) -> None:
-        """Have the journal of another model begin with the next snapshot, if one is to be kept.
+        """Start the journal of another model with the next snapshot if the policy is on.
 
         Args:
-            before: Of the model before.
-            journaled: The shard's core, whose journal is closed.
-            decoder: Of its pushes from now on.
-            lease: Of its workers, in seconds.
+            before: Policy of the model before.
+            journaled: Core of the shard; its journal must be closed.
+            decoder: Decoder of the new model's pushes.
+            lease: Duration of a worker's lease, in seconds.
         """
         self.recovered = before.recovered
         journaled.journal = None
@@ -111,14 +114,14 @@ class JournalPolicy:
         journaled.write_to(self._saved.new_journal(self._coder, model_bytes), settings)
 
     def _count_lost(self, core: PsCore) -> None:
-        """Count and log the updates that the generation before had applied and that are lost."""
+        """Count and log the updates that the previous generation applied and that are lost."""
         reached = self._saved.reached_version
         if reached is None:
             return
         core.counters.note_lost_updates(reached)
         if (lost := reached - core.version) > 0:
             logging.warning(
-                "this shard continues from version %d; it had reached %d: %d updates are lost",
+                "this shard continues from version %d, but had reached %d: %d updates are lost",
                 *(core.version, reached, lost),
             )
         else:
@@ -126,10 +129,11 @@ class JournalPolicy:
 
 
 def push_fraction(method: Method, spec: ModelSpec) -> float:
-    """Return the coded bytes of a push of random values over those of the model in float32.
+    """Return the coded size of a push as a fraction of the model's float32 size.
 
-    The codec and the wire's coding process the values like a gradient, after any warm-up. A large
-    model is sampled by some of its tensors. With a collective, workers push whole weights.
+    The method's codec and the wire coding code random values, with the codec's warm-up complete.
+    For a large model, only some of the tensors are coded. With a collective, workers push whole
+    weights, and the fraction is 1.
     """
     if method.collective != THROUGH_PS:
         return 1.0
@@ -146,17 +150,17 @@ def push_fraction(method: Method, spec: ModelSpec) -> float:
 
 
 def _sample(spec: ModelSpec) -> ModelSpec:
-    """Return some of the tensors: the first that fit in `_MOST_ENTRIES` together, at least one.
+    """Return the first tensors that fit in `_MOST_ENTRIES` together, at least one.
 
-    Of one that does not fit alone some rows are taken.
+    A tensor that alone exceeds `_MOST_ENTRIES` is cut to the rows that fit.
     """
     sampled: list[TensorSpec] = []
     num_entries = 0
     for tensor in spec.tensors:
         if tensor.size > _MOST_ENTRIES:
-            rest = tensor.shape[1:]
-            rows = max(1, _MOST_ENTRIES // math.prod(rest))
-            tensor = TensorSpec(tensor.path, (min(rows, tensor.shape[0]), *rest), tensor.dtype)
+            row = tensor.shape[1:]
+            rows = max(1, _MOST_ENTRIES // math.prod(row))
+            tensor = TensorSpec(tensor.path, (min(rows, tensor.shape[0]), *row), tensor.dtype)
         if not sampled or num_entries + tensor.size <= _MOST_ENTRIES:
             sampled.append(tensor)
             num_entries += tensor.size

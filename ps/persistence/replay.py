@@ -1,7 +1,7 @@
-"""Restores the state that a shard died with: its snapshot, and the journal's events replayed on it.
+"""Restores the state in which a shard died: loads a snapshot and replays the journal's events.
 
-The core is deterministic, so that the same events lead to the same state, bit for bit. Damage ends
-the replay at the last intact record; an event over which the core raises ends it too.
+The core is deterministic: the same events lead to the same state, bit for bit. Damage ends the
+replay at the last intact record. An event on which the core raises also ends the replay.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from thinwire.ps.persistence.journal import JournalPosition
 from thinwire.ps.persistence.journal_format import DamagedRecord, EventCoder, TruncatedRecord
 
 _LARGEST_HEAD_BYTES = 1 << 20
-#: Makes a core that has handled no event: (its settings, seconds of a lease) -> core.
+#: Makes a core that has handled no event: (settings of the core, lease in seconds) -> core.
 MakeCore = Callable[[CoreConfig, float], PsCore]
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplaySettings:
-    """The settings of a generation's core, as the head of each of its files holds them."""
+    """The settings of a generation's core, as the heads of its journal files store them."""
 
     config: CoreConfig
     lease_seconds: float
@@ -43,10 +43,10 @@ class ReplaySettings:
 
     @staticmethod
     def of(content: State) -> ReplaySettings:
-        """Return the settings of which `to_plain` returned this content.
+        """Return the settings that `to_plain` turned into this content.
 
         Raises:
-            DamagedRecord: It is something else.
+            DamagedRecord: The content does not hold settings.
         """
         try:
             return ReplaySettings(**{name: from_plain(value) for name, value in content.items()})
@@ -56,25 +56,33 @@ class ReplaySettings:
 
 @dataclasses.dataclass(frozen=True)
 class Replayed:
-    """The state that a replay led to, and where it ended."""
+    """The result of a replay.
 
-    core: State  # durable
-    place: JournalPosition  # after the last record
+    Attributes:
+        core: Durable state of the core after the replay.
+        place: Position after the last replayed record.
+        num_records: Number of replayed events.
+        generation: Highest generation in the state and in all files' heads.
+        damage: Why the replay ended before the journal's end; None if it reached the end.
+    """
+
+    core: State
+    place: JournalPosition
     num_records: int
-    generation: int  # the highest one that this shard ever had
-    damage: str | None = None  # why it ends there, if a record follows
+    generation: int
+    damage: str | None = None
 
 
 class _Unhandled(Exception):
-    """The core raised over an event of the journal."""
+    """The core raised on an event of the journal."""
 
     def __init__(self, num_records: int) -> None:
         super().__init__(num_records)
-        self.num_records = num_records  # before the event
+        self.num_records = num_records  # number of events before the failed event
 
 
 class _RecordReader:
-    """The records of a journal from one file on, one after the other."""
+    """Reads the records of a journal in order, beginning with one file."""
 
     def __init__(self, folder: pathlib.Path, first: int) -> None:
         self._folder = folder
@@ -83,7 +91,7 @@ class _RecordReader:
         for number in journal.numbers(folder):
             try:
                 self.heads[number] = _head(folder, number)
-            except TruncatedRecord:  # begun, but no event was handled after it
+            except TruncatedRecord:  # a file with a partly written head holds no event
                 continue
             except DamagedRecord as error:
                 self._broken[number] = f"cannot be read ({error})"
@@ -91,14 +99,16 @@ class _RecordReader:
         self.is_head = False
 
     def records(self) -> Iterator[memoryview]:
-        """Yield the bodies; `place` and `is_head` are of the newest.
+        """Yield the bodies; `place` and `is_head` describe the body yielded last.
 
         Raises:
-            DamagedRecord: At the first one that is not as it was written.
+            DamagedRecord: A record was changed after it was written.
         """
         number = self.place.number
         while True:
-            # A restart after damage continues the same file once more: the later file counts.
+            # Several files may continue the same file: after a replay was cut at damage, the
+            # restarted shard began a new file at the cut. Only the newest continuation holds the
+            # acknowledged events; an older one holds events that the restart gave up.
             after = {n: head.after for n, head in self.heads.items() if head.after is not None}
             follow = (n for n, place in after.items() if n > number == place.number)
             follows = max(follow, default=None)
@@ -121,10 +131,10 @@ class _RecordReader:
             )
 
     def _check_no_file_after(self, last: int) -> None:
-        """Raise DamagedRecord if there are later files that do not continue the last one."""
-        for number in sorted(each for each in {*self.heads, *self._broken} if each > last):
+        """Raise DamagedRecord if a later file does not continue file `last`."""
+        for number in sorted(number for number in {*self.heads, *self._broken} if number > last):
             after = self.heads[number].after if number in self.heads else None
-            leads = f"continues file {after.number}" if after else "begins anew"
+            leads = f"continues file {after.number}" if after else "continues no file"
             name = journal.path_of(self._folder, number).name
             raise DamagedRecord(
                 f"the journal ends here, and {name} {self._broken.get(number, leads)}"
@@ -133,17 +143,17 @@ class _RecordReader:
 
 @dataclasses.dataclass(frozen=True)
 class _FileHeader:
-    """A file's first record."""
+    """The head of a journal file: its first record."""
 
-    after: JournalPosition | None  # where the file that it continues ends
+    after: JournalPosition | None  # end of the events in the continued file; None: no file before
     settings: ReplaySettings
 
     @staticmethod
     def of(body: memoryview) -> _FileHeader:
-        """Read the record.
+        """Read a head from a record's body.
 
         Raises:
-            DamagedRecord: It is not a head.
+            DamagedRecord: The body is not a head.
         """
         content = journal_format.content_of_head(body)
         try:
@@ -157,14 +167,14 @@ def _head(folder: pathlib.Path, number: int) -> _FileHeader:
     """Return a file's head.
 
     Raises:
-        DamagedRecord: It cannot be read (TruncatedRecord: the file ends before it does).
+        DamagedRecord: The head cannot be read (TruncatedRecord: the file ends within the head).
     """
     data = journal.contents(journal.path_of(folder, number), 2 * _LARGEST_HEAD_BYTES)
     if (claimed := int.from_bytes(data[:4], "little")) > _LARGEST_HEAD_BYTES:
-        raise DamagedRecord(f"a head of {claimed} bytes")
+        raise DamagedRecord(f"the head claims {claimed} bytes, which is too large")
     for _, body in journal_format.bodies(data):
         return _FileHeader.of(body)
-    raise TruncatedRecord("there is no head")
+    raise TruncatedRecord("the file has no head")
 
 
 def replay(
@@ -175,28 +185,30 @@ def replay(
     make: MakeCore,
     coder: EventCoder,
 ) -> Replayed:
-    """Have a core handle once more the events that were journaled after a snapshot.
+    """Replay the events that were journaled after a snapshot.
 
     Args:
-        folder: Of the journal.
-        snapshot: The core's durable state.
-        soft: The rest of its state.
-        first: The file that was begun with the snapshot.
+        folder: Folder of the journal.
+        snapshot: Durable state of the core.
+        soft: State of the core that a restart without a journal loses.
+        first: Number of the file that was begun with the snapshot.
         make: Makes cores.
-        coder: Of the shard's events.
+        coder: Coder of the shard's events.
     """
+    # A core that raised may be half changed. The replay therefore starts again from the snapshot
+    # with a fresh core, and stops before the event that failed.
     most, damage = None, None
     while True:
         try:
-            found = _attempt(_RecordReader(folder, first), (snapshot, soft), make, coder, most)
+            replayed = _attempt(_RecordReader(folder, first), (snapshot, soft), make, coder, most)
         except _Unhandled as error:
             logging.error("%s", error.__cause__, exc_info=error.__cause__)
             cause = error.__cause__
-            damage = f"the core fails on the next record ({type(cause).__name__}: {cause})"
+            damage = f"the core raises on the next record ({type(cause).__name__}: {cause})"
             most = error.num_records
             continue
-        damage = damage or found.damage
-        return dataclasses.replace(found, damage=damage and _describe(damage, folder, found))
+        damage = damage or replayed.damage
+        return dataclasses.replace(replayed, damage=damage and _describe(damage, folder, replayed))
 
 
 def _describe(damage: str, folder: pathlib.Path, found: Replayed) -> str:
@@ -211,10 +223,17 @@ def _attempt(
     coder: EventCoder,
     most: int | None,
 ) -> Replayed:
-    """Replay all records, or the first `most`."""
+    """Replay all events, or the first `most`.
+
+    Raises:
+        _Unhandled: The core raised on an event.
+    """
     core: PsCore | None = None
     settings, damage, count = None, None, 0
-    newest: tuple[Any, float] | None = None  # handled later: the next record may reject it
+    # (event, time) that the core has not handled yet. `JournaledCore` writes a `Failed` record
+    # behind an event on which the core raised, so an event is handled only once the next record
+    # shows that it did not fail.
+    newest: tuple[Any, float] | None = None
     try:
         for body in files.records():
             if files.is_head:
@@ -242,12 +261,14 @@ def _attempt(
 def _handle(
     handle: Callable[[Any, float], object] | None, newest: tuple[Any, float] | None, count: int
 ) -> None:
-    """Have an event handled; its actions were done then, or need not be done any more.
+    """Have the core handle an event; drop the resulting actions.
+
+    The dead process has performed these actions, or no client needs them after the restart.
 
     Args:
-        handle: The core's; None: no head has been read yet.
-        newest: (event, the moment it was handled); None: there is none.
-        count: Records up to this one.
+        handle: Method `handle` of the core; None if no head has been read yet.
+        newest: (event, time at which it was handled); None if there is no event.
+        count: Number of events up to this event.
 
     Raises:
         _Unhandled: The core raised.
@@ -263,7 +284,7 @@ def _handle(
 def _core_for(
     core: PsCore | None, settings: ReplaySettings, start: tuple[State, State], make: MakeCore
 ) -> PsCore:
-    """Return the core whose events a file holds."""
+    """Return the core for the events of a file: `core`, or a new core for a new generation."""
     if core is not None and core.config.generation == settings.config.generation:
         return core
     fresh = make(settings.config, settings.lease_seconds)
@@ -271,6 +292,6 @@ def _core_for(
         durable, soft = copy.deepcopy(start)  # another attempt may need it unchanged
         fresh.load_state_dict(durable)
         fresh.load_state_dict(soft, soft=True)
-    else:  # a restart of the shard, from everything that the journal held by then
+    else:  # the shard restarted here, from the state that the earlier records lead to
         fresh.load_state_dict(core.state_dict())
     return fresh

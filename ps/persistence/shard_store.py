@@ -1,7 +1,7 @@
-"""The files of one shard: what its last generation left there, and what this one leaves.
+"""Reads and writes the files of one shard: checkpoints of its snapshots, journals, a version mark.
 
-Snapshots are written by a thread of their own (`Saver`); only the newest waits for it. Journals
-that no snapshot on disk needs any more are removed.
+A separate thread writes the snapshots (`Saver`). While the thread is busy, only the newest snapshot
+waits. A journal that no snapshot on disk needs is removed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from thinwire.runtime.run.lock import LockOwner
 from thinwire.runtime.run.resuming import OtherRun, first_setting, programs_of, refusal
 from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, limit_of
 
-#: Of what a checkpoint of a shard holds: raised with any change of names or of meaning, together
-#: with the journal's magic. 1: by attributes of the core, before the parts had names of their own;
+#: Format of a shard's checkpoint. Increase it, together with the journal's magic, with every change
+#: of the names or the meaning of its contents. 1: by attributes of the core, parts without names;
 #: 2: blocks span one slot; 3: schedules count examples.
 FORMAT = 4
 _READABLE = (2, 3, FORMAT)
@@ -43,16 +43,16 @@ _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
 
 def _compiled(offer: Offer) -> list[object]:
-    """Return what decides how the model of an offer is stepped, the rate included."""
-    fresh = [dataclasses.replace(each, iterations=0) for each in offer.optimizers]
+    """Return the properties of an offer that determine the steps of its model."""
+    fresh = [dataclasses.replace(optimizer, iterations=0) for optimizer in offer.optimizers]
     return [fresh, offer.fingerprint()]
 
 
 class Saver:
     """Writes checkpoints in the background, one at a time.
 
-    A thread exists only while there is something to write: a process that has served many shards
-    then has none of their threads, nor the arrays that these would refer to.
+    A thread exists only while a checkpoint is being written. A process that has served many shards
+    therefore holds no idle threads, and no arrays that idle threads would refer to.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class Saver:
         on_saved: Callable[[State], None] = lambda state: None,
         on_fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """Make one that has nothing to write.
+        """Create a saver without a snapshot to write.
 
         Args:
-            checkpoints: Where they are kept.
-            on_saved: Called with each state that is safely kept.
-            on_fenced: Called when a successor writes there.
+            checkpoints: Store that the checkpoints are written to.
+            on_saved: Called with each state once it is in the store.
+            on_fenced: Called when a successor process has taken over the store.
         """
         self._checkpoints, self._on_saved = checkpoints, on_saved
         self._on_fenced = on_fenced
@@ -76,7 +76,7 @@ class Saver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Have a snapshot written soon, instead of one that still waits; never blocks."""
+        """Write a snapshot soon, replacing a snapshot that still waits; never blocks."""
         with self._changed:
             self._next = (version, state)
             if not self._is_writing:
@@ -87,7 +87,7 @@ class Saver:
         """Wait until every snapshot is on disk.
 
         Raises:
-            Exception: Why writing failed.
+            Exception: Writing the newest snapshot failed.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_writing)
@@ -109,7 +109,9 @@ class Saver:
                 logging.error("cannot write the checkpoint of version %d: %s", version, error)
 
     def _take(self) -> tuple[int, State] | None:
-        """Return what is to be written next; None, once for each thread, if there is nothing."""
+        """Return the snapshot to write next; None without one, which ends the thread."""
+        # `_is_writing` is cleared under the same lock under which `put` reads it. A snapshot that
+        # arrives afterwards therefore starts a new thread, so that it does not wait forever.
         with self._changed:
             snapshot, self._next = self._next, None
             if snapshot is None:
@@ -123,16 +125,16 @@ class SavedShard:
 
     Args:
         run: The run's settings.
-        name: Of the node, which its folder in the run directory bears.
+        name: Name of the node and of the node's folder in the run directory.
 
     Raises:
-        ConfigurationError: All checkpoints in the run directory are damaged, or are of another
-            version.
+        ConfigurationError: All checkpoints are damaged, or the newest one has a format that this
+            version cannot read.
     """
 
     def __init__(self, run: Run, name: str) -> None:
         self._run = run
-        self._spec = ModelSpec(())  # see `check`
+        self._spec = ModelSpec(())  # set by `check`
         self._offer: Offer | None = None
         self._name = name
         self.folder = checkpoints_of(run.run_dir, name)
@@ -144,22 +146,23 @@ class SavedShard:
         self.programs = Programs(known, self.place)
         self._mark = journal.read_mark(self.folder)
         self._replayed: Replayed | None = None
-        # First files of the journals that the snapshots on disk need, the newest last. Snapshots of
-        # earlier generations may need any of the files found.
+        # Number of the first journal file that each snapshot on disk needs, the newest snapshot
+        # last. Snapshots of earlier generations may need any file in the folder, so they start
+        # with the lowest number.
         files = journal.numbers(self.folder)
         self._needed: list[int | None] = [min(files, default=None)] * run.keep_checkpoints
 
     @property
     def offer(self) -> str | None:
-        """The document of the model, where a worker offered it; None: nothing was saved."""
+        """Document of the model that a worker offered; None if no offer was saved."""
         return self._found.get("offer") if self._found else None
 
     def check(self, spec: ModelSpec, offer: Offer | None = None) -> None:
-        """Compare what was found with this run, and save the run's identity from now on.
+        """Compare the saved run with this run, and take over the checkpoints for writing.
 
         Args:
-            spec: Of the whole model.
-            offer: That a worker made, if one did.
+            spec: Spec of the whole model.
+            offer: Offer of a worker; None if the model comes from flags.
 
         Raises:
             ConfigurationError: The run directory holds another run.
@@ -167,7 +170,9 @@ class SavedShard:
         self._spec, self._offer = spec, offer
         self._refuse_other_run(spec)
         while not self._checkpoints.claim(self.generation, self._owner):
-            self._found = self._load()  # somebody has written since
+            # `claim` fails if another process has written a checkpoint since this process loaded
+            # one: load the newest, so that this process does not continue from a stale state.
+            self._found = self._load()
             self._refuse_other_run(spec)
 
     def _refuse_other_run(self, spec: ModelSpec) -> None:
@@ -179,19 +184,19 @@ class SavedShard:
         difference = difference or first_setting(self.settings, {_NB_PS: now[_NB_PS]})
         if difference:
             raise OtherRun(
-                f"{self.place} holds a run whose weights lie otherwise ({difference}). Nothing was "
-                "deleted; expected the same model and --nb_ps, which --resume cannot change. Add "
-                "--overwrite to begin again, or give this run another folder."
+                f"{self.place} holds a run with another layout of weights ({difference}). Nothing "
+                "was deleted; expected the same model and --nb_ps, which --resume cannot change. "
+                "Add --overwrite to begin again, or give this run another folder."
             )
         change = None if self._run.resume else first_setting(self.settings, now)
         if change is not None:
             raise OtherRun(refusal(self.place, change, self.version))
 
     def changes(self, offer: Offer | None) -> bool:
-        """Return whether the saved state is of other settings, or of another offer, than this run.
+        """Return whether the saved state has other settings or another offer than this run.
 
         Args:
-            offer: That a worker has made now, if one did.
+            offer: Offer of a worker in this run; None if the model comes from flags.
         """
         if self._found is None:
             return False
@@ -202,68 +207,71 @@ class SavedShard:
         return not is_same or bool(first_setting(self.settings, resumed_settings(self._run)))
 
     def has_optimizers_of(self, offer: Offer | None) -> bool:
-        """Return whether the saved state is of optimizers of the same classes."""
+        """Return whether the saved state has optimizers of the same classes as `offer`."""
         if self.offer is None or offer is None:
             now = {_OPTIMIZER: resumed_settings(self._run)[_OPTIMIZER]}
             return first_setting(self.settings, now) is None
         before = read_offer(self.offer, 1 << 62)
-        classes = [[each.optimizer.name for each in one.optimizers] for one in (before, offer)]
+        classes = [
+            [entry.optimizer.name for entry in document.optimizers] for document in (before, offer)
+        ]
         return classes[0] == classes[1]
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings that the run was trained with; of an earlier version: none are known."""
-        found = self._found.get("settings", {}) if self._found else {}
-        return {str(name): str(value) for name, value in found.items()}
+        """Settings that the run was trained with; {} for a checkpoint of an earlier version."""
+        settings = self._found.get("settings", {}) if self._found else {}
+        return {str(name): str(value) for name, value in settings.items()}
 
     @property
     def version(self) -> int:
-        """Updates that the newest checkpoint has."""
-        found = self._found["core"].get("model", {}) if self._found else {}
-        return int(found.get("version", 0))
+        """Number of updates in the newest checkpoint; 0 without a checkpoint."""
+        model = self._found["core"].get("model", {}) if self._found else {}
+        return int(model.get("version", 0))
 
     @property
     def script_failed(self) -> bool:
-        """Whether the run's script failed after it had trained."""
+        """True if the run's script failed after it had trained."""
         return bool(self._found and self._found.get("script_failed"))
 
     @property
     def phase(self) -> int:
-        """The phase of the script that the model is of."""
+        """Phase of the script that trains the saved model; 0 without a checkpoint."""
         return int(self._found.get("phase", 0)) if self._found else 0
 
     @property
     def since(self) -> int:
-        """The first phase that had the same variables."""
+        """First phase of the script that trained the same variables; 0 without a checkpoint."""
         return int(self._found.get("since", 0)) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
-        """Save another model of the run from now on, with a journal of its own.
+        """Save another model of the run from now on, with a new journal.
 
         Args:
-            spec: Of the whole model.
-            offer: That a worker made.
-            phase: Of the script.
-            since: The first phase that had the same variables.
+            spec: Spec of the whole model.
+            offer: Offer of a worker; None if the model comes from flags.
+            phase: Phase of the script.
+            since: First phase of the script that trained the same variables.
         """
         self._spec, self._offer, self._phase, self._since = spec, offer, phase, since
         self._replayed = None
 
     @property
     def core(self) -> State | None:
-        """The core's state when it was last saved; None if it never was."""
+        """State of the core in the newest checkpoint; None without a checkpoint."""
         return self._found["core"] if self._found else None
 
     @property
     def run_id(self) -> str:
-        """The run's identity; empty if nothing was saved."""
+        """Identity of the run; empty without a checkpoint."""
         return str(self._found["run_id"]) if self._found else ""
 
     @property
     def finished(self) -> str | None:
-        """Why the run had ended, if nothing is left to do; else None.
+        """Stop reason of a run that is finished; None if the run is to be served.
 
-        An end that only the journal knows is left to do: workers may not have learned of it.
+        If the end is only in the journal and not in a snapshot, the run is served again: workers
+        may not have received the end.
         """
         if self._found is None or (self._replayed is not None and self._replayed.num_records):
             return None
@@ -272,33 +280,36 @@ class SavedShard:
 
     @property
     def reports(self) -> dict[tuple[int, int], str]:
-        """The newest document of each (role, id)."""
-        found = {}
+        """Newest report of each client: (role, id) -> document."""
+        documents = {}
         for key, text in self._found["reports"].items() if self._found else ():
-            role, _, who = key.partition(":")
-            found[(int(role), int(who))] = text
-        return found
+            role, _, number = key.partition(":")
+            documents[(int(role), int(number))] = text
+        return documents
 
     @property
     def bytes_down(self) -> dict[int, int]:
-        """Bytes sent to each worker."""
+        """Worker -> bytes sent to the worker."""
         saved = self._found["bytes_down"] if self._found else {}
         return {int(worker): count for worker, count in saved.items()}
 
     @property
     def datagrams(self) -> DatagramCounts:
-        """The datagrams received."""
+        """Counts of the received datagrams."""
         return DatagramCounts.from_dict(self._found.get("datagrams", {}) if self._found else {})
 
     @property
     def recovered(self) -> State:
-        """What journals had restored when it was saved."""
+        """Counts of restored events, and the cuts of journals, as of the newest checkpoint."""
         nothing = {"replayed": 0, "cuts": []}
         return self._found.get("recovered", nothing) if self._found else nothing
 
     @property
     def generation(self) -> int:
-        """The generation that begins now: above any before, those of damaged snapshots included."""
+        """Generation that begins now: higher than every earlier generation of the shard."""
+        # A skipped snapshot is damaged, so its generation cannot be read. One is added for each of
+        # them: a generation that is used twice would let a worker push to weights that a restart
+        # has replaced.
         before = [self._found["core"]["generation"] if self._found else -1]
         before.append(self._checkpoints.generation_before)
         if self._replayed is not None:
@@ -309,55 +320,60 @@ class SavedShard:
 
     @property
     def generations_undone(self) -> int:
-        """How many generations back updates may be lost."""
+        """Number of generations since the checkpoint's; their updates may be lost."""
         return self.generation - self._found["core"]["generation"] if self._found else 1
 
     @property
     def reached_version(self) -> int | None:
-        """The version that the generation before had reached; None if that is not known.
+        """Version that the previous generation reached; None if it is not known.
 
-        None too for the mark of an earlier generation: the snapshot has counted its lost updates.
+        The mark of a generation before the checkpoint's gives None too: the lost updates of that
+        generation are counted in the checkpoint.
         """
-        found = self._found["core"]["generation"] if self._found else 0
+        generation = self._found["core"]["generation"] if self._found else 0
         mark = self._mark if self._found else None
-        return mark.version if mark is not None and mark.generation >= found else None
+        return mark.version if mark is not None and mark.generation >= generation else None
 
     def replay(self, make: MakeCore, coder: EventCoder) -> Replayed | None:
-        """Replay the journal on top of the snapshot found; return None if there is no journal.
+        """Replay the journal on top of the newest snapshot; return None if there is no journal.
 
         Args:
             make: Makes cores.
-            coder: Of the shard's events.
+            coder: Coder of the shard's events.
         """
         if self._found is None or self._found.get("journal") is None:
             return None
         if self._found.get("journals_of") != self._journals_of():
             logging.warning(
-                "the journal behind the newest checkpoint lies on another machine: the updates "
-                "that it holds are lost, and this shard goes on from the checkpoint"
+                "the journal behind the newest checkpoint lies on another machine: its updates are "
+                "lost, and this shard continues from the checkpoint"
             )
             return None
-        found = self._found
-        replayed = replay(self.folder, found["core"], found["soft"], found["journal"], make, coder)
-        found["core"], self._replayed = replayed.core, replayed
+        saved = self._found
+        replayed = replay(self.folder, saved["core"], saved["soft"], saved["journal"], make, coder)
+        saved["core"], self._replayed = replayed.core, replayed
         logging.info("the journal restored %d events", replayed.num_records)
         if replayed.damage:
             logging.warning("the journal was cut: %s", replayed.damage)
         return replayed
 
     def open(self) -> None:
-        """Make what writes checkpoints."""
+        """Create the saver, so that `put` can write checkpoints."""
         self._saver = Saver(
             self._checkpoints, self._remove_unneeded, lambda error: self.on_fenced(error)
         )
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a journal that continues the one found."""
+        """Return a new journal; if a journal was replayed, the new journal continues it."""
         end: JournalPosition | None = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end)
 
     def _remove_unneeded(self, state: State) -> None:
-        """Remove the journals that none of the snapshots on disk needs; each may be a fallback."""
+        """Remove the journal files that no snapshot on disk needs.
+
+        Every snapshot counts, not only the newest: if the newest snapshot is damaged, a restart
+        loads an older one and replays all files from its first file on.
+        """
         self._needed = [*self._needed, state.get("journal")][-self._run.keep_checkpoints :]
         needed = [number for number in self._needed if number is not None]
         try:
@@ -375,16 +391,16 @@ class SavedShard:
         datagrams: DatagramCounts,
         begun: State | None = None,
     ) -> None:
-        """Have this state written soon; never blocks.
+        """Write this state soon; never blocks.
 
         Args:
-            version: Of the weights.
-            core: The core's snapshot, not to be changed afterwards.
-            run_id: The run's identity.
-            bytes_down: Bytes sent to each worker.
-            reports: The newest document of each (role, id).
-            datagrams: Those received.
-            begun: What `JournaledCore.begin` returned, if a journal continues from this state.
+            version: Version of the weights.
+            core: Snapshot of the core; the caller must not change it afterwards.
+            run_id: Identity of the run.
+            bytes_down: Worker -> bytes sent to the worker.
+            reports: Newest report of each client: (role, id) -> document.
+            datagrams: Counts of the received datagrams.
+            begun: Result of `JournaledCore.begin` for this state; None without it.
         """
         self._saver.put(
             version,
@@ -398,7 +414,7 @@ class SavedShard:
                 "script_failed": self._fails_with(version, core),
                 "model": [[t.path, list(t.shape), t.dtype] for t in self._spec.tensors],
                 "bytes_down": {str(worker): count for worker, count in bytes_down.items()},
-                "reports": {f"{role}:{who}": text for (role, who), text in reports.items()},
+                "reports": {f"{role}:{number}": text for (role, number), text in reports.items()},
                 "datagrams": datagrams.to_dict(),
                 **({"offer": self._offer.to_json()} if self._offer is not None else {}),
                 "phase": self._phase,
@@ -426,35 +442,35 @@ class SavedShard:
             ) from error
 
     def ended_models(self) -> CheckpointStore:
-        """Return where models of earlier phases are kept, with nobody else writing there."""
+        """Return the store of the models of earlier phases, taken over by this process."""
         name = f"{self._name}-ended"
-        found = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
-        found.take_over(self._owner)
-        return found
+        store = self._checkpoints_of(name, self.folder / "ended", self._run.keep_checkpoints)
+        store.take_over(self._owner)
+        return store
 
     def _checkpoints_of(self, name: str, folder: pathlib.Path, keep: int) -> CheckpointStore:
         return checkpoints_at(self._run.checkpoint_dir, name, folder, keep)
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether checkpoints are not kept beside the journal."""
+        """True if checkpoints are stored in another place than the journal."""
         return self._run.checkpoint_dir is not None
 
     @property
     def place(self) -> str:
-        """The flag that names where checkpoints are, with its value."""
+        """Flag that names the place of the checkpoints, with its value, for messages."""
         return "--{}={}".format(*self._place)
 
     @property
     def _place(self) -> tuple[str, str]:
-        """Return the flag that names where checkpoints are, and its value."""
+        """Return (name, value) of the flag that names the place of the checkpoints."""
         if self._run.checkpoint_dir is not None:
             return CHECKPOINTS, self._run.checkpoint_dir
         return "run_dir", str(self._run.run_dir)
 
     @property
     def where(self) -> str:
-        """The folder, or the address, of the checkpoints."""
+        """Folder or address of the checkpoints, for messages."""
         if self._run.checkpoint_dir is not None:
             return f"{self._run.checkpoint_dir.rstrip('/')}/{self._name}"
         return str(self.folder)
@@ -466,10 +482,10 @@ class SavedShard:
         return str(LockOwner.here("PS", number, addresses[number] if addresses else ""))
 
     def _journals_of(self) -> str | None:
-        """Return what the journals of this folder are known by, in checkpoints kept elsewhere.
+        """Return the id of this folder's journals, which checkpoints in another place store.
 
-        Journals of several machines have the same names; those of another one must not be replayed.
-        None where checkpoints and journals are in one place.
+        Journal files of several machines have the same names, and a shard must not replay the
+        files of another machine. None if checkpoints and journals are in one place.
         """
         if not self._is_elsewhere:
             return None
@@ -478,30 +494,31 @@ class SavedShard:
             if known := path.read_text().strip():
                 return known
         self.folder.mkdir(parents=True, exist_ok=True)
-        made = secrets.token_hex(8)
-        path.write_text(f"{made}\n")
-        return made
+        new_id = secrets.token_hex(8)
+        path.write_text(f"{new_id}\n")
+        return new_id
 
     def _load(self) -> State | None:
-        found = self._checkpoints.load_latest()
-        if found is None:
+        latest = self._checkpoints.load_latest()
+        if latest is None:
             if self._checkpoints.num_skipped:
                 raise ConfigurationError(self._all_damaged())
             return None
-        _, state = found
-        if (theirs_format := state.get("format", 1)) not in _READABLE:
+        _, state = latest
+        if (saved_format := state.get("format", 1)) not in _READABLE:
             flag, place = self._place
             raise ConfigurationError(
-                f"--{flag}={place} holds checkpoints of format {theirs_format}, and this version "
-                f"of Thinwire reads {_READABLE[0]} to {FORMAT}: go on with the version that "
-                f"wrote them, or give this run another --{flag}, or --overwrite the old one."
+                f"--{flag}={place} holds checkpoints of format {saved_format}, and this version "
+                f"of Thinwire reads formats {_READABLE[0]} to {FORMAT}: continue with the version "
+                f"that wrote them, or give this run another --{flag}, or --overwrite the old run."
             )
         return state
 
     def _fails_with(self, version: int, core: State) -> bool:
-        """Return whether a script has failed that had trained here.
+        """Return whether the run's script failed after it had trained.
 
-        One that could not begin, for a file that is missing or a module, leaves the run as it was.
+        A script that fails before its first update (for example on a missing module) does not
+        change the saved value.
         """
         if self._found and version <= self.version:
             return self.script_failed
@@ -511,5 +528,5 @@ class SavedShard:
         count = self._checkpoints.num_skipped
         return (
             f"{self.where} holds {count} checkpoints, and all of them are damaged (see the "
-            "log). Restore a copy of that folder, or set --overwrite to start this run afresh."
+            "log). Restore a copy of that folder, or set --overwrite to begin this run again."
         )

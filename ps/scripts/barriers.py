@@ -1,18 +1,20 @@
-"""Barriers of the scripts of a run, and how the run ends with them: a plain object, no threads.
+"""Barriers between the workers' scripts, and the end of the run: a plain object, no threads.
 
-A script comes to a barrier before its first step, where it also waits for the run's first evaluator
-(`first_evaluator`), at the beginning and at the end of each of its fits, where its model may
-have become another one: then a phase of the run begins for all; and where it saves after a fit. It
-also reports its own end. A barrier opens when every script that is in the run has come to it, or to
-a later one. In the run is every worker that has not finished; one whose stream has been away for a
-lease counts as lost, and one that never came as absent after a time of its own. What has opened
-stays open, so that a worker which comes late, or again, catches up.
+A script waits at a barrier before its first step, at the begin and the end of each of its fits, and
+when it saves files after a fit. At the first barrier a script also waits for the run's first
+evaluator (`first_evaluator`). At the begin or end of a fit a script may have another model: then a
+new phase of the run begins for all scripts. A script also reports its own end.
 
-One script may stop a fit for all. The files are written by the chief, the lowest worker that is not
-lost; one that has finished still is.
+A barrier opens when every script in the run has reached that barrier or a later one. A script is in
+the run until its worker finishes, is lost (its stream has been closed for a lease), or is absent
+(it has never connected within a time limit). An opened barrier stays open, so that a worker that
+starts late, or restarts, catches up.
 
-All state is soft: a shard that is started again learns it from its scripts, which report once more
-what they wait for, what they have passed, and that they have finished.
+One script may stop a fit for all scripts. The chief writes the files: the lowest worker id that is
+not lost. A worker that has finished can still be the chief.
+
+All state is soft. After a restart of the shard the scripts report again which barrier they wait at,
+which barriers they have passed, and whether they have finished.
 """
 
 from __future__ import annotations
@@ -25,32 +27,33 @@ from collections.abc import Iterator, Sequence
 from thinwire.ps.scripts.first_evaluator import FirstEvaluator
 from thinwire.runtime.run.settings import FINISHED, RETURNED_EARLY, SCRIPT_FAILED
 
-#: Barriers of one fit, in order: before it, at its last step, when its callbacks have ended, where
-#: a loop goes on behind it, and by number where a file has been saved after it. At "begin" and
-#: "left" a phase may begin: then one script offers its model, and all join.
+#: Barriers of one fit, in order: "begin" before the fit, "end" at its last step, "left" after its
+#: callbacks, "loop" when the script's own training loop follows, and "saved" (numbered) after each
+#: saved file. A phase may begin at "begin" and "left": one script offers its model ("-offered"),
+#: then all scripts join ("-joined").
 OF_FIT = (
     *("begin", "begin-offered", "begin-joined", "end"),
     *("left", "left-offered", "left-joined", "loop", "saved"),
 )
 AT_END = OF_FIT.index("end")
-#: The barrier before a script's first step. A script gives it the second name where the run has a
-#: Supervisor, so that all wait for its evaluator though it may not have reported one yet.
+#: Names of the barrier before a script's first step. A script uses the second name if the run has a
+#: Supervisor: then scripts wait for an evaluator that the Supervisor may not have reported yet.
 START, START_WITH_SUPERVISOR = STARTS = ("start", "start-with-supervisor")
 _CHANGING = {"begin": 0, "left": 1}
-#: Names that order barriers and count fits. Others count as the last ones.
+#: Barrier names that contain the number of a fit. An unknown name sorts after all barriers.
 _NAMED = re.compile(rf"fit-(\d{{1,9}})-({'|'.join(OF_FIT)})(?:-(\d{{1,9}}))?")
 _LAST, _FIRST = (math.inf, 0, 0), (0, 0, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class BarrierArrival:
-    """What a script reports when it comes to a barrier, or comes back.
+    """Report of a script that reaches a barrier, or that has reconnected.
 
     Attributes:
-        name: Of the barrier; empty: none, it only reports what it has passed.
-        passed: Those that it has passed already.
-        changes: Its model is another one than at the barrier before.
-        changed: Those of `passed` at which a phase has begun.
+        name: Name of the barrier; empty if the script only reports the barriers it has passed.
+        passed: Names of the barriers that the script has already passed.
+        changes: True if the script's model has changed since the previous barrier.
+        changed: Names from `passed` at which a phase has begun.
     """
 
     name: str
@@ -61,13 +64,13 @@ class BarrierArrival:
 
 @dataclasses.dataclass(frozen=True)
 class BarrierOpening:
-    """A script may go on.
+    """Permission for a script to pass a barrier.
 
     Attributes:
-        worker: Whose.
-        name: Of the barrier.
-        changes: A phase begins here, for some script's model is another one.
-        offers: This script is to offer its model; the others then take over that.
+        worker: Worker id of the script.
+        name: Name of the barrier.
+        changes: True if a phase begins at this barrier because a script's model has changed.
+        offers: True if this script must offer its model, which the other scripts then take over.
     """
 
     worker: int
@@ -78,7 +81,7 @@ class BarrierOpening:
 
 @dataclasses.dataclass(frozen=True)
 class ScriptsEnd:
-    """The run is over; `message` is for people, and empty where there is nothing to explain."""
+    """End of the run; `message` explains it to people and is empty after a normal end."""
 
     cause: str
     message: str = ""
@@ -86,28 +89,28 @@ class ScriptsEnd:
 
 @dataclasses.dataclass(frozen=True)
 class FitStop:
-    """A script is to end a fit before its time."""
+    """Request to a script to end a fit early."""
 
     worker: int
     fit: int
-    epochs: int  # after how many; 0: immediately
+    epochs: int  # number of epochs after which the fit ends; 0: immediately
 
 
 @dataclasses.dataclass(frozen=True)
 class ChiefNamed:
-    """A script learns which worker writes the files."""
+    """Notice to a script about which worker (the chief) writes the files."""
 
     worker: int
     chief: int
 
 
 Outcome = BarrierOpening | ScriptsEnd | FitStop | ChiefNamed
-#: Fit, stage, and number within the stage.
+#: Number of the fit, index of the stage in `OF_FIT`, and number within the stage.
 _Position = tuple[float, int, int]
 
 
 def position_of(name: str) -> _Position:
-    """Return where a barrier stands among the others.
+    """Return the sort key of a barrier; scripts pass barriers in ascending order.
 
     >>> position_of("fit-2-begin") < position_of("fit-2-end") < position_of("fit-10-begin")
     True
@@ -118,18 +121,18 @@ def position_of(name: str) -> _Position:
     """
     if name in STARTS:
         return _FIRST
-    found = _NAMED.fullmatch(name)
-    return (int(found[1]), OF_FIT.index(found[2]), int(found[3] or 0)) if found else _LAST
+    match = _NAMED.fullmatch(name)
+    return (int(match[1]), OF_FIT.index(match[2]), int(match[3] or 0)) if match else _LAST
 
 
 def phase_of(name: str) -> int:
-    """Return the number of the phase that may begin at a barrier; 0: none may.
+    """Return the number of the phase that may begin at a barrier; 0 if no phase may begin.
 
     >>> phase_of("fit-2-begin"), phase_of("fit-2-left"), phase_of("fit-2-end")
     (4, 5, 0)
     """
-    found = _NAMED.fullmatch(name)
-    return 2 * int(found[1]) + _CHANGING[found[2]] if found and found[2] in _CHANGING else 0
+    match = _NAMED.fullmatch(name)
+    return 2 * int(match[1]) + _CHANGING[match[2]] if match and match[2] in _CHANGING else 0
 
 
 @dataclasses.dataclass
@@ -137,11 +140,11 @@ class _Script:
     """One incarnation of a worker's script.
 
     Attributes:
-        incarnation: Which.
-        seen_at: When anything came of it last.
-        waits_at: The barrier that it waits at; None: it is on its way.
-        fit: The newest fit that it has begun, from 1.
-        has_finished: It will do no more.
+        incarnation: Random number that identifies this start of the script.
+        seen_at: Time of the last message from the script, by the shard's clock.
+        waits_at: Name of the barrier that the script waits at; None if the script does not wait.
+        fit: Number of the newest fit that the script has begun; the first fit is 1.
+        has_finished: True if the script has ended.
     """
 
     incarnation: int
@@ -152,18 +155,19 @@ class _Script:
 
 
 class Barriers:
-    """The scripts of a run, as shard 0 knows them.
+    """Barrier state of all scripts of a run, on shard 0.
 
     Attributes:
-        ended: Why the run is over; None: it is not, as far as scripts are concerned.
-        first_evaluator: Whose start the scripts wait for before their first step.
-        phase: The newest that has begun, as far as this shard knows; 0: the first.
+        ended: Cause of the run's end; None while the scripts have not ended the run.
+        first_evaluator: The run's first evaluator; scripts wait for its start before their first
+            step.
+        phase: Number of the newest phase that this shard knows of; 0 is the first phase.
 
     Args:
-        nb_workers: Of the run; their scripts have the ids from 1 on.
-        lease_seconds: Silence after which a script counts as lost.
-        patience_seconds: From the first script's appearance, after which those that never came
-            count as absent.
+        nb_workers: Number of workers of the run; worker ids start at 1.
+        lease_seconds: Time without a message after which a script counts as lost, in seconds.
+        patience_seconds: Time after the first script's connection, in seconds, after which a
+            script that has never connected counts as absent.
     """
 
     def __init__(self, nb_workers: int, lease_seconds: float, patience_seconds: float) -> None:
@@ -172,19 +176,19 @@ class Barriers:
         self.first_evaluator = FirstEvaluator(lease_seconds)
         self._scripts: dict[int, _Script] = {}
         self._opened: set[str] = set()
-        self._changes: set[str] = set()  # barriers at which some model is another one
+        self._changes: set[str] = set()  # barriers at which a script's model has changed
         self.phase = 0
-        self._stopped: dict[int, int] = {}  # fit -> after how many epochs
+        self._stopped: dict[int, int] = {}  # fit -> number of epochs after which it ends
         self._chief = 1
-        self._absent_at = math.inf  # when those who never came count as absent
+        self._absent_at = math.inf  # time when scripts that never connected count as absent
         self.ended: ScriptsEnd | None = None
 
     def is_worker(self, worker: int) -> bool:
-        """Return whether there is a worker of this id."""
+        """Return True if the run has a worker with this id."""
         return 1 <= worker <= self._nb_workers
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Outcome]:
-        """Note a script's stream; another incarnation begins anew."""
+        """Register a script's stream; a new incarnation of the script starts with empty state."""
         self._absent_at = min(self._absent_at, now + self._patience_seconds)
         self.first_evaluator.script_came(now)
         known = self._scripts.get(worker)
@@ -192,51 +196,53 @@ class Barriers:
         if is_new:
             self._scripts[worker] = _Script(incarnation, now)
         outcomes = self._seen(worker, now)
-        stops = [  # nobody waits for epochs of a script that comes late
+        stops = [  # a new incarnation is behind: it ends a stopped fit immediately
             FitStop(worker, fit, 0 if is_new else epochs)
             for fit, epochs in sorted(self._stopped.items())
         ]
         return [ChiefNamed(worker, self._chief), *stops, *outcomes]
 
     def arrive(self, worker: int, arrival: BarrierArrival, now: float) -> list[Outcome]:
-        """Note that a script has come to a barrier, once or again.
+        """Record that a script has reached a barrier; a repeated report changes nothing.
 
         Args:
-            worker: Whose.
-            arrival: Of it.
-            now: By this shard's clock.
+            worker: Worker id of the script.
+            arrival: Report of the script.
+            now: Current time of this shard's clock, in seconds.
         """
         script, name, passed = self._scripts[worker], arrival.name, arrival.passed
         if arrival.changes and name not in self._opened:
             self._changes.add(name)
         for changed in arrival.changed:
             self._begin_phase(changed)
-        if passed:  # the shard was started again in the middle of the run: all had come once
+        # A passed barrier that this shard did not open means that the shard was restarted during
+        # the run. All scripts had connected before, so two leases are enough for them to return.
+        if passed:
             self._opened.update(passed)
             self._absent_at = min(self._absent_at, now + 2 * self._lease_seconds)
-        fits = [position_of(each)[0] for each in (*passed, name)]
+        fits = [position_of(barrier)[0] for barrier in (*passed, name)]
         script.fit = max([script.fit, *(fit for fit in fits if fit < math.inf)])
         script.waits_at = name or None
         return self._seen(worker, now)
 
     def stop_fit(self, worker: int, fit: int, epochs: int, now: float) -> list[Outcome]:
-        """Note that a script ends its present fit before its time: so do all others.
+        """Record that a script ends its current fit early, and stop this fit in all other scripts.
 
         Args:
-            worker: Whose.
-            fit: Its number.
-            epochs: After how many of its epochs; 0: immediately.
-            now: By this shard's clock.
+            worker: Worker id of the script.
+            fit: Number of the fit; the first fit is 1.
+            epochs: Number of epochs after which the fit ends; 0 means immediately.
+            now: Current time of this shard's clock, in seconds.
         """
         stops: list[Outcome] = []
         if fit == self._scripts[worker].fit and fit not in self._stopped:
             self._stopped[fit] = epochs
-            others = [other for other in sorted(self._scripts) if other != worker]
-            stops += [FitStop(other, fit, epochs) for other in others]
+            receivers = [receiver for receiver in sorted(self._scripts) if receiver != worker]
+            stops += [FitStop(receiver, fit, epochs) for receiver in receivers]
         return [*stops, *self._seen(worker, now)]
 
     def finish(self, worker: int, failed: bool, message: str, now: float) -> list[Outcome]:
-        """Note that a script has ended, once or again; one that failed ends the run."""
+        """Record that a script has ended; a script that failed ends the run."""
         script = self._scripts[worker]
         script.has_finished, script.waits_at = True, None
         if failed:
@@ -244,36 +250,36 @@ class Barriers:
         return self._seen(worker, now)
 
     def alive(self, worker: int, now: float) -> list[Outcome]:
-        """Note a sign of life."""
+        """Record a heartbeat of a script."""
         return self._seen(worker, now)
 
     def lost(self, worker: int, incarnation: int, now: float) -> None:
-        """Note that a script's stream has ended; it may come back within a lease."""
+        """Record that a script's stream has ended; the script may reconnect within a lease."""
         script = self._scripts.get(worker)
         if script is not None and script.incarnation == incarnation:
             script.seen_at = now
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which this process stood still and received nothing."""
+        """Extend all deadlines by a time in which this process was stalled and received nothing."""
         for script in self._scripts.values():
             script.seen_at += seconds
         self._absent_at += seconds
         self.first_evaluator.excuse(seconds)
 
     def present(self, now: float) -> list[int]:
-        """Return the workers that the others wait for."""
+        """Return the ids of the workers whose scripts are in the run, in ascending order."""
         return [w for w in range(1, self._nb_workers + 1) if now < self._gone_at(w)]
 
     def is_running(self, worker: int, now: float) -> bool:
-        """Return whether a worker's script has come and is expected to go on."""
+        """Return True if a worker's script has connected, and has not finished or been lost."""
         return worker in self._scripts and now < self._gone_at(worker)
 
     def tick(self, now: float) -> list[Outcome]:
-        """Return what has become due by time alone."""
+        """Return the outcomes of deadlines that have passed."""
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` may have an effect; None: not before something else happens."""
+        """Return the next time at which `tick` may have an effect; None without a deadline."""
         if self.ended is not None or not self._scripts:
             return None
         moments = [self._gone_at(worker) for worker in range(1, self._nb_workers + 1)]
@@ -309,7 +315,7 @@ class Barriers:
         return openings
 
     def _held_until(self, name: str) -> float:
-        """Return until when a barrier stays closed though all scripts have come to it."""
+        """Return the time until which a barrier stays closed although all scripts have arrived."""
         if name not in STARTS:
             return -math.inf
         waits_until = self.first_evaluator.waits_until(name == START_WITH_SUPERVISOR)
@@ -320,12 +326,12 @@ class Barriers:
         self.phase = max(self.phase, phase_of(name))
 
     def _name_chief(self, now: float) -> list[Outcome]:
-        """Let all scripts know if another worker is to write the files."""
+        """Notify all scripts if another worker becomes the chief."""
         scripts = self._scripts
         ended = {worker for worker, script in scripts.items() if script.has_finished}
         workers = range(1, self._nb_workers + 1)
-        there = (each for each in workers if now < self._gone_at(each) or each in ended)
-        chief = next(there, self._chief)
+        candidates = (w for w in workers if now < self._gone_at(w) or w in ended)
+        chief = next(candidates, self._chief)
         if chief == self._chief:
             return []
         self._chief = chief
@@ -337,21 +343,25 @@ class Barriers:
                 yield worker, script.waits_at
 
     def _position(self, worker: int) -> _Position:
-        """Return the barrier up to which a worker lets the others pass."""
+        """Return the position of the last barrier that may open as far as this worker allows."""
         script = self._scripts.get(worker)
         if script is None or script.waits_at is None:
             return (-1, 0, 0)
         return position_of(script.waits_at)
 
     def _gone_at(self, worker: int) -> float:
-        """Return from when on nobody waits for a worker, if nothing more comes of it."""
+        """Return when a silent worker counts as lost or absent; -inf if the worker has finished."""
         script = self._scripts.get(worker)
         if script is None:
             return self._absent_at
         return -math.inf if script.has_finished else script.seen_at + self._lease_seconds
 
     def _returned_early(self) -> str | None:
-        """Return whose script has ended while another is in a later fit; None: nobody's."""
+        """Return an error text if a script ended while another script is in a later fit.
+
+        Returns:
+            None if no script returned early.
+        """
         ahead = max(self._scripts, key=lambda worker: self._scripts[worker].fit, default=None)
         if ahead is None:
             return None
@@ -360,8 +370,8 @@ class Barriers:
             if script.has_finished and script.fit < newest:
                 return (
                     f"worker {worker} returned early: its script ended after {script.fit:.0f} "
-                    f"calls of fit, and that of worker {ahead} has begun call {newest:.0f}; let "
-                    "all scripts make the same calls."
+                    f"calls of fit, but the script of worker {ahead} has begun call {newest:.0f}; "
+                    "let all scripts make the same calls."
                 )
         return None
 

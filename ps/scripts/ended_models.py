@@ -1,7 +1,7 @@
-"""What phases of a script have ended with, for an evaluator or a worker that comes there later.
+"""Final models of ended phases, for an evaluator or a worker that reaches such a phase later.
 
-It takes over the values of variables that are not shared any more, as those of a layer that was
-trained and is frozen now, or of a model that another one has followed.
+An evaluator or a late worker takes variables that the run does not train now from these models: for
+example the variables of a layer that is frozen in a later phase, or of a replaced model.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from thinwire.ps.core import events
 from thinwire.ps.core.serialization import from_plain, to_plain
 from thinwire.runtime.persistence.checkpoint import CheckpointStore
 
-#: Models that are kept in any case, and the bytes that they and older ones may take together.
+#: Number of newest models that are always stored, and size limit in bytes of all stored models.
 _LEAST_MODELS, _MOST_BYTES = 2, 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class EndedModel:
-    """The last state of phases that had the same model, with the same variables.
+    """The final state of consecutive phases that trained the same model with the same variables.
 
     Attributes:
-        first: The first of these phases.
-        last: The last number of a phase before another model's.
-        layout: Of the shard.
-        generation: Of its core.
-        reply: With the whole model.
+        first: Number of the first phase that trained this model.
+        last: Number of the last phase before another model was trained.
+        layout: Shard layout of this model.
+        generation: Number of restarts of the shard before this model ended.
+        reply: Reply that contains the whole model.
     """
 
     first: int
@@ -38,17 +38,17 @@ class EndedModel:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of its weights and averaged statistics."""
+        """Size of the weights and averaged statistics, in bytes."""
         update, aux = self.reply.update, self.reply.aux
         weights = update.values.nbytes if isinstance(update, Update) else 0
         return weights + (0 if aux is None else aux.nbytes)
 
     def to_plain(self) -> State:
-        """Return it as plain data; arrays are not copied."""
+        """Return this model as plain data; arrays are not copied."""
         return {
             "first": self.first,
             "last": self.last,
-            "slices": [[each.tensor, each.start, each.stop] for each in self.layout.slices],
+            "slices": [[piece.tensor, piece.start, piece.stop] for piece in self.layout.slices],
             "generation": self.generation,
             "reply": {
                 field.name: to_plain(getattr(self.reply, field.name))
@@ -70,13 +70,13 @@ class EndedModel:
 
 
 class EndedModels:
-    """The newest of them, by phase (writer thread).
+    """The newest ended models, found by phase (writer thread).
 
     Attributes:
-        since: The first phase that had the present model, with the present variables.
+        since: Number of the first phase that trained the current model and variables.
 
     Args:
-        checkpoints: Where they are kept for a shard that is started again; None: nowhere.
+        checkpoints: Store that saves the models for a restart of the shard; None to save nothing.
     """
 
     def __init__(self, checkpoints: CheckpointStore | None = None) -> None:
@@ -85,30 +85,30 @@ class EndedModels:
         self._kept: collections.deque[EndedModel] = collections.deque()
 
     def restore(self, since: int) -> None:
-        """Take over those that are kept, of phases before the present model's.
+        """Load the saved models whose phases ended before the current model's first phase.
 
         Args:
-            since: As the shard was saved with.
+            since: Value of the attribute `since` in the shard's checkpoint.
         """
         self.since = since
         states = [] if self._checkpoints is None else self._checkpoints.load_all()
-        found = [EndedModel.from_plain(state) for state in states]
-        self._kept.extend(each for each in found if each.last < since)
+        models = [EndedModel.from_plain(state) for state in states]
+        self._kept.extend(model for model in models if model.last < since)
 
     def add(self, ended: EndedModel, phase: int) -> None:
-        """Keep a model; from `phase` on it is another one.
+        """Store and save a model that ends because another model is trained from `phase` on.
 
         Raises:
-            OSError: The disk refused.
+            OSError: The checkpoint cannot be written.
         """
-        kept, self.since = self._kept, phase
-        kept.append(ended)
-        while len(kept) > _LEAST_MODELS and sum(each.num_bytes for each in kept) > _MOST_BYTES:
-            kept.popleft()
+        models, self.since = self._kept, phase
+        models.append(ended)
+        while len(models) > _LEAST_MODELS and sum(m.num_bytes for m in models) > _MOST_BYTES:
+            models.popleft()
         if self._checkpoints is not None:
-            self._checkpoints.keep = len(kept)
+            self._checkpoints.keep = len(models)
             self._checkpoints.save(ended.first, ended.to_plain())
 
     def find(self, phase: int) -> EndedModel | None:
-        """Return what a phase has ended with; None: it is not known any more."""
-        return next((each for each in self._kept if each.first <= phase <= each.last), None)
+        """Return the final model of a phase; None if that model is not stored."""
+        return next((model for model in self._kept if model.first <= phase <= model.last), None)

@@ -1,21 +1,22 @@
-"""Where scripts meet at the end of each epoch: a plain object, no threads.
+"""Meetings of the workers' scripts at the end of each epoch: a plain object, no threads.
 
-A script comes to two places at the end of an epoch. At the first, its steps are done: it brings the
-state of its training metrics, and gets the sum over all scripts. At the second, its callbacks have
-run: it brings whether one of them has set ``stop_training``, and gets the number of epochs after
-which the fit ends for all.
+A script meets the other scripts twice at the end of an epoch. The first meeting comes after its
+steps: the script sends the state of its training metrics and gets the sum over all scripts. The
+second meeting comes after its callbacks: the script reports whether a callback has set
+``stop_training`` and gets the number of epochs after which the fit ends for all scripts.
 
-There are two ways to meet. Workers that step in rounds wait: the answer is due when every script of
-the run has come, so all have the same values of the same rows. Other workers do not wait: the
-answer is the sum of the newest report of each script, and the fit ends after the epoch that the
-fastest script is in.
+There are two kinds of meetings. Workers that step in rounds wait: the shard answers when every
+script of the run has arrived, so all scripts get the same values. Workers that step without rounds
+do not wait: the answer is the sum of the newest reports of all scripts, and the fit ends after the
+current epoch of the fastest script.
 
-A script is not waited for in three cases: it is gone; it is behind by a whole epoch, as one that
-was started again; or its worker waits in a round, for a push that may never come because another
-script waits here. There is no limit of time: an epoch may take an hour longer on a slow device.
+A meeting does not wait for a script that is lost, that is behind by a whole epoch (after a
+restart), or whose worker waits in a round for a push. That push may never come, because the script
+of the pushing worker may wait at this meeting. A meeting has no time limit: an epoch may take an
+hour longer on a slow device.
 
-All state is soft. A shard that is started again learns it from its scripts: they repeat what they
-wait for, and the newest answer that they have received.
+All state is soft. After a restart of the shard the scripts report again which meeting they wait at,
+and the newest answer that they have received.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ from thinwire.ps.scripts.barriers import AT_END, position_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: The fit, the epoch, and 0 at its last step or 1 behind its callbacks. The epoch is -1 before the
-#: first one ends, and infinite when the fit has ended.
+#: Number of the fit, number of the epoch, and 0 after the epoch's steps or 1 after its callbacks.
+#: The epoch is -1 before the first epoch ends, and infinite after the end of the fit.
 Place = tuple[float, float, int]
 
-#: After so long without an update, nobody waits for a script whose worker waits in a round. It may
-#: wait for the push of a worker whose script waits here. An update that is under way comes sooner.
+#: Time without an update after which a meeting does not wait for a script whose worker waits in a
+#: round. Without this limit that worker and a script at the meeting could wait for each other
+#: forever. The value is longer than an update in progress takes.
 HELD_SECONDS = 0.5
-#: Answers that are kept for scripts that come later. One may have a mebibyte.
+#: Number of answers that are stored for late scripts; an answer may have a size of 1 MiB.
 _MOST_ANSWERS = 4
 _NOWHERE: Place = (0, -1, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeetingAnswer:
-    """A script gets its answer."""
+    """Answer of a meeting to one script."""
 
     worker: int
     meeting: pb.EpochMeeting
@@ -55,7 +57,7 @@ class MeetingAnswer:
 
 @dataclasses.dataclass(frozen=True)
 class FitEndsEarly:
-    """A script has ended a fit for all, after so many epochs."""
+    """End of a fit for all scripts after `epochs` epochs, requested by the script of `worker`."""
 
     worker: int
     fit: int
@@ -70,11 +72,11 @@ class _MeetingScript:
     """One incarnation of a worker's script.
 
     Attributes:
-        incarnation: Which.
-        place: The farthest place that it has come to; None: this shard does not know yet.
-        newest: What it has brought to the newest end of steps; None: nothing yet.
-        waits_with: What it waits with; None: it is on its way.
-        since: When it began to wait.
+        incarnation: Random number that identifies this start of the script.
+        place: The farthest place that the script has reached; None if this shard does not know it.
+        newest: The script's newest report after an epoch's steps; None before the first report.
+        waits_with: The report that the script waits with; None if the script does not wait.
+        since: Time at which the script began to wait, by the shard's clock.
     """
 
     incarnation: int
@@ -85,11 +87,12 @@ class _MeetingScript:
 
 
 class EpochMeetings:
-    """The ends of epochs of a run's scripts, as shard 0 knows them.
+    """The epoch meetings of all scripts of a run, on shard 0.
 
     Args:
-        present: Returns the workers whose scripts are in the run, at a time of this shard's clock.
-        held: Returns the workers that wait in a round.
+        present: Returns the ids of the workers whose scripts are in the run at a given time of this
+            shard's clock.
+        held: Returns the ids of the workers that wait in a round.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class EpochMeetings:
         self._version, self._moved_at = -1, -math.inf
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[MeetingOutcome]:
-        """Note a script's stream; another incarnation starts from the beginning."""
+        """Register a script's stream; a new incarnation of the script starts from the beginning."""
         known = self._scripts.get(worker)
         if known is None:
             self._scripts[worker] = _MeetingScript(incarnation)
@@ -113,23 +116,23 @@ class EpochMeetings:
         return self._settle(now)
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[MeetingOutcome]:
-        """Note that a script has come to a barrier, such as the one at the end of a fit."""
+        """Record that a script has reached a barrier, for example the barrier after a fit."""
         fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
             self._advance(worker, (fit, math.inf if stage >= AT_END else -1, 0))
         return self._settle(now)
 
     def end_fit(self, fit: int, epochs: int) -> None:
-        """Note that a fit ends for all after so many epochs; 0: immediately."""
+        """Record that a fit ends for all scripts after `epochs` epochs; 0 means immediately."""
         self._ends.setdefault(fit, epochs)
 
     def meet(self, worker: int, meeting: pb.EpochMeeting, now: float) -> list[MeetingOutcome]:
-        """Note that a script has come to the end of an epoch, once or again.
+        """Record that a script has reached the end of an epoch; a report may be repeated.
 
         Args:
-            worker: Whose script.
-            meeting: What it brings.
-            now: By this shard's clock.
+            worker: Worker id of the script.
+            meeting: Report of the script.
+            now: Current time of this shard's clock, in seconds.
         """
         place = place_of(meeting)
         script = self._advance(worker, place)
@@ -146,7 +149,7 @@ class EpochMeetings:
         outcomes: list[MeetingOutcome] = []
         if meeting.stops and meeting.fit not in self._ends:
             outcomes.append(self._end(worker, meeting.fit, self._fastest(meeting.fit, worker, now)))
-        answer = self._answers.get(place)  # others were not kept waiting for it
+        answer = self._answers.get(place)  # set if the meeting was answered without this script
         if answer is None or meeting.after_callbacks:
             answer = self._answer(meeting, list(self._newest(meeting.fit, now)))
         return [*outcomes, MeetingAnswer(worker, answer), *self._settle(now)]
@@ -154,27 +157,28 @@ class EpochMeetings:
     # -- time ---------------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which this process stood still and received nothing."""
+        """Extend all deadlines by a time in which this process was stalled and received nothing."""
         for script in self._scripts.values():
             script.since += seconds
         self._moved_at += seconds
 
     def tick(self, now: float, version: int) -> list[MeetingOutcome]:
-        """Return what has become due by time alone.
+        """Return the outcomes of deadlines that have passed.
 
         Args:
-            now: By this shard's clock.
-            version: Updates applied so far.
+            now: Current time of this shard's clock, in seconds.
+            version: Number of updates applied so far.
         """
         if version != self._version:
             self._version, self._moved_at = version, now
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` may have an effect; None: not before something else happens."""
+        """Return the next time at which `tick` may have an effect; None if no script waits."""
         if not self._waiting():
             return None
-        return now + HELD_SECONDS  # which workers wait in a round changes without a message here
+        # A worker may begin to wait in a round without a message to this object: check regularly.
+        return now + HELD_SECONDS
 
     # -- inside -------------------------------------------------------------------------------
 
@@ -186,8 +190,8 @@ class EpochMeetings:
         return script
 
     def _waiting(self) -> list[tuple[int, _MeetingScript]]:
-        """Return the scripts that wait, those at the earliest place first."""
-        waiting = [(w, each) for w, each in sorted(self._scripts.items()) if each.waits_with]
+        """Return the scripts that wait, sorted by their place in the run, earliest first."""
+        waiting = [(w, script) for w, script in sorted(self._scripts.items()) if script.waits_with]
         return sorted(waiting, key=lambda pair: place_of(pair[1].waits_with))
 
     def _settle(self, now: float) -> list[MeetingOutcome]:
@@ -201,22 +205,22 @@ class EpochMeetings:
             if answer is None:
                 if not self._have_come(place, script, now):
                     continue
-                here = [
-                    (other, each.waits_with)
-                    for other, each in sorted(self._scripts.items())
-                    if each.waits_with is not None and place_of(each.waits_with) == place
+                reports = [
+                    (w, waiting.waits_with)
+                    for w, waiting in sorted(self._scripts.items())
+                    if waiting.waits_with is not None and place_of(waiting.waits_with) == place
                 ]
-                stopping = next((other for other, each in here if each.stops), None)
+                stopping = next((w for w, report in reports if report.stops), None)
                 if stopping is not None and meeting.fit not in self._ends:
                     outcomes.append(self._end(stopping, meeting.fit, meeting.epoch + 1))
-                answer = self._answer(meeting, [each for _, each in here])
+                answer = self._answer(meeting, [report for _, report in reports])
                 self._keep(place, answer)
             outcomes.append(MeetingAnswer(worker, answer))
             script.waits_with = None
         return outcomes
 
     def _have_come(self, place: Place, script: _MeetingScript, now: float) -> bool:
-        """Return whether nobody has to be waited for at a place, where `script` waits."""
+        """Return True if the meeting at `place`, where `script` waits, can be answered."""
         quiet = now - max(script.since, self._moved_at)
         held = self._held() if quiet >= HELD_SECONDS else ()
         newest = max(self._answers, default=_NOWHERE)
@@ -230,30 +234,30 @@ class EpochMeetings:
     def _answer(
         self, meeting: pb.EpochMeeting, reports: Sequence[pb.EpochMeeting]
     ) -> pb.EpochMeeting:
-        """Return the answer to those who meet, from what scripts have brought."""
+        """Return the answer of a meeting, computed from the reports of the scripts."""
         answer = pb.EpochMeeting(
             fit=meeting.fit, epoch=meeting.epoch, after_callbacks=meeting.after_callbacks
         )
         if not meeting.after_callbacks:
-            answer.states.extend(_sums([each.states for each in reports]))
+            answer.states.extend(_sums([report.states for report in reports]))
         elif meeting.fit in self._ends:
             answer.epochs = self._ends[meeting.fit] or meeting.epoch + 1
         return answer
 
     def _newest(self, fit: int, now: float) -> Iterator[pb.EpochMeeting]:
-        """Yield what each script of the run has brought last in a fit, in order of worker."""
+        """Yield the newest report of each script of the run in a fit, in order of worker id."""
         present = set(self._present(now))
         for worker, script in sorted(self._scripts.items()):
             if worker in present and script.newest is not None and script.newest.fit == fit:
                 yield script.newest
 
     def _fastest(self, fit: int, worker: int, now: float) -> int:
-        """Return how many epochs of a fit the fastest script will have at the end of its present.
+        """Return the number of epochs that the fastest script has done when its epoch ends.
 
         Args:
-            fit: From 1.
-            worker: Whose script has ended an epoch just now.
-            now: By this shard's clock.
+            fit: Number of the fit; the first fit is 1.
+            worker: Worker id of the script that has just ended an epoch.
+            now: Current time of this shard's clock, in seconds.
         """
         most = 0
         for other in {worker, *self._present(now)}:
@@ -261,7 +265,7 @@ class EpochMeetings:
             in_fit, epoch, stage = (script and script.place) or _NOWHERE
             if script is None or in_fit != fit:
                 continue
-            if math.isfinite(epoch):  # behind its callbacks the next epoch has begun
+            if math.isfinite(epoch):  # after the callbacks (stage 1) the next epoch has begun
                 most = max(most, int(epoch) + 1 + (stage if other != worker else 0))
             elif script.newest is not None and script.newest.fit == fit:
                 most = max(most, script.newest.epoch + 1)
@@ -278,19 +282,19 @@ class EpochMeetings:
 
 
 def place_of(meeting: pb.EpochMeeting | None) -> Place:
-    """Return where a script is that brings a meeting."""
+    """Return the place of a script that sends this report; the start of a run for None."""
     if meeting is None:
         return _NOWHERE
     return (meeting.fit, meeting.epoch, int(meeting.after_callbacks))
 
 
 def _sums(reports: Sequence[Sequence[pb.MetricState]]) -> Iterator[pb.MetricState]:
-    """Yield the sums of the metrics that all scripts have brought, with as many values each."""
+    """Yield the sums of the metrics that all scripts report with the same number of values."""
     states: list[Mapping[str, NDArray[np.float64]]] = [
         {state.name: np.frombuffer(state.values, "<f8") for state in report} for report in reports
     ]
     for state in reports[0] if reports else ():
-        rows = [each.get(state.name) for each in states]
+        rows = [report.get(state.name) for report in states]
         arrays = [row for row in rows if row is not None and row.size == len(state.values) // 8]
         if len(arrays) == len(rows):
             yield pb.MetricState(name=state.name, values=np.sum(arrays, axis=0).tobytes())

@@ -1,17 +1,17 @@
-"""Evaluations that the scripts of a run request, and who makes them: a plain object, no threads.
+"""Evaluations that the workers' scripts request: a plain object, no threads.
 
-At the end of an epoch a script waits for the evaluation of that epoch. It is requested from the
-evaluator once, when the leader has come there: of the scripts that are not behind the others by a
-whole evaluation the one with the lowest id. All get the same answer, whenever they come. Where
-nobody evaluates, because no Supervisor starts an evaluator, or the one that did has been away for a
-lease, all are notified of that, and it stays so for that epoch.
+At the end of an epoch a script waits for the evaluation of that epoch. The shard requests an
+evaluation from the evaluator once, when the leading script reaches the end of that epoch. The
+leading script is the script with the lowest id among those that are not behind by a whole
+evaluation. All scripts get the same answer, early or late. If no Supervisor starts an evaluator, or
+the Supervisor has been disconnected for a lease, the answer is that nobody evaluates this epoch.
 
-The evaluator runs no callbacks and trains nothing. Where a script reports that its callbacks, or
-what training has changed beside the weights, take part in an evaluation, one of the waiting scripts
-evaluates in place of the evaluator: the one with the lowest id. If it is lost, another does.
+The evaluator runs no callbacks and trains nothing. If an evaluation depends on a script's
+callbacks, or on state other than the weights, a script must make the evaluation: the shard appoints
+the waiting script with the lowest id. If the appointed script is lost, the shard appoints another.
 
-All state is soft: a shard that is started again learns it from its scripts, which report once more
-what they wait for and the answers that they have received.
+All state is soft. After a restart of the shard the scripts report again which evaluation they wait
+for, and the answers that they have received.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from collections.abc import Callable, Iterator, Sequence
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.scripts.barriers import AT_END, position_of
 
-#: The fit, from 1, and the epoch; at a fit's beginning -1, at its end infinity.
+#: Number of the fit (from 1) and of the epoch; the epoch is -1 before and infinite after the fit.
 Position = tuple[float, float]
 
-#: How long an evaluator may take from a script's first request until it has connected.
+#: Time limit for an evaluator to connect after a script's first request.
 START_SECONDS = 600.0
-#: How long one that has connected may take for an answer.
+#: Time limit for a connected evaluator, or an appointed script, to answer a request.
 ANSWER_SECONDS = 3600.0
-#: Without any update for so long, nobody waits for the leader: it may wait for those who wait.
+#: Time without an update after which an evaluation is requested although the leading script is
+#: still behind. The leading worker may wait in a round for a worker whose script waits here.
 STALL_SECONDS = 5.0
-#: What is kept for scripts and Supervisors that come later.
+#: Number of answers, and of fits, that are stored for scripts and Supervisors that connect late.
 _MOST_ANSWERS, _MOST_FITS = 10_000, 1000
 _NOWHERE: Position = (0, -1)
 
@@ -47,14 +48,14 @@ class ForScript:
 
 @dataclasses.dataclass(frozen=True)
 class ForEvaluator:
-    """A message for the evaluator; there is one."""
+    """A message for the run's evaluator."""
 
     message: pb.ToClient
 
 
 @dataclasses.dataclass(frozen=True)
 class ForSupervisors:
-    """A message for Supervisors that start evaluators."""
+    """A message for all Supervisors that start evaluators."""
 
     message: pb.ToClient
 
@@ -67,11 +68,11 @@ class _EvaluatedScript:
     """One incarnation of a worker's script.
 
     Attributes:
-        incarnation: Which.
-        position: How far it is known to have come.
-        waits_for: The epoch whose evaluation it waits for; None: it does not.
-        since: From when on.
-        by_script: Whether a script must make that evaluation.
+        incarnation: Random number that identifies this start of the script.
+        position: Farthest fit and epoch that the script has reported.
+        waits_for: (fit, epoch) whose evaluation the script waits for; None if it does not wait.
+        since: Time at which the script began to wait, by the shard's clock.
+        by_script: True if a script must make that evaluation, not the evaluator.
     """
 
     incarnation: int
@@ -82,11 +83,12 @@ class _EvaluatedScript:
 
 
 class Evaluations:
-    """The evaluations of a run, as shard 0 knows them.
+    """The evaluations of a run, on shard 0.
 
     Args:
-        lease_seconds: Silence after which a Supervisor counts as lost.
-        present: Returns the workers whose scripts are in the run, at a time of this shard's clock.
+        lease_seconds: Time without a Supervisor after which nobody evaluates, in seconds.
+        present: Returns the ids of the workers whose scripts are in the run at a given time of this
+            shard's clock.
     """
 
     def __init__(self, lease_seconds: float, present: Callable[[float], Sequence[int]]) -> None:
@@ -95,22 +97,23 @@ class Evaluations:
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, pb.FitEnded] = {}
         self._answers: dict[tuple[int, int], pb.Evaluated] = {}
-        self._made: list[pb.Evaluated] = []  # all, in order
-        self._requested: dict[tuple[int, int], float] = {}  # since when; not answered yet
-        self._appointed: dict[
-            tuple[int, int], tuple[int, int]
-        ] = {}  # worker and incarnation, if one
-        self._of_scripts: dict[int, pb.EpochEnded] = {}  # fits that scripts evaluate: their first
-        self._supervisors: set[int] = set()  # that start evaluators
+        self._made: list[pb.Evaluated] = []  # all evaluations, in order of arrival
+        # (fit, epoch) -> time of the request; only requests without an answer.
+        self._requested: dict[tuple[int, int], float] = {}
+        # (fit, epoch) -> (worker, incarnation) of the script that must make this evaluation.
+        self._appointed: dict[tuple[int, int], tuple[int, int]] = {}
+        # Fit -> first epoch that a script evaluates; only fits whose evaluations scripts make.
+        self._of_scripts: dict[int, pb.EpochEnded] = {}
+        self._supervisors: set[int] = set()  # stream numbers of Supervisors that start evaluators
         self._has_evaluator = False
-        self._given_up = ""  # why the Supervisor starts none
-        self._alone_since: float | None = None  # without any Supervisor
+        self._given_up = ""  # reason why the Supervisor starts no evaluator
+        self._alone_since: float | None = None  # time since when no Supervisor is connected
         self._version, self._moved_at = -1, -math.inf
 
     # -- scripts ------------------------------------------------------------------------------
 
     def begin(self, worker: int, incarnation: int, now: float) -> list[Notice]:
-        """Note a script's stream; another incarnation begins anew."""
+        """Register a script's stream; a new incarnation of the script starts with empty state."""
         if self._alone_since is None:
             self._alone_since = now
         known = self._scripts.get(worker)
@@ -119,7 +122,7 @@ class Evaluations:
         return self._settle(now)
 
     def begin_fit(self, worker: int, fit: pb.FitBegun, now: float) -> list[Notice]:
-        """Note that a script has begun a fit, once or again."""
+        """Record that a script has begun a fit; a report may be repeated."""
         self._advance(worker, (fit.fit, -1))
         known = self._fits.get(fit.fit)
         if known is not None and (known.validates or not fit.validates):
@@ -130,7 +133,7 @@ class Evaluations:
         return [*self._for_evaluator(message), ForSupervisors(message), *self._settle(now)]
 
     def end_fit(self, fit: pb.FitEnded) -> list[Notice]:
-        """Note what a script's fit has returned; the first script's counts."""
+        """Record the history that a fit has returned; only the first script's report counts."""
         if fit.fit in self._histories:
             return []
         self._histories[fit.fit] = fit
@@ -138,29 +141,31 @@ class Evaluations:
         return list(self._for_evaluator(pb.ToClient(fit_ended=fit)))
 
     def arrive(self, worker: int, barrier: str, now: float) -> list[Notice]:
-        """Note that a script has come to a barrier, as the one at the end of a fit."""
-        fit, place, _ = position_of(barrier)
+        """Record that a script has reached a barrier, for example the barrier after a fit."""
+        fit, stage, _ = position_of(barrier)
         if math.isfinite(fit):
-            self._advance(worker, (fit, math.inf if place >= AT_END else -1))
+            self._advance(worker, (fit, math.inf if stage >= AT_END else -1))
         return self._settle(now)
 
     def request(
         self, worker: int, fit: int, epoch: int, now: float, by_script: bool = False
     ) -> list[Notice]:
-        """Note that a script waits for the evaluation of an epoch, once or again.
+        """Record that a script waits for the evaluation of an epoch; a report may be repeated.
 
         Args:
-            worker: Whose script.
-            fit: From 1.
-            epoch: As Keras counts them.
-            now: By this shard's clock.
-            by_script: Whether a script must evaluate.
+            worker: Worker id of the script.
+            fit: Number of the fit; the first fit is 1.
+            epoch: Number of the epoch, as Keras counts epochs.
+            now: Current time of this shard's clock, in seconds.
+            by_script: True if a script must make this evaluation, not the evaluator.
         """
         script = self._advance(worker, (fit, epoch))
         if script.waits_for != (fit, epoch):
             script.waits_for, script.since, script.by_script = (fit, epoch), now, by_script
         notices: list[Notice] = []
-        if self._appointed.get((fit, epoch)) == (worker, script.incarnation):  # its stream was lost
+        # An appointed script reports again only after its stream was lost, perhaps together with
+        # the request. Without a second request the evaluation would not be made.
+        if self._appointed.get((fit, epoch)) == (worker, script.incarnation):
             notices.append(ForScript(worker, _request((fit, epoch), by_script=True)))
         if by_script and fit not in self._of_scripts:
             self._of_scripts[fit] = pb.EpochEnded(fit=fit, epoch=epoch, by_script=True)
@@ -169,7 +174,7 @@ class Evaluations:
         return [*notices, *self._settle(now)]
 
     def know(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Learn an answer from a script that has received it, from this shard's former life."""
+        """Store an answer that a script received before this shard was restarted."""
         place = (evaluated.fit, evaluated.epoch)
         self._advance(worker, place)
         self._answers.setdefault(place, evaluated)
@@ -179,14 +184,14 @@ class Evaluations:
     # -- Supervisors and the evaluator ----------------------------------------------------------
 
     def offer(self, supervisor: int, now: float) -> list[pb.ToClient]:
-        """Note that a Supervisor starts an evaluator where one is wanted.
+        """Record that a Supervisor starts an evaluator when scripts need one.
 
         Args:
-            supervisor: A number of its stream.
-            now: By this shard's clock.
+            supervisor: Number that identifies the Supervisor's stream.
+            now: Current time of this shard's clock, in seconds.
 
         Returns:
-            What it has to know of before.
+            Messages about earlier fits and evaluations, to be sent to this Supervisor.
         """
         del now
         self._supervisors.add(supervisor)
@@ -195,12 +200,13 @@ class Evaluations:
         return fits + [pb.ToClient(evaluated=evaluated) for evaluated in self._made]
 
     def withdraw(self, supervisor: int, why: str, now: float) -> list[Notice]:
-        """Note that a Supervisor starts no evaluator.
+        """Record that a Supervisor starts no evaluator.
 
         Args:
-            supervisor: A number of its stream.
-            why: What has become of its evaluator; empty: the stream has ended, which may come back.
-            now: By this shard's clock.
+            supervisor: Number that identifies the Supervisor's stream.
+            why: Reason why the Supervisor starts no evaluator; empty if its stream was lost and it
+                may reconnect.
+            now: Current time of this shard's clock, in seconds.
         """
         is_known = supervisor in self._supervisors
         self._supervisors.discard(supervisor)
@@ -209,16 +215,16 @@ class Evaluations:
         return self._settle(now)
 
     def begin_evaluator(self, now: float) -> list[Notice]:
-        """Note the evaluator's stream; it gets all that it has to know of before."""
+        """Register the evaluator's stream; the evaluator gets the earlier fits and requests."""
         self._has_evaluator = True
-        news = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
-        news += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
-        news += [pb.ToClient(epoch_ended=first) for first in self._of_scripts.values()]
-        news += [_request(place) for place in self._requested if place not in self._appointed]
-        return [*map(ForEvaluator, news), *self._settle(now)]
+        messages = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]
+        messages += [pb.ToClient(fit_ended=fit) for fit in self._histories.values()]
+        messages += [pb.ToClient(epoch_ended=first) for first in self._of_scripts.values()]
+        messages += [_request(place) for place in self._requested if place not in self._appointed]
+        return [*map(ForEvaluator, messages), *self._settle(now)]
 
     def end_evaluator(self, now: float) -> list[Notice]:
-        """Note that the evaluator's stream has ended; another may come."""
+        """Record that the evaluator's stream has ended; an evaluator may connect again."""
         self._has_evaluator = False
         self._requested = {
             place: since if place in self._appointed else now
@@ -227,7 +233,7 @@ class Evaluations:
         return self._settle(now)
 
     def answer(self, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Note an evaluation of the evaluator or a script; the first answer to a request counts."""
+        """Record an evaluation by the evaluator or a script; a request's first answer counts."""
         place = (evaluated.fit, evaluated.epoch)
         if evaluated.answers:
             if place in self._answers:
@@ -242,14 +248,14 @@ class Evaluations:
         return [*notices, *self._settle(now)]
 
     def answer_of_script(self, worker: int, evaluated: pb.Evaluated, now: float) -> list[Notice]:
-        """Note an evaluation of a script, unless another one was appointed since."""
+        """Record an evaluation by a script, unless another script has been appointed for it."""
         appointed, _ = self._appointed.get((evaluated.fit, evaluated.epoch), (worker, 0))
         return self.answer(evaluated, now) if appointed == worker else []
 
     # -- time ---------------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which this process stood still and received nothing."""
+        """Extend all deadlines by a time in which this process was stalled and received nothing."""
         for script in self._scripts.values():
             script.since += seconds
         self._requested = {place: since + seconds for place, since in self._requested.items()}
@@ -258,18 +264,18 @@ class Evaluations:
             self._alone_since += seconds
 
     def tick(self, now: float, version: int) -> list[Notice]:
-        """Return what has become due by time alone.
+        """Return the notices of deadlines that have passed.
 
         Args:
-            now: By this shard's clock.
-            version: Updates applied so far.
+            now: Current time of this shard's clock, in seconds.
+            version: Number of updates applied so far.
         """
         if version != self._version:
             self._version, self._moved_at = version, now
         return self._settle(now)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` may have an effect; None: not before something else happens."""
+        """Return the next time at which `tick` may have an effect; None without a deadline."""
         moments = [self._given_up_at(place) for place, _ in self._waiting()]
         moments += [self._stalled_at(script) for _, script in self._waiting()]
         return min((when for when in moments if now < when < math.inf), default=None)
@@ -288,7 +294,7 @@ class Evaluations:
             yield ForEvaluator(message)
 
     def _waiting(self) -> list[tuple[tuple[int, int], _EvaluatedScript]]:
-        """Return the scripts that wait, and for what, the earliest epoch first."""
+        """Return (fit, epoch) and script for each script that waits, the earliest epoch first."""
         waiting = [
             (script.waits_for, script)
             for _, script in sorted(self._scripts.items())
@@ -321,7 +327,7 @@ class Evaluations:
         return notices
 
     def _request_from(self, place: tuple[int, int], now: float) -> Iterator[Notice]:
-        """Request an evaluation: from a script where one must make it, else from the evaluator."""
+        """Request an evaluation from a script if a script must make it, else from the evaluator."""
         present = self._present(now)
         for worker, script in sorted(self._scripts.items()):
             if script.by_script and script.waits_for == place and worker in present:
@@ -331,7 +337,7 @@ class Evaluations:
         yield from self._for_evaluator(_request(place))
 
     def _is_lost(self, place: tuple[int, int], now: float) -> bool:
-        """Return whether the script that was appointed for an evaluation is not there any more."""
+        """Return True if the script that was appointed for an evaluation is lost or restarted."""
         if place not in self._appointed:
             return False
         worker, incarnation = self._appointed[place]
@@ -339,14 +345,14 @@ class Evaluations:
         return not is_same or worker not in self._present(now)
 
     def _forget(self, place: tuple[int, int]) -> None:
-        """Forget whom an evaluation was requested from."""
+        """Delete the request of an evaluation and the script that was appointed for it."""
         self._requested.pop(place, None)
         self._appointed.pop(place, None)
 
     def _leader_position(self, now: float) -> Position:
-        """Return how far the script has come that decides when an evaluation is made.
+        """Return the position of the leading script, which decides when an evaluation is made.
 
-        One that is behind by a whole evaluation, as one that was started again, is not waited for.
+        A script that is behind by a whole evaluation, for example after a restart, does not lead.
         """
         places = [*self._answers, *self._requested]
         newest = max(places, default=_NOWHERE)
@@ -359,10 +365,10 @@ class Evaluations:
         return max(script.since, self._moved_at) + STALL_SECONDS
 
     def _given_up_at(self, place: tuple[int, int]) -> float:
-        """Return from when on nobody will make an evaluation."""
+        """Return the time at which the evaluation of a place fails; -inf if it has failed."""
         if place in self._appointed:
             return self._requested[place] + ANSWER_SECONDS
-        if any(each.by_script and each.waits_for == place for each in self._scripts.values()):
+        if any(script.by_script and script.waits_for == place for script in self._scripts.values()):
             return math.inf
         if self._has_evaluator or self._supervisors:
             return self._requested.get(place, math.inf) + self._patience_seconds
@@ -377,8 +383,8 @@ class Evaluations:
     def _nobody(self, place: tuple[int, int]) -> pb.Evaluated:
         why = self._given_up or "there is no Supervisor"
         if self._has_evaluator or self._supervisors:
-            what = "answered" if self._has_evaluator else "come"
-            why = f"the evaluator has not {what} within {self._patience_seconds:g} s"
+            action = "answered" if self._has_evaluator else "connected"
+            why = f"the evaluator has not {action} within {self._patience_seconds:g} s"
         fit, epoch = place
         return pb.Evaluated(fit=fit, epoch=epoch, answers=True, nobody=why)
 
@@ -389,6 +395,6 @@ def _request(place: tuple[int, int], by_script: bool = False) -> pb.ToClient:
 
 
 def _limit(kept: dict, most: int) -> None:  # type: ignore[type-arg]
-    """Forget the oldest entries of a dictionary."""
+    """Delete the oldest entries of a dictionary until it has at most `most` entries."""
     while len(kept) > most:
         del kept[next(iter(kept))]

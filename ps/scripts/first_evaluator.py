@@ -1,9 +1,9 @@
-"""Whether scripts have to wait for the run's first evaluator: a plain object, no threads.
+"""The start of the run's first evaluator, for which scripts wait: a plain object, no threads.
 
-An evaluator runs the same script as the workers, up to `distribute`, and such a script may clear a
-folder at its top. So nobody trains before the first evaluator has come there. The Supervisor
-reports that it has started the evaluator's process, and when that process ends; the evaluator
-itself opens its stream to shard 0 in `distribute`.
+An evaluator runs the same script as the workers, up to the call of `distribute`, and a script may
+clear a folder at its top. To protect the files of the training, no worker trains before the first
+evaluator has reached `distribute`. The Supervisor reports the start and the end of the evaluator's
+process. The evaluator opens its stream to shard 0 in `distribute`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 
 
 class _Stage(enum.Enum):
-    """UNKNOWN until a Supervisor reports; SETTLED for good, as soon as nobody has to wait."""
+    """UNKNOWN until a Supervisor reports; SETTLED forever once no script must wait."""
 
     UNKNOWN = enum.auto()
     STARTING = enum.auto()
@@ -21,45 +21,44 @@ class _Stage(enum.Enum):
 
 
 class FirstEvaluator:
-    """The start of the run's first evaluator, as shard 0 knows it.
+    """The start of the run's first evaluator, on shard 0.
 
     Args:
-        lease_seconds: How long a Supervisor that has not reported is waited for.
+        lease_seconds: How long scripts wait for the report of a Supervisor, in seconds.
     """
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease_seconds = lease_seconds
         self._stage = _Stage.UNKNOWN
-        self._unknown_since = math.inf  # when the first script came, or the Supervisor was lost
+        self._unknown_since = math.inf  # when the first script or the Supervisor's loss was noted
 
     def script_came(self, now: float) -> None:
-        """Note that there is a script that may have to wait."""
+        """Record that a script has connected, which may have to wait for the evaluator."""
         self._unknown_since = min(self._unknown_since, now)
 
     def report(self, is_starting: bool) -> None:
-        """Note whether the process of an evaluator is on its way to `distribute`."""
+        """Record whether an evaluator's process runs and has not reached `distribute` yet."""
         if self._stage is not _Stage.SETTLED:
             self._stage = _Stage.STARTING if is_starting else _Stage.SETTLED
 
     def arrive(self) -> None:
-        """Note that an evaluator has reached `distribute`."""
+        """Record that an evaluator has reached `distribute`."""
         self._stage = _Stage.SETTLED
 
     def lose_supervisor(self, now: float) -> None:
-        """Note that a Supervisor's stream has ended; another may come within a lease."""
+        """Record that a Supervisor's stream has ended; it may reconnect within a lease."""
         if self._stage is _Stage.STARTING:
             self._stage, self._unknown_since = _Stage.UNKNOWN, now
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which this process stood still."""
+        """Extend the deadline by a time in which this process was stalled."""
         self._unknown_since += seconds
 
     def waits_until(self, has_supervisor: bool) -> float:
-        """Return until when scripts wait, by the shard's clock; -inf: they do not.
+        """Return the time until which scripts wait, by the shard's clock; -inf for no wait.
 
         Args:
-            has_supervisor: Whether the run is known to have a Supervisor, though none may have
-                reported yet.
+            has_supervisor: True if the run has a Supervisor, which may not have reported yet.
         """
         if self._stage is _Stage.STARTING:
             return math.inf

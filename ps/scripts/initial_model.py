@@ -1,4 +1,4 @@
-"""What a shard begins with, in plain arrays: from the run's flags, or from a worker's offer."""
+"""A shard's initial model as plain arrays, from the run's flags or from a worker's offer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from thinwire.models.flat_model import SharedModel
     from thinwire.ops.types import Float32
 
-#: A payload's length is 32 bits on the wire.
+#: Size limit of a shard's offered values: a payload's length is 32 bits on the wire.
 _MOST_SHARD_BYTES = (1 << 32) - 1
 
 
@@ -29,13 +29,13 @@ class InitialModel:
     """A shard's model before its first update.
 
     Attributes:
-        spec: Of the whole model.
-        layouts: Of every shard.
-        weights: [n] float32, in the order of this shard's layout.
+        spec: Variables of the whole model.
+        layouts: Layouts of all shards, in the order of their ids.
+        weights: [n] float32 weights in the order of this shard's layout.
         statistics: [m] float32 moving statistics that shard 0 averages; may be empty.
-        method: The run's, with the optimizer that steps this model.
-        num_examples: Of the training set, where --epochs counts them; else None.
-        offer: What a worker offered; None: the model is that of the flags.
+        method: The run's method with the optimizer that steps this model.
+        num_examples: Size of the training set; None if the run has no --epochs.
+        offer: The offer of a worker; None if the flags name the model.
     """
 
     spec: ModelSpec
@@ -50,13 +50,13 @@ class InitialModel:
 def model_of_flags(
     run: Run, id_ps: int, shared: SharedModel | None = None, num_examples: int | None = None
 ) -> InitialModel:
-    """Return what a shard begins with where every node knows the model.
+    """Return a shard's initial model if the flags name the model, so that every node knows it.
 
     Args:
         run: The run's settings.
-        id_ps: Of the shard.
-        shared: The model; built from the run's settings if not given.
-        num_examples: Of the training set; counted, where --epochs needs it, if not given.
+        id_ps: Id of the shard.
+        shared: The model; None to build it from the run's settings.
+        num_examples: Size of the training set; None to count the examples if --epochs needs them.
 
     Raises:
         ConfigurationError: The model cannot be built or placed, or --device names a missing GPU.
@@ -64,7 +64,7 @@ def model_of_flags(
     from thinwire.data.loading import num_train
     from thinwire.models.flat_model import FlatVariables, SharedModel, has_gpu
 
-    has_gpu(run)  # refuses one that is not there
+    has_gpu(run)  # raises if --device names a missing GPU
     shared = shared or SharedModel(run.model, run.seed)
     layouts = run.method.place(shared.spec, run.nb_ps)
     if run.epochs is None:
@@ -82,10 +82,10 @@ def model_of_flags(
 
 
 def offered_layouts(run: Run, offer: Offer) -> tuple[ShardLayout, ...]:
-    """Return where the offered model lies; the same on every node.
+    """Return the layouts of all shards for the offered model; every node computes equal layouts.
 
     Raises:
-        ConfigurationError: It cannot be spread over the run's shards.
+        ConfigurationError: The model cannot be spread over the run's shards.
     """
     return _method_of(run, offer).place(offer.spec, run.nb_ps)
 
@@ -96,7 +96,7 @@ def _method_of(run: Run, offer: Offer) -> Method:
     if offer.optimizers and not server.awaits_offer:
         name = offer.optimizers[0].optimizer.name
         raise ConfigurationError(
-            f"the offer names the optimizer {name}, and this run's PS "
+            f"the offer names the optimizer {name}, but this run's PS "
             f"steps with --server_optimizer={server.optimizer}; give all nodes the same --method "
             "and --server_optimizer."
         )
@@ -104,7 +104,7 @@ def _method_of(run: Run, offer: Offer) -> Method:
 
 
 def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
-    """Return how long the payload of an offer to a shard is.
+    """Return the length in bytes of the payload of an offer to a shard.
 
     Raises:
         ConfigurationError: The model cannot be spread over the run's shards.
@@ -122,14 +122,14 @@ def offered_bytes(run: Run, id_ps: int, offer: Offer) -> int:
 
 
 def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | None) -> InitialModel:
-    """Return what a shard begins with where a worker has offered the model.
+    """Return a shard's initial model from a worker's offer.
 
     Args:
         run: The run's settings.
-        id_ps: Of the shard.
-        offer: Checked.
-        payload: Weights, then statistics and slots, of `offered_bytes`; None: a checkpoint has
-            them.
+        id_ps: Id of the shard.
+        offer: Offer whose document has been checked.
+        payload: Weights, then statistics and slots, as float32; `offered_bytes` long. None if the
+            values come from a checkpoint.
 
     Raises:
         ConfigurationError: The offer does not fit the run's settings, or it holds NaN or infinity.
@@ -152,7 +152,7 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
         method = dataclasses.replace(method, server=method.server.starting_at(initial))
     if bool(offer.statistics) and not run.method.bn_sync:
         raise ConfigurationError(
-            f"the offer has {offer.statistics} moving statistics and this run averages none; give "
+            f"the offer has {offer.statistics} moving statistics but this run averages none; give "
             "all nodes the same --bn_sync."
         )
     if run.epochs is not None and not offer.num_examples:
@@ -173,21 +173,21 @@ def model_of_offer(run: Run, id_ps: int, offer: Offer, payload: memoryview | Non
 
 
 def _check_rates(run: Run, method: Method, offer: Offer) -> None:
-    """Refuse schedules that have no finite rate somewhere in the run's possible life."""
+    """Reject learning-rate schedules with a rate that is not finite within the run's steps."""
     if not isinstance(method.server, ScriptUpdate | ScriptUpdates):
         return
-    # An update merges a push of each worker, or, as with --method=asgd, of one: at most a batch of
-    # the script for each.
+    # Upper bounds: an update merges at least one push (exactly one with --method=asgd), and a push
+    # contains at most one batch of the script.
     most_updates = None if run.iter_max is None else run.iter_max * run.nb_workers
     most_batches = most_updates
     if run.epochs is not None and offer.num_batches:
-        of_epochs = math.ceil(run.epochs) * offer.num_batches
-        most_batches = of_epochs if most_batches is None else min(most_batches, of_epochs)
+        epoch_batches = math.ceil(run.epochs) * offer.num_batches
+        most_batches = epoch_batches if most_batches is None else min(most_batches, epoch_batches)
     method.server.check_rates(offer.schedule_starts(), most_updates, most_batches)
 
 
 def _check_finite(values: Float32) -> None:
-    """Refuse NaN and infinity, a piece at a time."""
+    """Reject NaN and infinity; check piecewise to need little memory."""
     for start in range(0, len(values), 1 << 20):
         if not np.isfinite(values[start : start + (1 << 20)]).all():
             raise ConfigurationError(

@@ -1,8 +1,9 @@
-"""A shard that has no model yet listens, and takes the model that a worker offers.
+"""The port of a shard that has no model yet and accepts the model that a worker offers.
 
-One worker at a time may offer; the others are held for a moment and then sent away, to come again.
-An offer is checked from its document before anything is allocated for its payload. Nothing of it is
-built here: the main thread takes it from `OfferStage.next_offer`.
+One worker at a time may offer its model. The shard holds the streams of the other workers for a few
+seconds and then requests these workers to retry. The shard checks the document of an offer before
+it allocates memory for the payload. The main thread gets the offer from `OfferStage.next_offer` and
+builds the model.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -42,35 +43,35 @@ from thinwire.runtime.run.settings import Run
 if TYPE_CHECKING:
     from thinwire.proto.security.connection_guard import ConnectionGuard
 
-#: How long a client that cannot be served yet is held; then it shows, by coming again, that it is
-#: still there.
+#: Time for which a client that cannot be served yet is held. Then the client must retry, which
+#: shows that it still runs.
 _HELD_SECONDS = 5.0
-#: The least time in which a worker must send its offer, or the next part of it.
+#: Least time limit for a worker to send its offer, or the next chunk of the offer.
 _SILENCE_SECONDS = 10.0
-#: Sent with REASON_STARTING: come again soon, for as long as this PS answers.
+#: Retry delay that is sent with REASON_STARTING; the client retries while this PS answers.
 _RETRY_SECONDS = 0.02
 _LOOK_SECONDS = 0.1
 _LONGEST_MESSAGE = 2000
 
 
 class OfferRefused(Exception):
-    """An offer that is no good; the message goes to the worker."""
+    """An invalid offer; the message is sent to the worker."""
 
 
 class _SentAway(Exception):
-    """The stream is to be ended."""
+    """The stream must end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReceivedOffer:
-    """An offer whose document is checked, with its payload.
+    """An offer with a checked document, and its payload.
 
     Attributes:
-        offer: What the document holds.
-        payload: Initial weights of this shard, then moving statistics; of the expected length.
-        worker: Whose it is.
-        stream: Where it waits.
-        program: What that worker computes with.
+        offer: Content of the document.
+        payload: Initial weights of this shard, then moving statistics; has the expected length.
+        worker: Id of the worker that sent the offer.
+        stream: Stream of that worker, which waits for an answer.
+        program: Rows that describe the worker's script; empty if the worker has no script.
     """
 
     offer: Offer
@@ -81,21 +82,22 @@ class ReceivedOffer:
 
 
 class OfferStage:
-    """The port of a shard until it has a model.
+    """The port of a shard until the shard has a model.
 
-    Readers of streams call `claim`, `hold`, `receive` and `forget`; the main thread all others.
+    Reader threads call `claim`, `hold`, `receive` and `forget`; the main thread calls the other
+    methods.
 
     Attributes:
-        guard: Of the port.
-        watch: For workers that are all refused.
-        listening: The port, once `listen` was called.
-        interrupted: Whether the shard is to end.
-        phase: Of the script, whose model is taken.
+        guard: Guard that limits and counts the clients of the port.
+        watch: Watch that detects that all workers are refused.
+        listening: The open port; None before `listen` is called.
+        interrupted: True if the shard must end.
+        phase: Number of the script's phase whose model this stage accepts.
 
     Args:
         run: The run's settings.
-        own: This shard's.
-        clock: For tests.
+        own: This shard's flags.
+        clock: Monotonic clock in seconds; tests replace it.
     """
 
     def __init__(self, run: Run, own: PsFlags, clock: Callable[[], float] = time.monotonic) -> None:
@@ -105,11 +107,11 @@ class OfferStage:
         self.listening: GrpcServer | None = None
         self.interrupted = False
         self._lock = threading.RLock()
-        self._held: dict[ServerStream, float] = {}  # when it came
+        self._held: dict[ServerStream, float] = {}  # stream -> time when it was held
         self._offering: OfferReader | None = None
-        self._is_taken = False  # an offer is with the main thread
+        self._is_taken = False  # the main thread has an offer
         self._has_model = False
-        self._leader: LeaderModel | None = None  # of shards from 1 on, once it is known
+        self._leader: LeaderModel | None = None  # shard 0's model, for shards 1 and up
         self._closing = threading.Event()
         self._came: queue.SimpleQueue[ReceivedOffer | Exception] = queue.SimpleQueue()
         self._beat_at = clock()
@@ -127,15 +129,15 @@ class OfferStage:
         guard: ConnectionGuard,
         on_offer: Callable[[ReceivedOffer], None],
     ) -> OfferStage:
-        """Return the stage of a shard that serves one model, and takes that of another phase.
+        """Return the stage of a shard that serves a model and accepts the model of a later phase.
 
         Args:
             run: The run's settings.
-            own: This shard's.
-            phase: Of the script.
+            own: This shard's flags.
+            phase: Number of the script's phase whose model the stage accepts.
             run_id: The run's identity.
-            guard: Of the port.
-            on_offer: Called with an offer, in the thread that has read it.
+            guard: Guard of the shard's port.
+            on_offer: Called with each received offer, in the thread that has read the offer.
         """
         stage = cls(run, own)
         stage.phase, stage.guard, stage._on_offer = phase, guard, on_offer
@@ -145,21 +147,21 @@ class OfferStage:
 
     @property
     def num_waiting(self) -> int:
-        """How many clients are held."""
+        """Number of clients that are held."""
         return len(self._held)
 
     # -- the main thread --------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Take the port; shards from 1 on look for shard 0 meanwhile.
+        """Open the port; shards 1 and up also start to wait for shard 0's model.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Somebody else has it.
+            thinwire.proto.grpc.PortInUse: Another process uses the port.
         """
-        run, own = self.run, self.own
+        run, flags = self.run, self.own
         dscp = dscp_of(run.method.router, run.transport.dgt_dscp)
-        self.listening = serve(own.bind, own.port, self.read, dscp=dscp, guard=self.guard)
-        logging.info("PS %d listens on %s:%d", own.id_ps, own.bind, self.listening.port)
+        self.listening = serve(flags.bind, flags.port, self.read, dscp=dscp, guard=self.guard)
+        logging.info("PS %d listens on %s:%d", flags.id_ps, flags.bind, self.listening.port)
         logging.info("waiting for a worker that offers the model")
         self._begin_looking()
 
@@ -168,38 +170,40 @@ class OfferStage:
             threading.Thread(target=self._look_for_leader, name="leader", daemon=True).start()
 
     def next_offer(self) -> ReceivedOffer | None:
-        """Wait for an offer; return None when this shard is to end first.
+        """Wait for an offer; return None if this shard must end first.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 does not answer, or does not want this shard.
-            NobodyAdmitted: Clients came and were all refused.
+            Unreachable, RequestRejected: Shard 0 does not answer, or rejects this shard.
+            NobodyAdmitted: All clients that connected were refused.
         """
         while not self.interrupted:
             try:
-                came = self._came.get(timeout=_LOOK_SECONDS)
+                item = self._came.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 self.tick()
                 if (why := self.watch.verdict()) is not None:
                     raise NobodyAdmitted(why) from None
                 continue
-            if isinstance(came, Exception):
-                if self._closing.is_set():  # it is the end of the search for shard 0
+            if isinstance(item, Exception):
+                if self._closing.is_set():  # `close` has ended the search for shard 0
                     break
-                raise came
-            if not came.stream.lost:
-                return came
-            self._is_taken = False  # of a worker that is gone, and cannot offer to other shards
+                raise item
+            if not item.stream.lost:
+                return item
+            # Drop an offer whose worker has disconnected: that worker cannot offer the same weights
+            # to the other shards.
+            self._is_taken = False
         return None
 
     def taken(self) -> ReceivedOffer | None:
-        """Return the offer that has come, if one has; does not wait."""
+        """Return the received offer without waiting; None if no offer was received."""
         with contextlib.suppress(queue.Empty):
-            came = self._came.get_nowait()
-            return came if isinstance(came, ReceivedOffer) else None
+            item = self._came.get_nowait()
+            return item if isinstance(item, ReceivedOffer) else None
         return None
 
     def refuse(self, received: ReceivedOffer, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Send an offer's worker away for good, and wait for that of another."""
+        """Reject an offer, end its worker's stream, and wait for another worker's offer."""
         self._is_taken = False
         self.refuse_offer(received.stream, why, reason)
         received.stream.close()
@@ -211,7 +215,11 @@ class OfferStage:
         self._closing.set()
 
     def close(self, has_model: bool) -> None:
-        """Send everybody away who waits: to come again if there is a model now, else for ever."""
+        """Refuse all waiting clients, and stop listening if the shard has no model.
+
+        Args:
+            has_model: True if the shard has a model now; then the port stays open.
+        """
         with self._lock:
             self._has_model = True
             waiting = [*self._held, *([self._offering.stream] if self._offering else [])]
@@ -224,20 +232,20 @@ class OfferStage:
             self.listening.stop(0.5)
 
     def tick(self) -> None:
-        """Send signs of life, let held streams go, and give up a worker that sends nothing."""
+        """Send heartbeats, release held streams, and drop an offering worker that is silent."""
         now = self.clock()
         with self._lock:
-            old = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
-            for stream in old:
+            due = [stream for stream, since in self._held.items() if now - since >= _HELD_SECONDS]
+            for stream in due:
                 del self._held[stream]
             offering = self._offering
-        for stream in old:
+        for stream in due:
             self.send_away(stream)
         if offering is None:
             return
         is_late = now - offering.progress_at > max(_SILENCE_SECONDS, self.run.lease_seconds)
         if is_late and not self._is_taken:
-            text = f"worker {offering.worker} was to offer the model and sent nothing for too long"
+            text = f"worker {offering.worker} must offer the model but sent nothing for too long"
             self.guard.record_refusal("silent", offering.stream.peer, text)
             offering.stream.close()
             self.forget(offering.stream)
@@ -248,11 +256,11 @@ class OfferStage:
     # -- readers of streams -----------------------------------------------------------------
 
     def read(self, stream: ServerStream) -> None:
-        """Read one stream to its end."""
+        """Read one stream until it ends."""
         OfferReader(self, stream).read()
 
     def claim(self, reader: OfferReader) -> bool:
-        """Make this worker the one that offers; return False if it is another's turn."""
+        """Let this reader's worker offer its model; return False if no worker may offer now."""
         with self._lock:
             knows_weights = self.own.id_ps == 0 or self._leader is not None
             is_busy = self._offering is not None or self._is_taken or self._has_model
@@ -262,7 +270,7 @@ class OfferStage:
             return True
 
     def hold(self, stream: ServerStream) -> bool:
-        """Keep a client for a moment; return False if there is nothing to wait for any more."""
+        """Hold a client's stream for a few seconds; return False if the shard has its model."""
         with self._lock:
             if self._has_model:
                 return False
@@ -270,25 +278,26 @@ class OfferStage:
             return True
 
     def check_digest(self, offer: Offer) -> None:
-        """Compare an offer with the weights that shard 0 has.
+        """Check that an offer has the same initial weights as shard 0.
 
         Raises:
-            OtherWeights: They are of another worker.
+            OtherWeights: Shard 0 has the initial weights of another worker.
         """
         leader = self._leader
         if leader is not None and offer.weights_digest != leader.weights_digest:
             raise OtherWeights(
-                "shard 0 has the initial weights of another worker; this PS waits for the rest of "
-                "those. If that worker is gone, end the run and start it anew with --overwrite."
+                "shard 0 has the initial weights of another worker; this PS waits for the weights "
+                "of that worker. If that worker has ended, end the run and start it again with "
+                "--overwrite."
             )
 
     def receive(self, received: ReceivedOffer) -> None:
-        """Hand an offer over to the main thread."""
+        """Pass an offer to the main thread."""
         self._is_taken = True
         self._on_offer(received)
 
     def forget(self, stream: ServerStream) -> None:
-        """Note that a stream has ended; whoever waits may offer now."""
+        """Record that a stream has ended; if its worker was to offer, release the held workers."""
         with self._lock:
             self._held.pop(stream, None)
             if self._offering is None or self._offering.stream is not stream:
@@ -297,12 +306,18 @@ class OfferStage:
         self._let_all_go()
 
     def refuse_offer(self, stream: ServerStream, why: str, reason: int = pb.REASON_OFFER) -> None:
-        """Send a worker that its offer is no good, and count it."""
+        """Send a worker the rejection of its offer, and count the rejection."""
         _refuse(stream, reason, why)
         self.guard.record_refusal("offer", stream.peer, why)
 
     def send_away(self, stream: ServerStream, retry_after_seconds: float = _RETRY_SECONDS) -> None:
-        """Have a client come again soon; without a time, only for as long as it likes."""
+        """Request a client to retry soon, and end its stream.
+
+        Args:
+            stream: Stream of the client.
+            retry_after_seconds: Delay before the retry; 0 lets the client decide how long it
+                retries.
+        """
         _refuse(stream, pb.REASON_STARTING, self._why_not_yet(), retry_after_seconds)
         stream.close()
 
@@ -321,52 +336,52 @@ class OfferStage:
         offering = self._offering
         if offering is not None:
             return f"this PS takes the model of worker {offering.worker}; try again."
-        return "this PS has no model yet and waits for a worker that offers it; try again."
+        return "this PS has no model yet and waits for a worker that offers one; try again."
 
     def _look_for_leader(self) -> None:
-        """Learn of shard 0 which weights the run begins with; then workers may offer theirs."""
+        """Get the digest of the run's initial weights from shard 0; then let workers offer."""
         try:
-            found = find_model(self.run, self.identity, self._closing)
+            leader = find_model(self.run, self.identity, self._closing)
         except Exception as error:  # noqa: BLE001 - the main thread raises it
             self._came.put(error)
             if self.phase and not self._closing.is_set():
                 logging.error("this shard gets no model of phase %d: %s", self.phase, error)
             return
         with self._lock:
-            self._leader = found
-            self.identity = dataclasses.replace(self.identity, run_id=found.run_id)
+            self._leader = leader
+            self.identity = dataclasses.replace(self.identity, run_id=leader.run_id)
         self._let_all_go()
 
 
 class NobodyAdmitted(Exception):
-    """No worker was admitted in time, and some were refused. Exit code 4."""
+    """No worker was admitted in time, and some workers were refused. Exit code 4."""
 
 
 class OtherWeights(Exception):
-    """The offer is of another worker than the one that shard 0 has its weights from."""
+    """The offer has other weights than shard 0, which got its weights from another worker."""
 
 
 class OfferReader:
-    """Reads one stream of a shard without model to its end.
+    """Reader of one client's stream to a shard without a model.
 
     Attributes:
-        stream: Of the client.
-        worker: Its id, once its Hello is accepted.
-        progress_at: When it last sent a sign that it goes on.
+        stream: The client's stream.
+        worker: The client's id; 0 before its Hello is accepted.
+        progress_at: Time at which the client last made progress, by the stage's clock.
 
     Args:
-        stage: Of the shard.
-        stream: To be read.
+        stage: The shard's stage.
+        stream: Stream that is read.
     """
 
     def __init__(self, stage: OfferStage, stream: ServerStream) -> None:
         self._stage, self.stream = stage, stream
         self.worker = 0
         self.progress_at = stage.clock()
-        self._bytes = 0  # since then
+        self._bytes = 0  # received since `progress_at`
         self._offer: Offer | None = None
         self._program: Rows = ()
-        self._expects = "hello"  # or "offer", or "" where nothing is to come
+        self._expects = "hello"  # or "offer", or "" if no message is expected
         self._rate = MessageRate(stage.guard.limits)
         self._assembler = MessageAssembler(pb.ToServer, self._limit)
 
@@ -380,7 +395,7 @@ class OfferReader:
             self.forget()
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return whether more are wanted."""
+        """Handle one frame; return True if the stream continues."""
         try:
             self._take(data)
             return True
@@ -399,7 +414,7 @@ class OfferReader:
         return False
 
     def forget(self) -> None:
-        """Note that the stream has ended."""
+        """Notify the stage that the stream has ended."""
         self._stage.forget(self.stream)
 
     def _take(self, data: bytes | Arriving) -> None:
@@ -422,7 +437,7 @@ class OfferReader:
             self._stage.receive(received)
 
     def _note_progress(self, num_bytes: int) -> None:
-        """Renew the time of a worker that goes on in pieces as large as every worker sends."""
+        """Renew the worker's time limit after each MIN_CHUNK_BYTES that it has sent."""
         self._bytes += num_bytes
         if self._bytes >= MIN_CHUNK_BYTES:
             self._bytes, self.progress_at = 0, self._stage.clock()
@@ -438,7 +453,7 @@ class OfferReader:
         self._admit(hello)
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Go on from a Hello whose sender is known; return whether more frames are wanted."""
+        """Handle a Hello that has been authenticated; return True if the stream continues."""
         try:
             self._admit(hello)
             return True
@@ -464,7 +479,7 @@ class OfferReader:
             logging.info("worker %d is to offer the model", hello.id)
             self._expects = "offer"
             _refuse(self.stream, pb.REASON_NO_MODEL, "this PS has no model yet; offer it.")
-        elif not hello.num_shards or not stage.hold(self.stream):  # without: it just looks
+        elif not hello.num_shards or not stage.hold(self.stream):  # num_shards is 0: only looks
             stage.send_away(self.stream, _RETRY_SECONDS if hello.num_shards else 0.0)
             raise _SentAway
 
@@ -479,16 +494,18 @@ class OfferReader:
         return refusal
 
     def _limit(self, message: pb.ToServer) -> int:
-        """Check an offer's document; nothing is allocated for its payload before.
+        """Check an offer's document and return the length of its payload, in bytes.
+
+        The assembler calls this before it allocates memory for the payload.
 
         Raises:
-            OfferRefused, OtherWeights: The document is no good, or the payload's length.
+            OfferRefused, OtherWeights: The document or the payload's length is invalid.
         """
         if self._expects != "offer" or message.WhichOneof("body") != "offer":
-            raise Malformed("a payload where none is expected")
-        stage, given = self._stage, message.offer
+            raise Malformed("a payload where no payload is expected")
+        stage, announced = self._stage, message.offer
         try:
-            self._offer = read_offer(given.document, stage.own.max_model_bytes)
+            self._offer = read_offer(announced.document, stage.own.max_model_bytes)
             expected = offered_bytes(stage.run, stage.own.id_ps, self._offer)
         except ConfigurationError as error:
             raise OfferRefused(str(error)) from error
@@ -502,15 +519,15 @@ class OfferReader:
                 "right."
             )
         stage.check_digest(self._offer)
-        if given.payload_bytes != expected:
+        if announced.payload_bytes != expected:
             raise OfferRefused(
-                f"the offer announces {given.payload_bytes} bytes; expected {expected}, by the "
+                f"the offer announces {announced.payload_bytes} bytes; expected {expected}, by the "
                 "sizes of its variables. Install the same Thinwire on all nodes."
             )
         return expected
 
     def _reject(self, why: str, refusal: tuple[int, str]) -> None:
-        """End the stream; `why` is the name under which it is counted."""
+        """Send a refusal and end the stream; the guard counts the refusal under the name `why`."""
         _refuse(self.stream, *refusal)
         self._stage.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _SentAway

@@ -1,8 +1,9 @@
-"""Where a shard that serves one model takes that of the script's next phase.
+"""Stage that accepts the next phase's model while the shard serves the current model.
 
-Workers whose Hello names a later phase than the shard's are handed to an `OfferStage`, beside the
-streams that stay as they are: control streams, supervisors, other shards. An offer is built in the
-thread that has read it, so that the writer thread goes on meanwhile, which then begins the phase.
+A worker whose Hello names a later phase than the shard's phase is passed to an `OfferStage`. All
+other streams (control streams, supervisors, other shards) continue unchanged. The thread that reads
+an offer also builds its model, so that the writer thread can continue to serve the current model.
+The writer thread then begins the phase.
 
 Source: design, section 10, "Life of a model".
 """
@@ -17,11 +18,11 @@ from thinwire.ps.scripts.offering import OfferReader, OfferStage
 
 
 class NextPhase:
-    """The stage of the next phase, while workers wait for it.
+    """Owner of the next phase's stage while workers wait for that phase.
 
     Args:
         make: Makes the stage of a phase.
-        is_agreed: Whether the scripts have agreed on a phase, as far as this shard knows.
+        is_agreed: Returns True if this shard knows that the scripts have agreed on a phase.
     """
 
     def __init__(self, make: Callable[[int], OfferStage], is_agreed: Callable[[int], bool]) -> None:
@@ -30,10 +31,10 @@ class NextPhase:
         self._lock = threading.Lock()
 
     def reader(self, phase: int, stream: ServerStream) -> OfferReader | None:
-        """Return who reads the stream of a worker of a later phase (reader threads).
+        """Return a reader for the stream of a worker of a later phase (reader threads).
 
         Returns:
-            None: The phase is not agreed on yet; the worker is to come again.
+            None if the scripts have not agreed on the phase yet; then the worker must retry.
         """
         if not self._is_agreed(phase):
             return None
@@ -45,13 +46,13 @@ class NextPhase:
             return OfferReader(self._stage, stream)
 
     def tick(self) -> None:
-        """Look after those who wait (writer thread)."""
+        """Send heartbeats to waiting workers and release those held too long (writer thread)."""
         stage = self._stage
         if stage is not None:
             stage.tick()
 
     def close(self, stage: OfferStage) -> None:
-        """Send everybody away who waits at a stage: its phase has begun, or nobody wants it."""
+        """Refuse all workers that wait at a stage whose phase has begun or is obsolete."""
         with self._lock:
             if self._stage is stage:
                 self._stage = None

@@ -1,6 +1,7 @@
-"""The control streams of the workers' scripts, and of those that evaluate for them.
+"""The control streams of workers' scripts, of the evaluator, and of Supervisors.
 
-What comes on them goes to `Barriers`, `EpochMeetings` and `Evaluations`, and back.
+Passes the messages of these streams to `Barriers`, `EpochMeetings` and `Evaluations`, and sends
+their answers.
 """
 
 from __future__ import annotations
@@ -39,16 +40,17 @@ from thinwire.ps.service.connections import Connection
 
 
 class RunControl:
-    """The scripts of a run on the network (writer thread, except `is_worker` and what names it).
+    """Network interface of a run's scripts (writer thread, except methods marked "any thread").
 
     Args:
-        barriers: Where scripts meet.
-        lease_seconds: Silence after which a Supervisor counts as lost.
+        barriers: Barriers between the scripts.
+        lease_seconds: Time after which a disconnected Supervisor counts as lost, in seconds.
         put: Queues an event for the core.
         version: Returns the number of updates applied so far.
-        held: Returns the workers that wait in a round.
-        publish_status: Sends supervisors the run's status; beside an evaluation it must be new.
-        clock: Of this shard.
+        held: Returns the ids of the workers that wait in a round.
+        publish_status: Sends the run's status to supervisors; called before each evaluation is
+            sent, so that a supervisor has the status of that moment.
+        clock: Monotonic clock of this shard, in seconds.
     """
 
     def __init__(
@@ -65,34 +67,35 @@ class RunControl:
         self._evaluations = Evaluations(lease_seconds, barriers.present)
         self._meetings = EpochMeetings(barriers.present, held)
         self._version, self._publish_status = version, publish_status
-        self._streams: dict[int, Connection] = {}  # worker -> the stream of its script
-        self._supervisors: dict[int, Connection] = {}  # that start evaluators, by `id` of these
+        self._streams: dict[int, Connection] = {}  # worker id -> stream of the worker's script
+        # id(connection) -> connection of a Supervisor that starts evaluators
+        self._supervisors: dict[int, Connection] = {}
         self._evaluator: Connection | None = None
 
     def is_worker(self, worker: int) -> bool:
-        """Return whether there is a worker of this id (any thread)."""
+        """Return True if the run has a worker with this id (any thread)."""
         return self._barriers.is_worker(worker)
 
     def has_begun(self, phase: int) -> bool:
-        """Return whether the scripts have agreed on a phase, or one after it (any thread)."""
+        """Return True if the scripts have agreed on this phase or a later phase (any thread)."""
         return self._barriers.phase >= phase
 
     def is_running(self, worker: int) -> bool:
-        """Return whether a worker's script has come and is expected to go on (any thread)."""
+        """Return True if a worker's script has connected and is still in the run (any thread)."""
         return self._barriers.is_running(worker, self._clock())
 
     @staticmethod
     def range_refusal(worker: int) -> str:
-        """Return why a script is rejected whose worker does not exist (any thread)."""
+        """Return the error text for the script of a worker that does not exist (any thread)."""
         return f"id: there is no worker {worker}; give all nodes the same --nb_workers."
 
     def why(self, reason: str) -> str:
-        """Return what scripts have to do with the end of a run; empty: nothing."""
+        """Return an explanation if scripts ended the run with this reason; else an empty string."""
         ended = self._barriers.ended
         return ended.message if ended is not None and ended.cause == reason else ""
 
     def begin(self, connection: Connection) -> None:
-        """Take over the stream of a worker's script; an older one is ended."""
+        """Register the stream of a worker's script, and close an older stream of that script."""
         old = self._streams.get(connection.id)
         self._streams[connection.id] = connection
         if old is not None:
@@ -103,7 +106,7 @@ class RunControl:
         self._conclude(self._meetings.begin(worker, incarnation, now))
 
     def arrive(self, connection: Connection, arrival: BarrierArrival) -> None:
-        """Note that a script has come to a barrier."""
+        """Record that a script has reached a barrier."""
         if self._is_current(connection):
             now, worker = self._clock(), connection.id
             self._perform(self._barriers.arrive(worker, arrival, now))
@@ -116,7 +119,7 @@ class RunControl:
         connection: Connection,
         message: pb.FitBegun | pb.FitEnded | pb.EpochEnded | pb.Evaluated,
     ) -> None:
-        """Note what a script reports of its fit, or an answer that it has had."""
+        """Record a script's report about its fit, or an evaluation that the script sends."""
         if not self._is_current(connection):
             return
         evaluations, worker, now = self._evaluations, connection.id, self._clock()
@@ -132,24 +135,24 @@ class RunControl:
                 self._notify(evaluations.answer_of_script(worker, message, now))
             case pb.Evaluated() if message.answers:
                 self._notify(evaluations.know(worker, message, now))
-            case pb.Evaluated():  # the script's own
-                own = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
-                self._notify(evaluations.answer(own, now))
+            case pb.Evaluated():  # an evaluation that the script made without a request
+                evaluated = pb.Evaluated(versions=[self._version()], metrics=message.metrics)
+                self._notify(evaluations.answer(evaluated, now))
 
     def stop_fit(self, connection: Connection, fit: int, epochs: int) -> None:
-        """Note that a script ends a fit before its time, for all."""
+        """Record that a script ends a fit early for all scripts."""
         if self._is_current(connection):
             logging.info("worker %d stops fit %d", connection.id, fit)
             self._meetings.end_fit(fit, epochs)
             self._perform(self._barriers.stop_fit(connection.id, fit, epochs, self._clock()))
 
     def meet(self, connection: Connection, meeting: pb.EpochMeeting) -> None:
-        """Note that a script has come to the end of an epoch."""
+        """Record that a script has reached the end of an epoch."""
         if self._is_current(connection):
             self._conclude(self._meetings.meet(connection.id, meeting, self._clock()))
 
     def finish(self, connection: Connection, failed: bool, message: str) -> None:
-        """Note that a script has ended, and confirm it."""
+        """Record that a script has ended, and send the script a confirmation."""
         if not self._is_current(connection):
             return
         outcomes = self._barriers.finish(connection.id, failed, message, self._clock())
@@ -159,12 +162,12 @@ class RunControl:
         self._conclude(self._meetings.arrive(connection.id, "", self._clock()))
 
     def alive(self, connection: Connection) -> None:
-        """Note a sign of life."""
+        """Record a heartbeat of a script."""
         if self._is_current(connection):
             self._perform(self._barriers.alive(connection.id, self._clock()))
 
     def lost(self, connection: Connection) -> None:
-        """Note that a stream has ended."""
+        """Record that a script's stream has ended."""
         if self._is_current(connection):
             del self._streams[connection.id]
             self._barriers.lost(connection.id, connection.incarnation, self._clock())
@@ -174,13 +177,13 @@ class RunControl:
     def offer_evaluator(
         self, connection: Connection, is_available: bool, why: str, is_starting: bool = False
     ) -> None:
-        """Note whether a Supervisor starts an evaluator where one is wanted, or why not.
+        """Record whether a Supervisor starts an evaluator when scripts need one.
 
         Args:
-            connection: The Supervisor's.
-            is_available: Whether it does.
-            why: Why not.
-            is_starting: Whether its process runs already.
+            connection: The Supervisor's connection.
+            is_available: True if the Supervisor starts evaluators.
+            why: Reason why the Supervisor starts no evaluator.
+            is_starting: True if the evaluator's process runs already.
         """
         number, now = id(connection), self._clock()
         self._barriers.first_evaluator.report(is_available and is_starting)
@@ -194,13 +197,13 @@ class RunControl:
             connection.send(message)
 
     def lose_supervisor(self, connection: Connection) -> None:
-        """Note that the stream of a Supervisor has ended."""
+        """Record that the stream of a Supervisor has ended."""
         if self._supervisors.pop(id(connection), None) is not None:
             self._barriers.first_evaluator.lose_supervisor(self._clock())
             self._notify(self._evaluations.withdraw(id(connection), "", self._clock()))
 
     def begin_evaluator(self, connection: Connection) -> None:
-        """Take over the stream of the evaluator; an older one is ended."""
+        """Register the stream of the evaluator, and close an older stream of an evaluator."""
         old, self._evaluator = self._evaluator, connection
         if old is not None:
             old.stream.close()
@@ -209,12 +212,12 @@ class RunControl:
         self._notify(self._evaluations.begin_evaluator(self._clock()))
 
     def take_evaluation(self, connection: Connection, evaluated: pb.Evaluated) -> None:
-        """Note an evaluation of the evaluator."""
+        """Record an evaluation that the evaluator has made."""
         if self._evaluator is connection:
             self._notify(self._evaluations.answer(evaluated, self._clock()))
 
     def lose_evaluator(self, connection: Connection) -> None:
-        """Note that the stream of an evaluator has ended."""
+        """Record that the stream of an evaluator has ended."""
         if self._evaluator is connection:
             self._evaluator = None
             self._notify(self._evaluations.end_evaluator(self._clock()))
@@ -222,23 +225,23 @@ class RunControl:
     # -- time ---------------------------------------------------------------------------------
 
     def excuse(self, seconds: float) -> None:
-        """Do not count a time in which this process stood still."""
+        """Extend all deadlines by a time in which this process was stalled."""
         self._barriers.excuse(seconds)
         self._evaluations.excuse(seconds)
         self._meetings.excuse(seconds)
 
     def tick(self) -> None:
-        """Do what has become due by time alone."""
+        """Handle deadlines that have passed."""
         now = self._clock()
         self._perform(self._barriers.tick(now))
         self._notify(self._evaluations.tick(now, self._version()))
         self._conclude(self._meetings.tick(now, self._version()))
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` may have an effect."""
+        """Return the next time at which `tick` may have an effect; None without a deadline."""
         now = self._clock()
         parts = (self._barriers, self._evaluations, self._meetings)
-        moments = [each.next_deadline(now) for each in parts]
+        moments = [part.next_deadline(now) for part in parts]
         return min((when for when in moments if when is not None), default=None)
 
     def _is_current(self, connection: Connection) -> bool:
@@ -292,7 +295,7 @@ class RunControl:
                     self._put(events.Stop(outcome.cause))
 
     def _send(self, worker: int, **body: Any) -> None:
-        """Send to a script, if it is connected."""
+        """Send a message to a worker's script if the script is connected."""
         stream = self._streams.get(worker)
         if stream is not None:
             stream.send(pb.ToClient(**body))

@@ -1,26 +1,28 @@
-"""Bounds what one client has in the queue of the writer thread: its reader waits, and TCP."""
+"""Limit on one client's messages in the writer thread's queue.
+
+At the limit the client's reader thread waits, so that TCP flow control slows the client down.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-#: Of the messages of one client that the writer thread has not come to, decoded; the newest in
-#: addition.
+#: Limit on the decoded bytes of one client's queued messages. The newest message may exceed it.
 MOST_QUEUED_BYTES = 4 << 20
-#: Of its requests for the model that are not answered: clients have one at a time.
+#: Limit on one client's unanswered requests for the model. A correct client has one at a time.
 MOST_QUEUED_REQUESTS = 2
-#: Of a message in the queue, whatever it holds.
+#: Overhead that is counted for each queued message, in addition to its content.
 _MESSAGE_BYTES = 1 << 10
-_LOOK_SECONDS = 0.2  # between two looks whether the stream still stands
+_LOOK_SECONDS = 0.2  # interval between checks that the stream is still open
 
 
 class Backlog:
-    """What one stream's reader has queued; for that thread.
+    """Count of the messages that one stream's reader has queued (for that reader's thread).
 
     Args:
         put: Queues a function for the writer thread.
-        num_replies: Returns how many replies the stream has been given to send.
+        num_replies: Returns the number of replies that were queued for sending on the stream.
     """
 
     def __init__(
@@ -28,15 +30,15 @@ class Backlog:
     ) -> None:
         self._put, self._num_replies = put, num_replies
         self._num_bytes = 0
-        self._num_requests = 0  # as many as replies, but for those that are not answered
+        self._num_requests = 0  # replies so far plus unanswered requests
         self._handled: threading.Event | None = None
 
     def add(self, num_bytes: int, is_request: bool) -> None:
-        """Count a message that has been handled.
+        """Count a message that the reader has handled and queued.
 
         Args:
-            num_bytes: That are kept of it.
-            is_request: Whether it is to be answered with the model or a part of it.
+            num_bytes: Number of the message's bytes that stay in memory.
+            is_request: True if the answer contains the model or a part of the model.
         """
         self._num_bytes += _MESSAGE_BYTES + num_bytes
         self._num_requests += is_request
@@ -47,10 +49,10 @@ class Backlog:
             self._put(self._handled.set)
 
     def wait(self, lost: Callable[[], bool]) -> None:
-        """Wait until the writer thread has come to what was queued, if that is much.
+        """If a limit is exceeded, wait until the writer thread has handled the queued messages.
 
         Args:
-            lost: Whether the stream has ended meanwhile.
+            lost: Returns True if the stream has ended; then the wait ends, too.
         """
         if self._handled is None:
             return

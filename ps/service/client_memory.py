@@ -1,7 +1,7 @@
-"""What one client can make a shard keep: the sum of the limits that its stream meets.
+"""Upper bound on the memory that one client can occupy in a shard: the sum of its limits.
 
-It is the worst case, of a client that was let in and is hostile. An honest worker has one request
-at a time, and keeps a shard busy with a small part of this. gRPC's own buffers are not counted.
+The bound is the worst case of an admitted hostile client. An honest worker has one request at a
+time and occupies a small part of this memory. The buffers of gRPC are not counted.
 """
 
 from __future__ import annotations
@@ -18,34 +18,36 @@ from thinwire.ps.service.backlog import MOST_QUEUED_BYTES, MOST_QUEUED_REQUESTS
 from thinwire.ps.service.connections import KEPT_PER_WORKER
 from thinwire.ps.service.stream_reader import MAX_DOCUMENT_BYTES
 
-#: Of a stream: one arrives, one waits for the reader, one is in its hands.
+#: Messages of one stream in memory: one arrives, one waits for the reader, the reader handles one.
 _NUM_MESSAGES = 3
-#: Where the bytes of a bulk connection are while TLS encrypts or decrypts them: what came, what
-#: goes, and OpenSSL's copy of each.
+#: Copies of a bulk connection's bytes while TLS encrypts or decrypts: received bytes, sent bytes,
+#: and OpenSSL's copy of received and sent bytes.
 _TLS_COPIES = 4
 _VALUE_BYTES = 4
-#: An entry of a decoded update: its position, int64, and its value.
+#: Size of one entry of a decoded update: an int64 position and a float32 value.
 _ENTRY_BYTES = 12
-#: While an update is decoded, in addition to it: its blocks before they are joined.
-_DECODING_BYTES = 25  # position, code, edge and scales of a value that is a chunk of its own
-#: An entry of a reply: as it was gathered, and its coded position.
+#: Extra bytes for each value while an update is decoded: its blocks before they are joined. The
+#: worst case is a chunk of one value, with position, code, edge and scales.
+_DECODING_BYTES = 25
+#: Size of one entry of a reply: the gathered entry and its coded position.
 _REPLY_ENTRY_BYTES = 16
-#: Pushes of one worker that wait for their round: the newest, and one that it has given up.
+#: Pushes of one worker that wait for a round: the newest push, and a push that the worker gave up.
 _NUM_WAITING_PUSHES = 2
 
 
 def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[str, int]:
-    """Return the most bytes of each kind that a shard keeps of one client.
+    """Return the most bytes that a shard stores for one client, by kind of data.
 
     Args:
-        layout: Of the shard.
-        aux_count: Values that come beside each push.
-        limits: Of every client.
+        layout: Layout of the shard.
+        aux_count: Number of additional values in each push, for example moving statistics.
+        limits: Limits of one client.
     """
     size = layout.size
-    payload = payload_limit(layout, aux_count) + payload_limit(layout)  # and the script's changes
+    # A push contains the gradient with the additional values, and the script's changes of weights.
+    payload = payload_limit(layout, aux_count) + payload_limit(layout)
     update = 2 * _ENTRY_BYTES * size
-    num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # the last one is being sent
+    num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # plus one that is being sent
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
         "half a handshake of its bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it

@@ -1,4 +1,4 @@
-"""Open streams of one shard: replies to workers, and news for supervisors and following shards."""
+"""Open streams of one shard: replies to workers, reports to supervisors and following shards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ class Connection:
     """One client's stream after its Hello."""
 
     def __init__(self, stream: ServerStream, hello: pb.Hello, incarnation: int) -> None:
-        """Wrap a stream; `incarnation` is the worker's, or 0."""
+        """Wrap a stream.
+
+        Args:
+            stream: The client's stream.
+            hello: The client's Hello.
+            incarnation: Incarnation of the client; 0 if the client has no incarnation.
+        """
         self.stream = stream
         self.role: int = hello.role
         self.id: int = hello.id
@@ -50,16 +56,16 @@ class Connection:
         self.welcomed = False  # the core has admitted this worker on this stream
 
     def send(self, message: pb.ToClient, counted: bool = False) -> None:
-        """Queue a message without payload; `counted` if it belongs to training."""
+        """Queue a message without payload; `counted` counts its bytes as training traffic."""
         self.stream.send((frame(message),), counted=counted)
 
     def send_report(self, report: pb.Report) -> int:
-        """Queue a report; return how many older ones were dropped, since the client reads none."""
+        """Queue a report; return how many older reports were dropped because of a slow client."""
         return self.stream.send_report(frame(pb.ToClient(report=report)))
 
 
 class ReplySender:
-    """Turns the Reply actions of one batch into sends; equal updates are coded once."""
+    """Sender of the Reply actions of one batch; equal updates are coded once."""
 
     def __init__(
         self,
@@ -68,14 +74,21 @@ class ReplySender:
         members: Callable[[], list[pb.Member]],
         datagrams: DatagramReceiver | None,
     ) -> None:
-        """Start a batch; `members` finds who does the next round, at the first reply."""
+        """Start a batch.
+
+        Args:
+            layout: Layout of the shard.
+            generation: Number of restarts of the shard.
+            members: Returns the workers of the next round; called at the first reply.
+            datagrams: Receiver of datagrams; None if the method sends no datagrams.
+        """
         self._layout, self._generation = layout, generation
         self._find_members, self._datagrams = members, datagrams
         self._members: list[pb.Member] | None = None
         self._shared: dict[int, SharedBlocks] = {}
 
     def send(self, reply: events.Reply, connection: Connection, counted: bool = True) -> None:
-        """Queue one reply; coding happens in the connection's sending thread."""
+        """Queue one reply; the connection's sending thread codes it."""
         if self._members is None:
             self._members = self._find_members()
         update = reply.update
@@ -83,11 +96,13 @@ class ReplySender:
         values: Any = update.values if isinstance(update, Update) else None
         if isinstance(values, FrozenArray):
             coded = WholeShard(values.again(), self._layout)
-            reply = dataclasses.replace(reply, update=())  # else it would be kept for a reader more
+            # `coded` has its own reader of the frozen array. The original one must be freed: each
+            # living reader gets a copy of values that change.
+            reply = dataclasses.replace(reply, update=())
         else:
             coded = coded_update(update, self._layout, self._shared)
         datagrams = self._datagrams
-        came = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
+        outcome = datagrams.outcome(reply.worker, reply.step) if datagrams is not None else None
         make: Callable[[], Iterable[Frame]] = functools.partial(
             reply_frames,
             reply,
@@ -96,35 +111,43 @@ class ReplySender:
             coded,
             connection.chooser,
             connection.chunk_bytes,
-            came,
+            outcome,
         )
         connection.stream.send(make, counted=counted)
 
 
 @dataclasses.dataclass
 class ClosedTraffic:
-    """Training bytes that went to one worker over streams that are closed."""
+    """Number of training bytes sent to one worker over streams that are closed."""
 
     closed_bytes: int = 0
 
 
 class Connections:
-    """All open connections; workers by id, others by a running number."""
+    """All open connections: workers by id, observers by a running number.
+
+    Attributes:
+        workers: Worker id -> connection of an admitted worker.
+        observers: Number -> connection of a supervisor, evaluator, script or following shard.
+        had_supervisor: True if a supervisor that evaluates has connected.
+        was_evaluated: True if a supervisor that evaluates has left with a Leave message.
+        had_onlooker: True if any supervisor has connected.
+    """
 
     def __init__(self) -> None:
         """Start empty."""
         self.workers: dict[int, Connection] = {}
         self.observers: dict[int, Connection] = {}
-        self.had_supervisor = False  # one that evaluates was connected
-        self.was_evaluated = False  # and one of them left in good order
-        self.had_onlooker = False  # one that does not evaluate was connected
+        self.had_supervisor = False
+        self.was_evaluated = False
+        self.had_onlooker = False
         self._traffic: dict[int, ClosedTraffic] = {}
-        self._peer_addresses: dict[int, str] = {}  # of the newest incarnation of each worker
+        self._peer_addresses: dict[int, str] = {}  # worker -> address of its newest incarnation
         self._numbers = 0
         self._lock = threading.Lock()
 
     def add_worker(self, connection: Connection) -> None:
-        """Make this the worker's stream; an older one is ended."""
+        """Register a worker's stream, and close an older stream of that worker."""
         with self._lock:
             old = self.workers.pop(connection.id, None)
             if old is not None:
@@ -134,7 +157,7 @@ class Connections:
             self._peer_addresses[connection.id] = connection.peer_address
 
     def drop_worker(self, connection: Connection) -> bool:
-        """Forget a worker's stream; return whether it still was this one."""
+        """Remove a worker's stream; return False if another stream has already replaced it."""
         with self._lock:
             if self.workers.get(connection.id) is not connection:
                 return False
@@ -143,17 +166,17 @@ class Connections:
             return True
 
     def end_training(self) -> None:
-        """End the streams of workers, and of observers who know the model."""
+        """Close the streams of workers, and of observers that evaluate the model."""
         with self._lock:
             for connection in self.workers.values():
                 self._close(connection)
             self.workers.clear()
-            evaluators = [each for each in self.observers.values() if each.evaluates]
+            evaluators = [observer for observer in self.observers.values() if observer.evaluates]
         for connection in evaluators:
             connection.stream.close()
 
     def add_observer(self, connection: Connection) -> int:
-        """Add a supervisor or a following shard; return its number."""
+        """Add an observer (for example a supervisor or a following shard); return its number."""
         with self._lock:
             self._numbers += 1
             self.observers[self._numbers] = connection
@@ -162,18 +185,22 @@ class Connections:
             return self._numbers
 
     def drop_observer(self, number: int) -> None:
-        """Forget an observer."""
+        """Remove an observer."""
         with self._lock:
-            gone = self.observers.pop(number, None)
-            self.was_evaluated |= gone is not None and gone.evaluates and gone.left
+            removed = self.observers.pop(number, None)
+            self.was_evaluated |= removed is not None and removed.evaluates and removed.left
 
     def with_role(self, role: int) -> list[Connection]:
         """Return the observers of one role."""
         with self._lock:
-            return [each for each in self.observers.values() if each.role == role]
+            return [observer for observer in self.observers.values() if observer.role == role]
 
     def members(self, incarnations: Iterable[tuple[int, int]]) -> list[pb.Member]:
-        """Return how workers reach each other, of (id, incarnation) of the live ones."""
+        """Return the addresses under which live workers reach each other.
+
+        Args:
+            incarnations: (worker id, incarnation) of each live worker.
+        """
         with self._lock:
             return [
                 pb.Member(
@@ -198,7 +225,7 @@ class Connections:
             return totals
 
     def restore_bytes_down(self, totals: dict[int, int]) -> None:
-        """Go on counting from before a restart of the shard."""
+        """Set the byte counts from before a restart of the shard; counting continues from them."""
         self._traffic = {worker: ClosedTraffic(count) for worker, count in totals.items()}
 
     def _close(self, connection: Connection) -> None:
@@ -207,14 +234,15 @@ class Connections:
         connection.stream.close()
 
 
-#: Characters of rounds kept of each worker for a Supervisor that comes, or comes back.
+#: Limit on the characters of rounds that are stored for each worker until a Supervisor connects.
 KEPT_PER_WORKER = 512 << 10
 
 
 class RoundsRelay:
-    """Forwards batches of rounds to the Supervisor, which recognises those it has (writer thread).
+    """Relay of workers' batches of rounds to the Supervisor (writer thread).
 
-    The newest ones wait for a Supervisor that is away.
+    The relay stores the newest batches for a Supervisor that connects or reconnects. A Supervisor
+    may get a batch twice and ignores the repetition.
     """
 
     def __init__(self, kept_per_worker: int = KEPT_PER_WORKER) -> None:
@@ -222,36 +250,38 @@ class RoundsRelay:
         self._kept: dict[int, collections.deque[str]] = {}
 
     def take(self, worker: int, batch: str, listeners: list[Connection]) -> int:
-        """Send a worker's batch to all listeners, and keep it; return how many were dropped."""
-        kept = self._kept.setdefault(worker, collections.deque())
-        kept.append(batch)
-        size = sum(map(len, kept))
-        while size > self._limit and len(kept) > 1:
-            size -= len(kept.popleft())
+        """Store a worker's batch and send it to all listeners; return how many reports dropped."""
+        batches = self._kept.setdefault(worker, collections.deque())
+        batches.append(batch)
+        size = sum(map(len, batches))
+        while size > self._limit and len(batches) > 1:
+            size -= len(batches.popleft())
         report = pb.Report(rounds=batch, worker=worker)
         return sum(listener.send_report(report) for listener in listeners)
 
     def repeat(self, listener: Connection) -> None:
-        """Send all kept batches to a listener that has just joined, each made in its turn."""
-        kept = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
+        """Send all stored batches to a new listener; the sending thread makes each frame."""
+        stored = [(worker, batch) for worker, batches in self._kept.items() for batch in batches]
 
         def make() -> Iterator[bytes]:
-            for worker, batch in kept:
+            for worker, batch in stored:
                 yield frame(pb.ToClient(report=pb.Report(rounds=batch, worker=worker)))
 
-        if kept:
+        if stored:
             listener.stream.send(make, counted=False)
 
 
 class Observers:
-    """Sends news to observers, and to a new one the part of the past that it needs (writer thread).
+    """Sender of status, rounds and epochs to observers (writer thread).
+
+    A new observer also gets the earlier reports that it needs.
 
     Attributes:
-        on_status: Makes the status document that supervisors get; None: they get none.
-        num_dropped: Reports that supervisors have missed because they did not read them.
+        on_status: Makes the status document for supervisors; None to send no status.
+        num_dropped: Number of reports dropped because supervisors did not read them in time.
 
     Args:
-        connections: Of this shard.
+        connections: Connections of this shard.
     """
 
     def __init__(self, connections: Connections) -> None:
@@ -259,18 +289,19 @@ class Observers:
         self.num_dropped = 0
         self._connections = connections
         self._rounds = RoundsRelay()
-        self._epoch: pb.Membership | None = None  # the newest
+        self._epoch: pb.Membership | None = None  # newest epoch that was sent
 
     def welcome(self, newcomer: Connection, welcome: pb.ToClient, halt: pb.Halt | None) -> None:
         """Admit an observer that has sent its Hello.
 
         Args:
-            newcomer: Its connection.
-            welcome: The first message to it.
-            halt: The end of the run, if it has ended.
+            newcomer: Connection of the observer.
+            welcome: First message to the observer.
+            halt: Message about the end of the run; None if the run has not ended.
         """
         shows = newcomer.role == pb.ROLE_SUPERVISOR and not newcomer.evaluates
-        # It may fail, and then the newcomer gets nothing but a refusal.
+        # Make the status before the first message: if that fails, the observer must get a refusal
+        # and no Welcome.
         status = self.on_status() if shows and self.on_status is not None else None
         if newcomer.evaluates:
             self._replace_supervisor(newcomer)
@@ -281,34 +312,35 @@ class Observers:
             self._rounds.repeat(newcomer)
         elif status is not None:
             newcomer.send(pb.ToClient(report=pb.Report(document=status)))
-        if halt is not None and not newcomer.takes_requests:  # it first learns what it has to do
+        # An evaluator first gets its open requests; the caller sends its halt after these.
+        if halt is not None and not newcomer.takes_requests:
             newcomer.send(pb.ToClient(halt=halt))
 
     def _replace_supervisor(self, newcomer: Connection) -> None:
-        """End the stream of a Supervisor whose place another takes: it may be long dead."""
-        for other in self._connections.with_role(pb.ROLE_SUPERVISOR):
-            if other is newcomer or not other.evaluates or other.left:
+        """Close the stream of an older Supervisor: its process may have died unnoticed."""
+        for supervisor in self._connections.with_role(pb.ROLE_SUPERVISOR):
+            if supervisor is newcomer or not supervisor.evaluates or supervisor.left:
                 continue
             message = (
-                f"another Supervisor ({newcomer.stream.peer}) has taken this one's place; a run is "
-                "evaluated by one at a time. End the one that is not wanted."
+                f"another Supervisor ({newcomer.stream.peer}) has replaced this Supervisor; a run "
+                "has one Supervisor that evaluates. End the Supervisor that you do not need."
             )
-            logging.warning("Supervisor %s: %s", other.stream.peer, message)
+            logging.warning("Supervisor %s: %s", supervisor.stream.peer, message)
             refusal = pb.Refusal(reason=pb.REASON_ID_TAKEN, message=message)
-            other.send(pb.ToClient(refusal=refusal))
-            other.stream.close()
+            supervisor.send(pb.ToClient(refusal=refusal))
+            supervisor.stream.close()
 
     def pass_on_rounds(self, worker: int, batch: str) -> None:
         """Send a worker's rounds to the Supervisor."""
         supervisors = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        listeners = [each for each in supervisors if each.evaluates]
+        listeners = [supervisor for supervisor in supervisors if supervisor.evaluates]
         self.num_dropped += self._rounds.take(worker, batch, listeners)
 
     def publish_status(self) -> None:
         """Send the status document to every supervisor, and to the evaluator."""
         evaluators = self._connections.with_role(pb.ROLE_EVALUATOR)
         listeners = self._connections.with_role(pb.ROLE_SUPERVISOR)
-        listeners += [each for each in evaluators if each.takes_requests]
+        listeners += [evaluator for evaluator in evaluators if evaluator.takes_requests]
         if self.on_status is not None and listeners:
             report = pb.Report(document=self.on_status())
             self.num_dropped += sum(listener.send_report(report) for listener in listeners)

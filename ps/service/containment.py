@@ -1,16 +1,18 @@
-"""Requests that the writer thread serves for one client, whose failure costs that client alone.
+"""Isolation of failures in the writer thread: a failed request costs only the requesting client.
 
-The writer thread serves every client of a shard. There are three kinds of work on it:
+The writer thread serves every client of a shard. It does three kinds of work:
 
-* Events of the core. The core's state may be torn when one fails. `JournaledCore` turns a failing
-  event of a worker into the expulsion of that worker; any other failure ends the process.
-* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. It only
-  reads the core. When it fails, the client gets a refusal, and its stream ends.
-* Work at regular times for nobody in particular: the status for everybody who watches. When it
-  fails, it is left out until it is due again.
+* Events of the core. A failing event may leave the core's state torn. `JournaledCore` turns a
+  worker's failing event into the expulsion of that worker; any other failing event ends the
+  process.
+* Work for one client: a welcome, a status, a script's barrier, the sending of a reply. This work
+  only reads the core. If it fails, the client gets a refusal and its stream ends.
+* Regular work for all clients, for example the status for all observers. If it fails, it is skipped
+  until it is due again.
 
-`Containment` runs the second and the third kind. Each failure is a bug of Thinwire: it is counted
-in `refused_peers` as `internal`, and the first of each kind is logged with its traceback.
+`Containment` runs the second and third kinds. Each failure is a bug of Thinwire: the guard counts
+each failure in `refused_peers` as `internal`, and the first failure of each kind is logged with a
+traceback.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.ps.core import events
 from thinwire.ps.service.connections import Connection
 
-#: The reason under which failures are counted.
+#: Name under which the guard counts failures.
 INTERNAL = "internal"
-#: Characters of an error's text in a refusal.
+#: Limit on the characters of an error's text in a refusal.
 _LONGEST_CAUSE = 200
 
 
@@ -38,9 +40,9 @@ class ClientRequest:
     """Work that a reader thread queues for the writer thread, for one client.
 
     Attributes:
-        connection: The stream of the client.
-        what: The request, as a log names it.
-        work: Serves it.
+        connection: Connection of the client.
+        what: Name of the request for logs and refusals, for example "a Hello".
+        work: Function that serves the request.
     """
 
     connection: Connection
@@ -48,15 +50,15 @@ class ClientRequest:
     work: Callable[[], None]
 
 
-#: Of the writer thread: events of the core, work for one client, and work of the shard itself.
+#: Queue of the writer thread: events of the core, work for one client, and the shard's own work.
 WriterQueue = queue.SimpleQueue[events.Event | ClientRequest | Callable[[], None]]
 
 
 class Containment:
-    """Runs work whose failure must not end the writer thread (writer thread).
+    """Runner of work that must not end the writer thread if it fails (writer thread).
 
     Args:
-        guard: Returns who counts refusals; a server changes it before it listens.
+        guard: Returns the guard that counts refusals; the server may replace it before it listens.
     """
 
     def __init__(self, guard: Callable[[], ConnectionGuard]) -> None:
@@ -64,7 +66,7 @@ class Containment:
         self._logged: set[tuple[str, type[Exception]]] = set()
 
     def serve(self, request: ClientRequest) -> None:
-        """Serve a client's request; where that fails, reject it and end the client's stream."""
+        """Serve a client's request; if that fails, send a refusal and end the client's stream."""
         connection = request.connection
         error = self._failure_of(request.what, connection.stream.peer, request.work)
         if error is None:
@@ -78,20 +80,20 @@ class Containment:
         connection.stream.close()
 
     def run(self, what: str, work: Callable[[], None]) -> None:
-        """Do regular work; where that fails, leave it out until it is due again."""
+        """Do regular work; if the work fails, skip it until it is due again."""
         self._failure_of(what, "regular work", work)
 
     def _failure_of(self, what: str, peer: str, work: Callable[[], None]) -> Exception | None:
         try:
             work()
             return None
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this client's alone
+        except Exception as error:  # noqa: BLE001 - any error concerns only this client
             kind = what, type(error)
             if kind not in self._logged:
                 self._logged.add(kind)
                 logging.error(
                     "cannot do this for %s: %s. The run continues without it. This is a bug of "
-                    "Thinwire: please report it with what follows.\n%s",
+                    "Thinwire: please report it with the following traceback.\n%s",
                     *(peer, what, printable_traceback(error)),
                 )
             self._guard().record_refusal(INTERNAL, peer, f"{what}: {type(error).__name__}")

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What this shard is, and what a client must agree with."""
+    """Identity of this shard: the settings and the model that a client's Hello must match."""
 
     run_id: str
     shard: int
     num_shards: int
     generation: int
     fingerprint: list[pb.Setting]
-    model: list[pb.Tensor] | None  # None: a worker is to offer it
-    settings: list[pb.Setting]  # what shards must agree on besides the fingerprint
-    phase: int = 0  # of the script; see Hello
+    model: list[pb.Tensor] | None  # None if a worker must offer the model
+    settings: list[pb.Setting]  # settings that must be equal on all shards, beyond `fingerprint`
+    phase: int = 0  # phase of the script's model, numbered as in Hello.phase
 
 
 def identity(
@@ -43,7 +43,7 @@ def identity(
     settings: list[tuple[str, str]],
     phase: int = 0,
 ) -> Identity:
-    """Return the shard's identity as messages of the wire."""
+    """Return the shard's identity as wire messages."""
     return Identity(
         run_id,
         shard,
@@ -57,13 +57,14 @@ def identity(
 
 
 def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
-    """Return a following shard's Hello to shard 0, which shows that it is of the same run.
+    """Return a following shard's Hello to shard 0.
 
-    Without a model it only looks for that of shard 0.
+    The Hello proves that the shard belongs to the run. A shard without a model sends a shorter
+    Hello, which only requests the identity of shard 0's model.
 
     Args:
-        mine: The shard's.
-        address: ``host:port`` where others reach it; empty: where they know it.
+        mine: Identity of the following shard.
+        address: ``host:port`` of the following shard; empty if the other nodes know the address.
     """
     if mine.model is None:
         return pb.Hello(
@@ -88,17 +89,17 @@ def hello_to_leader(mine: Identity, address: str = "") -> pb.Hello:
     )
 
 
-#: Roles whose clients have no part in the updates, and of these those that control scripts.
+#: Roles of control streams, and all roles that do not take part in updates.
 _CONTROLLERS = (pb.ROLE_SCRIPT, pb.ROLE_EVALUATOR)
 _OBSERVERS = (pb.ROLE_SUPERVISOR, *_CONTROLLERS)
 
 
 def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return (reason, message) of a refusal, or None for a Hello of our version that fits."""
+    """Return (reason, message) of a refusal; None if the Hello matches this shard's identity."""
     if hello.role not in (*_OBSERVERS, pb.ROLE_WORKER, pb.ROLE_SHARD):
         return pb.REASON_MALFORMED, f"role: unknown value {hello.role}."
     looks_only = hello.role in _OBSERVERS and not hello.model
-    # A Supervisor that only looks need not know it.
+    # A Supervisor that only reads the status need not know the number of shards.
     any_number = hello.role == pb.ROLE_SUPERVISOR and looks_only and hello.num_shards == 0
     if (hello.shard, hello.num_shards) != (mine.shard, mine.num_shards) and not any_number:
         return pb.REASON_TOPOLOGY, (
@@ -117,8 +118,8 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
             f"{mine.num_shards - 1}."
         )
     looks_only = looks_only or _looks_for_model(hello)
-    if (other := _other_run(hello, mine) or _other_phase(hello, mine, looks_only)) is not None:
-        return other
+    if (refusal := _other_run(hello, mine) or _other_phase(hello, mine, looks_only)) is not None:
+        return refusal
     if mine.model is not None and not looks_only:
         difference = messages.first_difference(mine.model, list(hello.model))
         if difference:
@@ -130,12 +131,12 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
     if hello.role in _OBSERVERS or looks_only:
         return None
     expected = list(mine.fingerprint)
-    given = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
+    rows = [row for row in hello.fingerprint if not row.name.startswith(program.PREFIX)]
     if hello.role == pb.ROLE_SHARD:
         expected += mine.settings
-    if mine.model is None:  # what the script brings is not known yet
-        given = given[: len(expected)]
-    difference = _first_of_offers(expected, given) or messages.first_difference(expected, given)
+    if mine.model is None:  # the rows of the script's offer follow; this shard has no offer yet
+        rows = rows[: len(expected)]
+    difference = _first_of_offers(expected, rows) or messages.first_difference(expected, rows)
     if difference:
         return pb.REASON_FINGERPRINT, (
             f"method or split of the data differs: {difference}; give all nodes the same --method, "
@@ -145,26 +146,28 @@ def check_hello(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def program_of(hello: pb.Hello) -> program.Rows:
-    """Return what a worker computes with, as its Hello has it; empty: it has no script."""
+    """Return the rows of a worker's Hello that describe its program; empty without a script."""
     return program.program_rows((row.name, row.value) for row in hello.fingerprint)
 
 
 def _first_of_offers(expected: Sequence[pb.Setting], given: Sequence[pb.Setting]) -> str | None:
-    """Return the first difference between two offers by its place; None: it is no offer's.
+    """Return the first difference if it lies within an offer; else None.
 
-    The rows of an offer are JSON (`Offer.fingerprint`), which nobody wants to read whole.
+    The rows of an offer are long JSON documents (`Offer.fingerprint`). The returned text names only
+    the place of the difference within the document.
     """
-    for one, other in zip(expected, given, strict=False):
-        if one != other:
-            is_offers = one.name == other.name and one.name.startswith(OFFER_PREFIX)
-            name = one.name.removeprefix(OFFER_PREFIX)
-            return offer_difference(name, one.value, other.value) if is_offers else None
+    for row, client_row in zip(expected, given, strict=False):
+        if row != client_row:
+            is_offers = row.name == client_row.name and row.name.startswith(OFFER_PREFIX)
+            name = row.name.removeprefix(OFFER_PREFIX)
+            return offer_difference(name, row.value, client_row.value) if is_offers else None
     return None
 
 
 def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
-    """Return why a client of another run is refused; None: it is of this one, or of none yet."""
-    begins = mine.model is None and mine.shard == 0  # a run that nobody belongs to yet
+    """Return the refusal of a client of another run; None if the client may be of this run."""
+    # Shard 0 without a model begins a new run: no client can belong to that run yet.
+    begins = mine.model is None and mine.shard == 0
     if hello.run_id and (begins or mine.run_id) and hello.run_id != mine.run_id:
         return pb.REASON_RUN, (
             f"run_id: this PS runs {mine.run_id or 'a new run'}, the client belongs to "
@@ -174,66 +177,67 @@ def _other_run(hello: pb.Hello, mine: Identity) -> tuple[int, str] | None:
 
 
 def _other_phase(hello: pb.Hello, mine: Identity, looks_only: bool) -> tuple[int, str] | None:
-    """Return why a worker is too late for its phase, or a shard is to come again; None: neither."""
+    """Return the refusal of a late worker, or of a shard in another phase; None if neither."""
     if hello.role == pb.ROLE_WORKER and hello.phase < mine.phase:
         return pb.REASON_PHASE, (
-            f"phase: the run's model has changed since, and this worker was started again, or was "
-            f"away, in the phase {hello.phase} of its script; expected {mine.phase}. It takes part "
-            "again when its script comes that far."
+            f"phase: this worker is in phase {hello.phase} of its script, after a restart or a "
+            f"disconnection, but the run's model has changed; expected phase {mine.phase}. The "
+            "worker takes part again when its script reaches that phase."
         )
     if hello.role == pb.ROLE_SHARD and hello.phase != mine.phase and not looks_only:
         return pb.REASON_STARTING, (
-            f"phase: this shard is in the phase {mine.phase} of the script, and PS {hello.id} in "
-            f"{hello.phase}; try again."
+            f"phase: this shard is in phase {mine.phase} of the script, but PS {hello.id} is in "
+            f"phase {hello.phase}; try again."
         )
     return None
 
 
 def _looks_for_model(hello: pb.Hello) -> bool:
-    """Return whether a following shard without model looks for that of shard 0."""
+    """Return True for a following shard without a model, which looks for shard 0's model."""
     return hello.role == pb.ROLE_SHARD and not hello.model and not hello.fingerprint
 
 
-#: Streams beyond those of each worker and shard: of supervisors, and of clients that come back
-#: before their old stream has been missed.
+#: Streams in addition to those of workers and shards: for supervisors, and for clients that
+#: reconnect before the shard has noticed the loss of their old stream.
 _SPARE_STREAMS = 16
-#: Streams that one address cannot take, however many it opens.
+#: Streams that are reserved for other addresses when one address uses its whole limit.
 _STREAMS_OF_OTHERS = 64
-#: Requests that are answered with the model or a part of it.
+#: Requests whose answer contains the model or a part of the model.
 REQUESTS = ("pull", "push", "slots")
-#: Links that can be emulated: the flags' own limits, and no rate that stands still.
+#: Limits of emulated links: the limits of the flags, and a rate above zero.
 _SLOWEST_MBPS, _FASTEST_MBPS, _LONGEST_DELAY_MS, _HIGHEST_LOSS = 1e-3, 1e6, 60_000.0, 0.95
 
 
 def guard_of(run: Run) -> ConnectionGuard:
-    """Return the guard of a run's shard; all its clients may be of one address."""
-    # A worker's script has a stream, too, and one more to look for another shard's address.
-    own = 3 * run.nb_workers + run.nb_ps + _SPARE_STREAMS
-    limits = Limits(streams=own + _STREAMS_OF_OTHERS, streams_per_address=own)
+    """Return the guard of a run's shard; the limits let all clients share one address."""
+    # A worker has three streams: training, control of its script, and a lookup of shard addresses.
+    node_streams = 3 * run.nb_workers + run.nb_ps + _SPARE_STREAMS
+    limits = Limits(streams=node_streams + _STREAMS_OF_OTHERS, streams_per_address=node_streams)
     return ConnectionGuard(run.credentials, limits)
 
 
 def unanswered(body: str | None, stream: ServerStream, limits: Limits) -> str | None:
-    """Return why a client must not send another request, if so.
+    """Return an error text if a client has too many unanswered requests; else None.
 
     Args:
-        body: Of its message.
-        stream: The client's.
-        limits: Of every client.
+        body: Name of the message's body.
+        stream: The client's stream.
+        limits: Limits of one client.
     """
     waiting = stream.num_waiting
     if body not in REQUESTS or waiting < limits.waiting_replies:
         return None
-    return f"a {body} while {waiting} replies wait to be taken; expected one at a time."
+    return f"a {body} while {waiting} replies have not been read; expected one request at a time."
 
 
 def checked_link(given: pb.EmulatedLink) -> Link:
     """Return a client's emulated link.
 
     Raises:
-        Malformed: Of a link that nobody can have chosen by flags; NaN fails every comparison.
+        Malformed: A value is outside the limits of the flags, or NaN.
     """
     link = Link(given.mbps, given.delay_ms, given.loss)
+    # NaN fails every comparison, so the checks state what is allowed.
     fast_enough = link.mbps == 0 or _SLOWEST_MBPS <= link.mbps <= _FASTEST_MBPS
     short_enough = 0 <= link.delay_ms <= _LONGEST_DELAY_MS
     if not (fast_enough and short_enough and 0 <= link.loss <= _HIGHEST_LOSS):

@@ -1,4 +1,8 @@
-"""Shards 1.. dial shard 0: run id, membership epochs, the end of the run, their last figures."""
+"""Connection of a following shard (id 1 and up) to shard 0, which leads the run.
+
+The following shard gets the run id, the membership epochs and the end of the run from shard 0, and
+sends reports with its metrics.
+"""
 
 from __future__ import annotations
 
@@ -36,32 +40,33 @@ _REPORT_SECONDS = 1.0
 #: Stop reasons after which every shard applies as many updates as shard 0 did.
 _SPENT = ("iter_max", "epochs")
 _LOOK_SECONDS = 0.05
-#: Name of the initial weights in the document of shard 0's Welcome, where a worker offered them.
+#: Key of the digest of the initial weights in the document of shard 0's Welcome. The key is missing
+#: if no worker offered the weights.
 WEIGHTS_DIGEST = "weights_digest"
-#: And of the phase of the script that they begin.
+#: Key of the script's phase that begins with these weights, in the same document.
 PHASE = "phase"
 
 
 @dataclasses.dataclass(frozen=True)
 class LeaderModel:
-    """What a following shard without model knows of that of shard 0."""
+    """Identity of shard 0's model, for a following shard without a model."""
 
     run_id: str
     weights_digest: str
 
 
 def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderModel:
-    """Wait until shard 0 has the model that a worker has offered, and return what it is.
+    """Wait until shard 0 has the model that a worker has offered, and return that model's identity.
 
     Args:
         run: The run's settings.
-        mine: This shard's identity, without a model; its phase is that of the model.
-        closing: Set when nobody wants to know any more.
+        mine: This shard's identity without a model; its phase is the phase of the wanted model.
+        closing: Set to end the wait.
 
     Raises:
         Unreachable: Shard 0 did not answer in time.
-        RequestRejected: It did not want this shard.
-        ConfigurationError: It has its model from its flags.
+        RequestRejected: Shard 0 rejected this shard.
+        ConfigurationError: Shard 0 has its model from its flags.
     """
     address, hello = run.addresses[0], hello_to_leader(mine)
     dialler = Dialler(
@@ -74,10 +79,10 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
         session, welcome = dialler.dial(run.reconnect_timeout_seconds)
         session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
         session.close()
-        found = json.loads(welcome.document)
-        if found.get(PHASE, 0) >= mine.phase or closing.wait(_LOOK_SECONDS):
+        document = json.loads(welcome.document)
+        if document.get(PHASE, 0) >= mine.phase or closing.wait(_LOOK_SECONDS):
             break
-    digest = found.get(WEIGHTS_DIGEST)
+    digest = document.get(WEIGHTS_DIGEST)
     if digest is None:
         raise ConfigurationError(
             f"shard 0 at {address} has its model from its flags; give all shards the same "
@@ -87,7 +92,12 @@ def find_model(run: Run, mine: Identity, closing: threading.Event) -> LeaderMode
 
 
 class LeaderClient:
-    """A following shard's view of shard 0."""
+    """Connection of a following shard to shard 0, with automatic reconnection.
+
+    Attributes:
+        halted: Cause of the run's end as shard 0 reported it; None before the end.
+        lost_for_good: True if shard 0 could not be reached again and this shard has given up.
+    """
 
     def __init__(
         self,
@@ -99,23 +109,23 @@ class LeaderClient:
         credentials: Credentials = NO_CREDENTIALS,
         is_wanted: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Prepare to follow.
+        """Prepare the connection.
 
         Args:
-            address: Of shard 0.
-            hello: This shard's introduction.
-            layout: Of this shard.
+            address: ``host:port`` of shard 0.
+            hello: This shard's Hello.
+            layout: Layout of this shard.
             put: Queues an event for the core.
             report: Makes this shard's metrics document.
-            credentials: Of this shard.
-            is_wanted: Whether there are workers that talk to this shard.
+            credentials: Credentials of this shard.
+            is_wanted: Returns True if workers are connected to this shard.
         """
         self._is_wanted = is_wanted
         self._hello, self._put, self._report = hello, put, report
         self._session: ClientSession | None = None
         self._closing, self._hurry = threading.Event(), threading.Event()
         self._has_reported_end, self._lease_seconds = False, 0.0
-        self._comes_again = False  # of its own will
+        self._comes_again = False  # `begin_phase` has closed the stream to reconnect
         limit, arrivals = payload_limit(layout), rhythm()
         self._dialler = Dialler(
             f"shard 0 at {address}",
@@ -130,31 +140,31 @@ class LeaderClient:
         self.lost_for_good = False
 
     def connect(self, timeout_seconds: float) -> pb.Welcome:
-        """Reach shard 0 within the time.
+        """Connect to shard 0 within a time limit.
 
         Raises:
-            Unreachable: It did not answer.
-            Refused: It did not want this shard.
+            Unreachable: Shard 0 did not answer.
+            RequestRejected: Shard 0 rejected this shard.
         """
         session, welcome = self._dialler.dial(timeout_seconds)
         self._session = session
         self._hello.run_id, self._lease_seconds = welcome.run_id, welcome.lease_seconds
         if self._requested_end is not None:
-            self.request_end(self._requested_end)  # an earlier stream may have been lost
+            self.request_end(self._requested_end)  # the earlier stream may have lost the request
         return welcome
 
     def follow(self, reconnect_seconds: float) -> None:
-        """Start to listen and report, in threads; reconnect when shard 0 comes back."""
+        """Start the threads that listen and report to shard 0, and reconnect after a loss."""
         threading.Thread(
             target=self._listen, args=(reconnect_seconds,), name="leader", daemon=True
         ).start()
         threading.Thread(target=self._report_regularly, name="leader-report", daemon=True).start()
 
     def begin_phase(self, hello: pb.Hello) -> None:
-        """Join again with another model, as a shard that was started again does.
+        """Reconnect with another model, as after a restart of this shard.
 
         Args:
-            hello: This shard's introduction from now on.
+            hello: New Hello of this shard.
         """
         hello.run_id = self._hello.run_id
         self._hello.CopyFrom(hello)
@@ -163,24 +173,24 @@ class LeaderClient:
             session.close()
 
     def request_end(self, cause: str) -> None:
-        """Request shard 0 to end the run (any thread); again whenever it is found anew."""
+        """Request shard 0 to end the run (any thread); repeated after each reconnection."""
         self._requested_end = cause
         session = self._session
         if session is not None:
             session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
 
     def report_unreachable(self, silent: events.WorkersUnreachable) -> None:
-        """Notify shard 0 of workers that are silent here."""
+        """Notify shard 0 of workers that this shard receives nothing from."""
         session = self._session
         if session is not None:
             members = [
-                pb.Member(worker=each.worker, incarnation=each.incarnation)
-                for each in silent.members
+                pb.Member(worker=member.worker, incarnation=member.incarnation)
+                for member in silent.members
             ]
             session.send_control(pb.ToServer(heartbeat=pb.Heartbeat(unreachable=members)))
 
     def close(self) -> None:
-        """Leave with a last report."""
+        """Send a last report and a Leave, and close the connection."""
         self._closing.set()
         self._hurry.set()
         session = self._session
@@ -203,10 +213,12 @@ class LeaderClient:
                     return
 
     def _return(self, reconnect_seconds: float) -> bool:
-        """Find shard 0 again; as long as workers come here, it is the network that is cut.
+        """Reconnect to shard 0, with further attempts while workers are connected to this shard.
+
+        Connected workers show that the run continues and that only the network to shard 0 failed.
 
         Returns:
-            Whether it was found; else the run is over for this shard.
+            True if shard 0 was reached; False if the run is over for this shard.
         """
         while not self._closing.is_set():
             try:
@@ -234,10 +246,11 @@ class LeaderClient:
                 self._end_in_time(events.Stop(message.halt.cause))
 
     def _end_in_time(self, stop: events.Stop) -> None:
-        """End this shard too; a spent budget first lets updates on their way arrive here.
+        """End this shard; at the end of an update or epoch limit, first receive pending updates.
 
-        They have arrived when all workers have gone, for these wait for every shard's answer. A
-        worker that is dead, or cannot reach us, is waited for no longer than its lease.
+        All pending updates have arrived when all workers have left, because a worker waits for the
+        answer of every shard. The shard waits at most one lease, since a worker may be dead or
+        unable to reach this shard.
         """
         if stop.reason not in _SPENT:
             self._put(stop)
@@ -253,7 +266,7 @@ class LeaderClient:
         self._put(stop)
 
     def report_end(self) -> None:
-        """Report immediately; only `close` reports once more."""
+        """Send a report immediately, at the first call; `close` sends the last report."""
         if not self._has_reported_end:
             self._has_reported_end = True
             self._hurry.set()
@@ -267,18 +280,18 @@ class LeaderClient:
                 session.send_control(pb.ToServer(report=pb.Report(document=self._report())))
 
 
-#: After the end of the run. A constant: it is people who wait, and what is missed is a second's
-#: figures of a shard whose network is cut.
+#: Time for which shard 0 waits for the last reports of other shards after the end of the run. It
+#: is short because people wait; a shard that misses it loses the figures of about one second.
 _PATIENCE_SECONDS = 2.0
 
 
 def figures_are_final(server: ShardServer) -> bool:
-    """Return whether this (following) shard's figures will not change any more."""
+    """Return True if the metrics of this following shard will not change any more."""
     return server.core.stop_reason is not None and not server.connections.workers
 
 
 def figures_are_awaited(server: ShardServer) -> bool:
-    """Return whether connected shards have more figures to send (shard 0)."""
+    """Return True if shard 0 should wait for the last metrics of connected shards."""
     ended_at = server.core.ended_at
     if ended_at is None or time.monotonic() - ended_at >= _PATIENCE_SECONDS:
         return False

@@ -1,4 +1,4 @@
-"""gRPC around the core: reader threads validate and queue, one writer thread runs `handle`."""
+"""Network server of a shard: reader threads queue messages, one writer thread runs the core."""
 
 from __future__ import annotations
 
@@ -49,41 +49,41 @@ if TYPE_CHECKING:
 
 _STATUS_INTERVAL_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 0.5
-#: Between two looks at what scripts wait for in vain: leases and patience are of seconds.
+#: Interval between checks of the scripts' deadlines, which are several seconds long.
 _SCRIPTS_SECONDS = 0.25
-#: A turn of the loop that took so much longer means that the process was stopped, or starved.
+#: If one iteration of the loop takes longer, the process was stopped or got no CPU time.
 _STALL_SECONDS = 1.0
-#: A shard for which something has waited is behind for so long.
+#: Time for which a shard counts as behind after its queue was not empty.
 _BEHIND_SECONDS = 0.05
-#: A push refused for these reasons does not come again; nor is what comes late of it wanted.
+#: Reasons after which a worker does not repeat a push; late datagrams of the push are dropped.
 _GIVEN_UP = ("OUTLIER", "STALE_GENERATION")
-#: A push that a change of members has overtaken is sent again; nothing is wrong.
+#: Reason of a push from before a change of members. The worker repeats the push; this is normal.
 _OF_ANY_CHANGE = "STALE_EPOCH"
-#: Refusals that the core's accounts count; the guard counts the others.
+#: Reasons of refusals that the core counts; the guard counts all other refusals.
 _COUNTED_BY_CORE = ("NON_FINITE", *_GIVEN_UP)
 
 
 def dscp_of(router: Router, marks: str) -> int | None:
-    """Return the class of service of a shard's streams; None: the system's own.
+    """Return the DSCP value of a shard's streams; None for the system's default.
 
     Args:
-        router: Of the method.
-        marks: How priorities are marked, where the router has channels beside the stream.
+        router: Router of the method.
+        marks: How packets are marked with priorities if the router has datagram channels.
     """
     return stream_dscp(marks, router.channels) if router.channels else None
 
 
 class ShardServer:
-    """One shard on the network.
+    """Network server of one shard.
 
     Args:
         core: The state machine.
-        layout: Of this shard.
-        share: This shard's part of the model, for emulated links.
-        save: Takes (version, state) of a snapshot; must not block.
-        lease_seconds: Sent to workers.
-        bounds: Of what workers may claim; None: by the method alone.
-        groups: Slices that each optimizer of the script steps; empty: one steps all.
+        layout: Layout of this shard.
+        share: This shard's part of the model's values (0 to 1), for emulated links.
+        save: Saves (version, state) of a snapshot; must not block.
+        lease_seconds: Silence after which a worker is lost, in seconds; sent to the workers.
+        bounds: Limits of the numbers that workers may claim; None for the limits of the method.
+        groups: Slices that each optimizer of the script steps; empty if one optimizer steps all.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class ShardServer:
         self.ended_models = EndedModels()
         self.programs = Programs()
         self.connections = Connections()
-        self.identity: Identity | None = None  # None: not ready to accept a Hello
-        self.directory = ShardDirectory(1)  # of all shards, where this is shard 0
-        self.document = "{}"  # of the run, for supervisors and shards, in Welcome
+        self.identity: Identity | None = None  # None before the shard can accept a Hello
+        self.directory = ShardDirectory(1)  # addresses of all shards; filled on shard 0 only
+        self.document = "{}"  # JSON of the run's settings; supervisors and shards get it in Welcome
         self.reports: dict[tuple[int, int], str] = {}  # (role, id) -> newest JSON document
         self.observers = Observers(self.connections)
         self.payloads: Callable[[int], NDArray[Any]] = buffers.buffer
@@ -128,16 +128,16 @@ class ShardServer:
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_unreachable: Callable[[events.WorkersUnreachable], None] | None = None
-        self._num_epochs = 0  # announced
+        self._num_epochs = 0  # number of the newest epoch that was logged
         self._welcomes: dict[int, Connection] = {}  # incarnation -> connection of its Hello
-        # Version, whether with weights, document and arrays of the slots that were sent last.
+        # Slots that were sent last: ((version, includes weights), document, arrays).
         self._slots: tuple[tuple[int, bool], str, list[memoryview]] | None = None
         self.watch: AdmissionWatch | None = None
         self._due = dict.fromkeys(("status", "beat", "scripts"), time.monotonic())
         self.server: GrpcServer | None = None
 
     def wait_in(self, spill: Spill) -> None:
-        """Let payloads that arrive, and what is put aside for readers, wait in files."""
+        """Store received payloads, and copies of weights for slow readers, in files."""
         self.payloads, self.copied = spill.buffer, spill.copied
 
     def _take_model(
@@ -147,7 +147,7 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Be ready for the pushes of the core's model."""
+        """Prepare the decoder and the datagram port for pushes to the core's model."""
         core, model = self.core, self.core.model
         model.freezer.turn_on(lambda values: self.copied(values))
         self.layout, self.share, self.bounds = layout, share, bounds
@@ -168,15 +168,17 @@ class ShardServer:
         bounds: ClaimBounds,
         groups: Sequence[Collection[int]],
     ) -> None:
-        """Go on with another model, which the core has already (writer thread).
+        """Serve another model, which the core has already loaded (writer thread).
 
-        Nobody is admitted from here to `open_for`. Workers, and who evaluates, must join anew.
+        The shard admits no client until `open_for`. Workers and supervisors that evaluate must
+        connect again.
 
         Args:
-            layout: Of this shard, from now on.
-            share: This shard's part of the model.
-            bounds: Of what workers may claim.
-            groups: Slices that each optimizer of the script steps; empty: one steps all.
+            layout: Layout of this shard for the new model.
+            share: This shard's part of the model's values, from 0 to 1.
+            bounds: Limits of the numbers that workers may claim.
+            groups: Slices that each optimizer of the script steps; empty if one optimizer steps
+                all.
         """
         self.identity = None
         if self.datagrams is not None:
@@ -189,26 +191,26 @@ class ShardServer:
         """Start to listen; return the port.
 
         Args:
-            bind: The address.
-            port: 0: a free one.
-            marks: How priorities are marked, where the router has channels beside the stream.
+            bind: Address to listen on.
+            port: Port number; 0 for any free port.
+            marks: How packets are marked with priorities if the router has datagram channels.
 
         Raises:
-            thinwire.proto.grpc.PortInUse: Somebody else has it.
+            thinwire.proto.grpc.PortInUse: Another process uses the port.
         """
         dscp = dscp_of(self.core.model.method.router, marks)
         self.server = serve(bind, port, self._read, dscp=dscp, guard=self.guard)
         return self.server.port
 
     def take_over(self, listening: GrpcServer, guard: ConnectionGuard) -> int:
-        """Serve the streams of a port that is open already; return the port."""
+        """Serve the streams of a port that is already open; return the port."""
         self.server, self.guard = listening, guard
         listening.hand_over(self._read)
         return listening.port
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return self.core.version
 
     def open_for(self, identity: Identity, document: str) -> None:
@@ -224,13 +226,14 @@ class ShardServer:
         StreamReader(self, self.decoder, stream).read()
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Remember the stream of a Hello until the core has decided (reader threads)."""
+        """Store a Hello's stream until the core admits or rejects the worker (reader threads)."""
         self._welcomes[incarnation] = connection
 
     def lose(self, connection: Connection) -> None:
-        """Note that a worker's stream has ended (reader threads).
+        """Record that a worker's stream has ended (reader threads).
 
-        It takes its turn behind the stream's own Hello: the worker may not be known before.
+        The work is queued behind the stream's Hello. Handled earlier, it would find no worker, and
+        the Hello would then register a stream that has ended.
         """
 
         def lose() -> None:
@@ -254,21 +257,25 @@ class ShardServer:
         self.queue.put(ClientRequest(connection, "a Hello", welcome))
 
     def observe(self, connection: Connection, number: int) -> None:
-        """Send an observer the whole model, an evaluator that of its phase (writer thread)."""
+        """Send an observer the whole model, or an evaluator its phase's model (writer thread)."""
         phase = connection.phase
         if connection.role != pb.ROLE_EVALUATOR or phase >= self.ended_models.since:
-            # No event of the core: a failure must not look like one of its state.
+            # Not handled as an event of the core: a failure of an event means that the core's state
+            # may be torn, but a failure to send the model concerns this observer only.
             self._dispatch([events.EvaluationReply(number, self.core.whole())])
         elif (ended := self.ended_models.find(phase)) is not None:
             sender = ReplySender(ended.layout, ended.generation, self._members, None)
             sender.send(ended.reply, connection, counted=False)
         else:
-            text = f"phase: what the script's phase {phase} ended with is not kept any more."
+            text = f"phase: the final model of the script's phase {phase} is not stored any more."
             refusal = pb.Refusal(reason=pb.REASON_PHASE, message=text)
             connection.send(pb.ToClient(refusal=refusal))
 
     def welcome_script(self, connection: Connection) -> None:
-        """Admit the script of a worker (writer thread); without incarnation for slots alone."""
+        """Admit the script of a worker (writer thread).
+
+        A script without an incarnation only requests slots and takes no part in barriers.
+        """
         connection.send(self._welcome_message(connection))
         if not connection.incarnation:
             return
@@ -279,19 +286,19 @@ class ShardServer:
     def send_slots(self, connection: Connection, weights: bool) -> None:
         """Send the state of the optimizer between two updates (writer thread).
 
-        All scripts request it after the same update, so they are sent the same arrays.
+        All scripts request the state after the same update, so they get the same encoded arrays.
 
         Args:
-            connection: Of the script.
-            weights: Whether the weights, and averaged statistics, are wanted as well.
+            connection: Connection of the script.
+            weights: True if the script also wants the weights and averaged statistics.
         """
         key = (self.core.version, weights)
         if self._slots is None or self._slots[0] != key:
             model = self.core.model
-            beside = model.scale_slots()
+            slots = model.scale_slots()
             if weights:
-                beside += whole_slots(model.theta, self.layout, self.core.averages.statistics)
-            states = [*model.slots(), OptimizerState(beside, 0.0)]
+                slots += whole_slots(model.theta, self.layout, self.core.averages.statistics)
+            states = [*model.slots(), OptimizerState(slots, 0.0)]
             self._slots = (key, *encode_slots(states))
         _, document, pieces = self._slots
         message = pb.ToClient(slots=pb.Slots(document=document))
@@ -300,7 +307,7 @@ class ShardServer:
     # -- the writer thread ------------------------------------------------------------------
 
     def run_until(self, finished: Callable[[], bool]) -> None:
-        """Be the writer thread until `finished`."""
+        """Run the writer thread's loop until `finished` returns True."""
         before = behind_until = time.monotonic()
         while not finished():
             deadline = min(*self._due.values(), *self._deadlines())
@@ -310,7 +317,9 @@ class ShardServer:
             except queue.Empty:
                 item = events.Tick()
             now = time.monotonic()
-            if now - before > _STALL_SECONDS:  # messages of meanwhile still are in the queue
+            # While the process was stalled, heartbeats have piled up in the queue unread. Extend
+            # all deadlines before the first deadline is checked, or live workers would be expelled.
+            if now - before > _STALL_SECONDS:
                 self._dispatch(self.journaled.handle(events.ProcessStalled(now - before), now))
                 self.scripts.excuse(now - before)
             before = now
@@ -323,11 +332,11 @@ class ShardServer:
                 item()
             else:
                 self._dispatch(self.journaled.handle(item, time.monotonic()))
-            item = events.Tick()  # a push must not stay until the next item comes
+            item = events.Tick()  # drop the reference: a push's memory must not wait for `get`
             self._do_regular_work(time.monotonic())
 
     def _deadlines(self) -> list[float]:
-        """Return when the core, and pushes that wait for datagrams, are due."""
+        """Return the next deadlines of the core and of pushes that wait for datagrams."""
         deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
             deadlines.append(self.datagrams.receiver.next_deadline())
@@ -338,7 +347,7 @@ class ShardServer:
             self.datagrams.poll()
         if now >= self._due["scripts"]:
             self.contained.run("look after scripts", self.scripts.tick)
-            latest = now + _SCRIPTS_SECONDS  # a message may bring another deadline meanwhile
+            latest = now + _SCRIPTS_SECONDS  # a message may set an earlier deadline
             self._due["scripts"] = min(latest, self.scripts.next_deadline() or latest)
         if self.phases is not None:
             self.contained.run("look after offers", self.phases.tick)
@@ -353,11 +362,11 @@ class ShardServer:
                 connection.send(pb.ToClient(waiting=pb.Waiting()))
 
     def _publish_status(self) -> None:
-        """Send the status to everybody who watches, if it can be made."""
+        """Send the status to all observers; a failure is logged and skipped."""
         self.contained.run("make the status", self.observers.publish_status)
 
     def _end_if_nobody_comes(self, watch: AdmissionWatch, now: float) -> None:
-        """End a run whose workers were all refused: there would never be another."""
+        """End a run whose workers were all refused."""
         if (why := watch.verdict()) is not None:
             logging.error("%s", why)
             self._dispatch(self.journaled.handle(events.Stop(NOBODY_ADMITTED), now))
@@ -383,7 +392,7 @@ class ShardServer:
                 self._actions[type(action)](self, action)
 
     def _members(self) -> list[pb.Member]:
-        """Return who sums with whom, if workers do that among themselves."""
+        """Return the live workers and their addresses if workers sum among themselves; else []."""
         core = self.core
         if core.model.kind is not Kind.VALUES:
             return []
@@ -447,7 +456,7 @@ class ShardServer:
                 connection.stream.close()
         if action.is_notice:
             return
-        # A client that insists must not fill the disk.
+        # Limit the log rate: a client that repeats a refused message must not fill the disk.
         level = logging.INFO if action.reason == _OF_ANY_CHANGE else logging.WARNING
         logging.log_every_n_seconds(
             level, "refused worker %d: %s", 1, action.worker, action.message
@@ -462,17 +471,19 @@ class ShardServer:
     def _new_epoch(self, action: events.NewEpoch) -> None:
         epoch = action.epoch
         if self.datagrams is not None:
-            self.queue.put(self.datagrams.end_sessions)  # after all epochs that come together
+            # Queued: several epochs of one batch of actions must end the sessions only once all
+            # epochs have been handled.
+            self.queue.put(self.datagrams.end_sessions)
         if self.core.stop_reason is None and epoch.number != self._num_epochs:
             logging.info("epoch %d: live workers %s", epoch.number, list(epoch.live))
-        self._num_epochs = epoch.number  # a draw begins no other one
+        self._num_epochs = epoch.number  # an action that only adds draws repeats the number
         if epoch.draws and self.on_draws is not None:
             self.on_draws(epoch.draws)
         self.observers.send_epoch(encode_epoch(epoch, self.core.groups))
 
     def _report_unreachable(self, action: events.WorkersUnreachable) -> None:
-        workers = [each.worker for each in action.members]
-        logging.info("silent here for %g s: workers %s", self.lease_seconds, workers)
+        workers = [member.worker for member in action.members]
+        logging.info("no message for %g s from workers %s", self.lease_seconds, workers)
         if self.on_unreachable is not None:
             self.on_unreachable(action)
 
@@ -487,7 +498,7 @@ class ShardServer:
         self.save(action.version, action.state)
 
     def _halt(self) -> pb.Halt | None:
-        """Return what notifies others of the end of the run; None: it has not ended."""
+        """Return the message about the end of the run; None while the run has not ended."""
         reason = self.core.stop_reason
         return pb.Halt(cause=reason, message=self.scripts.why(reason)) if reason else None
 

@@ -1,4 +1,4 @@
-"""One stream's reader thread: introductions, validation, decoding, queueing."""
+"""Reader thread of one client's stream: handles the Hello, checks, decodes and queues messages."""
 
 from __future__ import annotations
 
@@ -48,62 +48,63 @@ if TYPE_CHECKING:
     from thinwire.ps.service.connections import Connections, Observers
     from thinwire.ps.wire.claims import ClaimBounds
 
-#: A longer metrics document is not believed.
+#: Size limit of a node's metrics document; a longer document is malformed.
 MAX_DOCUMENT_BYTES = 256 << 10
-#: A refusal quotes the client's message; that may be long.
+#: Limit on the characters of a refusal, which may quote a client's long message.
 _LONGEST_MESSAGE = 2000
 _RENEWALS_PER_LEASE = 10
-#: Barriers of one message, and characters of the name of one.
+#: Limits on the number of barriers in one message, and on the characters of a barrier's name.
 _MOST_BARRIERS, _LONGEST_BARRIER = 20_000, 100
-#: Fits and epochs are counted below this; metrics of one evaluation, all their values, and the
-#: characters of a fit's history.
+#: The numbers of fits and epochs are below this limit.
 _MOST_COUNTED = 1 << 31
+#: Limits on the metrics and values of one evaluation, and on the characters of a fit's history.
 _MOST_METRICS, _MOST_VALUES, _LONGEST_HISTORY = 1000, 100_000, 900_000
-#: A value of a metric's state is a float64.
+#: Size of one value (float64) of a metric's state.
 _STATE_BYTES = 8
-#: A message that is passed on to other clients must fit into one of theirs, with a few bytes more.
+#: Size limit of a message that is relayed to other clients. The relayed message must fit into a
+#: message of the maximum size together with a few extra bytes.
 _MOST_RELAYED_BYTES = framing.MAX_MESSAGE_BYTES - 1024
-#: Characters of a node's address, a reason to leave, and the name of a metric, whose entries get
-#: names that are a little longer.
+#: Limits on the characters of a node's address, of a cause to leave, and of a metric's name. The
+#: entries of a metric get slightly longer names.
 _LONGEST_ADDRESS, _LONGEST_CAUSE, _LONGEST_METRIC = 300, 100, 900
-#: What a supervisor may end a run for.
+#: Causes for which a supervisor may end a run.
 _HALT_CAUSES = (*LIMIT_REASONS, "interrupted", "diverged")
 _SHARD_HALT_CAUSES = (STOP_REASON,)
 
 
 class _EndOfStream(Exception):
-    """The stream is to be ended."""
+    """The stream must end."""
 
 
 class OfferingStream(Protocol):
-    """Reads the stream of a worker that offers a model, or waits for another's."""
+    """Reader of the stream of a worker that offers a model, or waits for another worker's offer."""
 
     def admit(self, hello: pb.Hello) -> bool:
-        """Go on from a Hello whose sender is known; return whether more frames are wanted."""
+        """Handle a Hello that has been authenticated; return True if the stream continues."""
 
     def receive(self, data: bytes | Arriving) -> bool:
-        """Handle one frame; return whether more are wanted."""
+        """Handle one frame; return True if the stream continues."""
 
     def forget(self) -> None:
-        """Note that the stream has ended."""
+        """Record that the stream has ended."""
 
 
 class PhaseGate(Protocol):
-    """The next phase of a script, as far as readers of streams need it."""
+    """The part of the script's next phase that stream readers use."""
 
     def reader(self, phase: int, stream: ServerStream) -> OfferingStream | None:
-        """Return who reads the stream of a worker of a later phase; None: not yet."""
+        """Return a reader for a worker of a later phase; None before the scripts agree on it."""
 
     def tick(self) -> None:
-        """Look after those who wait (writer thread)."""
+        """Send heartbeats to waiting workers and release those held too long (writer thread)."""
 
 
 class StreamOwner(Protocol):
-    """The server of a stream, as its reader needs it.
+    """The part of the shard's server that a stream's reader uses.
 
     Attributes:
-        reports: (role, id) -> newest JSON document.
-        payloads: Returns the memory for a payload of so many bytes.
+        reports: (role, id) of a node -> newest JSON document of that node.
+        payloads: Returns memory for a payload of the given number of bytes.
     """
 
     reports: dict[tuple[int, int], str]
@@ -111,65 +112,65 @@ class StreamOwner(Protocol):
 
     @property
     def guard(self) -> ConnectionGuard:
-        """Who may connect, and how much one client may send."""
+        """Guard that authenticates clients and limits their streams and messages."""
 
     @property
     def identity(self) -> Identity | None:
-        """The shard's; None: it is not ready to accept a Hello."""
+        """The shard's identity; None before the shard can accept a Hello."""
 
     @property
     def layout(self) -> ShardLayout:
-        """Of the shard."""
+        """The shard's layout."""
 
     @property
     def share(self) -> float:
-        """The shard's part of the model, for emulated links."""
+        """The shard's part of the model's values (0 to 1), for emulated links."""
 
     @property
     def lease_seconds(self) -> float:
-        """Silence after which a worker is out."""
+        """Time without a message after which a worker is expelled, in seconds."""
 
     @property
     def bounds(self) -> ClaimBounds:
-        """Of the numbers that workers claim."""
+        """Limits of the numbers that workers may claim."""
 
     @property
     def queue(self) -> WriterQueue:
-        """Of the writer thread."""
+        """Queue of the writer thread."""
 
     @property
     def datagrams(self) -> DatagramPort | None:
-        """Where datagrams arrive; None: the method sends none."""
+        """Port that receives datagrams; None if the method sends no datagrams."""
 
     @property
     def connections(self) -> Connections:
-        """All streams of the shard."""
+        """All open connections of the shard."""
 
     @property
     def observers(self) -> Observers:
-        """Supervisors and following shards."""
+        """Sender of reports to supervisors and following shards."""
 
     @property
     def directory(self) -> ShardDirectory:
-        """Where the other shards listen."""
+        """Addresses of the other shards."""
 
     @property
     def programs(self) -> Programs:
-        """What each worker computes with."""
+        """Program (script and versions) of each worker."""
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
 
     @property
     def phases(self) -> PhaseGate | None:
-        """Where workers of a later phase offer its model; None: the model stays."""
+        """Gate where workers of a later phase offer its model; None if the model cannot change."""
 
     def expect(self, incarnation: int, connection: Connection) -> None:
-        """Remember the stream of a Hello until the core has decided."""
+        """Store the stream of a Hello until the core admits or rejects the worker."""
 
     def lose(self, connection: Connection) -> None:
-        """Note that a worker's stream has ended."""
+        """Record that a worker's stream has ended."""
 
     @property
     def scripts(self) -> RunControl:
@@ -185,22 +186,22 @@ class StreamOwner(Protocol):
         """Admit the script of a worker (writer thread)."""
 
     def send_slots(self, connection: Connection, weights: bool) -> None:
-        """Send the state of the optimizer, and the weights if wanted (writer thread)."""
+        """Send the optimizer's state and, if `weights` is True, the weights (writer thread)."""
 
 
 class StreamReader:
-    """Reads one stream to its end.
+    """Reader of one client's stream.
 
-    Nothing that a client sends raises more than Malformed, which ends its stream, and nothing is
-    accepted in the name of a worker before the core has welcomed this stream as the worker's, or
-    after another stream has taken its place.
+    Invalid input from a client raises at most Malformed, which ends that client's stream. The
+    reader accepts a worker's messages only after the core has welcomed this stream as that worker's
+    stream, and only until another stream replaces it.
     """
 
     def __init__(self, server: StreamOwner, decoder: PushDecoder, stream: ServerStream) -> None:
-        """Read `stream` for `server`."""
+        """Prepare to read `stream` for `server`."""
         self.server, self.decoder, self.stream = server, decoder, stream
         self.connection: Connection | None = None
-        self.number = 0  # of an observer
+        self.number = 0  # number of the observer in `Connections`; 0 for a worker
         self._offers: OfferingStream | None = None
         self.rate = MessageRate(server.guard.limits)
         self._renewed_at = 0.0
@@ -211,7 +212,7 @@ class StreamReader:
         self.assembler = MessageAssembler(pb.ToServer, lambda message: limit, server.payloads)
 
     def read(self) -> None:
-        """Handle frames until the stream ends; then report that it is lost."""
+        """Handle frames until the stream ends; then notify the server of the end."""
         try:
             for frame in self.stream.incoming():
                 if not self.receive(frame):
@@ -222,7 +223,7 @@ class StreamReader:
             self.forget()
 
     def receive(self, frame: bytes | Arriving) -> bool:
-        """Handle one frame, or what has come of one; return whether more are wanted."""
+        """Handle one frame, or a received part of a frame; return True if the stream continues."""
         if self._offers is not None:
             return self._offers.receive(frame)
         try:
@@ -268,22 +269,24 @@ class StreamReader:
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
         del payload
-        mine, guard = self.server.identity, self.server.guard
-        if (other := versions.refusal(hello)) is not None:  # its proof may be another one, too
-            self._reject_stream("hello", other)
+        identity, guard = self.server.identity, self.server.guard
+        # Check the protocol version first: another version may compute the proof differently.
+        if (other_version := versions.refusal(hello)) is not None:
+            self._reject_stream("hello", other_version)
         stranger = guard.authenticate(self.stream, part_of(hello), hello.proof, claims_of(hello))
         if stranger is not None:
             self._refuse(*stranger)
             raise _EndOfStream
         check_address(hello.peer_address)
-        if mine is None:
+        if identity is None:
             self._refuse(pb.REASON_STARTING, "this PS is not ready yet; try again.")
             raise _EndOfStream
-        if hello.role == pb.ROLE_WORKER and hello.phase > mine.phase and self.server.phases:
+        if hello.role == pb.ROLE_WORKER and hello.phase > identity.phase and self.server.phases:
             self._offer(hello, self.server.phases)
             return
-        refusal = self._other_program(hello) or check_hello(hello, mine)
-        if refusal is not None and refusal[0] == pb.REASON_PHASE:  # it comes again, a fit later
+        refusal = self._other_program(hello) or check_hello(hello, identity)
+        # A worker behind the run's phase is no error and is not counted: it retries at a later fit.
+        if refusal is not None and refusal[0] == pb.REASON_PHASE:
             self._refuse(*refusal)
             raise _EndOfStream
         if refusal is not None:
@@ -291,7 +294,7 @@ class StreamReader:
         if (full := guard.hello_received(self.stream)) is not None:
             self._reject_stream(full[0], (pb.REASON_FULL, full[1]))
         if hello.role == pb.ROLE_WORKER:
-            self._join_worker(hello, mine.shard)
+            self._join_worker(hello, identity.shard)
         elif hello.role == pb.ROLE_SCRIPT:
             self._begin_script(hello)
         else:
@@ -304,31 +307,33 @@ class StreamReader:
             self.server.welcome_observer(self.connection)
 
     def _other_program(self, hello: pb.Hello) -> tuple[int, str] | None:
-        """Return why a worker of this run is refused that computes otherwise than before."""
-        mine, programs = self.server.identity, self.server.programs
-        is_of_run = mine is not None and hello.run_id in ("", mine.run_id)
+        """Return the refusal of a worker of this run whose program has changed; else None."""
+        identity, programs = self.server.identity, self.server.programs
+        is_of_run = identity is not None and hello.run_id in ("", identity.run_id)
         if hello.role != pb.ROLE_WORKER or not is_of_run:
             return None
         text = programs.refusal_of(hello.id, program_of(hello), self.server.version)
         return None if text is None else (pb.REASON_OTHER_PROGRAM, text)
 
     def _offer(self, hello: pb.Hello, phases: PhaseGate) -> None:
-        """Hand a worker of a later phase over to whoever takes the model of that."""
+        """Pass the stream of a worker of a later phase to the reader of that phase's offers."""
         offers = phases.reader(hello.phase, self.stream)
         if offers is None:
-            self._refuse(pb.REASON_STARTING, "its scripts have not agreed on that phase yet.")
+            self._refuse(
+                pb.REASON_STARTING, "the scripts have not agreed on this phase; try again."
+            )
             raise _EndOfStream
         if not offers.admit(hello):
             raise _EndOfStream
         self._offers = offers
 
     def _announce(self, hello: pb.Hello) -> None:
-        """Note where a following shard listens that takes part in the run."""
+        """Record the address of a following shard that has its model and takes part in the run."""
         if hello.role == pb.ROLE_SHARD and hello.model:
             directory = self.server.directory
-            other = directory.announce(hello.id, hello.generation, hello.peer_address)
-            if other is not None:
-                self._reject_stream("hello", (pb.REASON_ID_TAKEN, other))
+            conflict = directory.announce(hello.id, hello.generation, hello.peer_address)
+            if conflict is not None:
+                self._reject_stream("hello", (pb.REASON_ID_TAKEN, conflict))
 
     def _join_worker(self, hello: pb.Hello, shard: int) -> None:
         if self.server.scripts.is_worker(hello.id):
@@ -363,14 +368,14 @@ class StreamReader:
         )
 
     def _push(self, push: pb.Push, payload: memoryview) -> int:
-        """Decode and queue a push; return the bytes that it has beside its payload."""
-        worker, beside = self._worker.id, self.server.datagrams
+        """Decode and queue a push; return the decoded bytes in addition to the payload."""
+        worker, port = self._worker.id, self.server.datagrams
         try:
-            if beside is None:
+            if port is None:
                 event = self.decoder.decode(worker, push, payload)
                 self.server.queue.put(event)
                 return event.num_decoded_bytes
-            beside.receiver.on_push(worker, push, payload)
+            port.receiver.on_push(worker, push, payload)
         except NonFinite as error:
             self.server.queue.put(events.PushRejected(worker, "non_finite"))
             self._refuse(pb.REASON_NON_FINITE, str(error), push.step)
@@ -381,10 +386,10 @@ class StreamReader:
 
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
         del payload
-        beside = self.server.datagrams
-        if beside is None or not datagrams.size:
-            raise Malformed("datagrams in a run without, or of no size")
-        beside.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
+        port = self.server.datagrams
+        if port is None or not datagrams.size:
+            raise Malformed("datagrams in a run without datagrams, or of size 0")
+        port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
         del payload
@@ -396,10 +401,10 @@ class StreamReader:
         )
 
     def _heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Do nothing: every chunk renews the lease."""
+        """Do nothing: each received chunk renews the lease already."""
 
     def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        """Report the workers that are silent on a following shard."""
+        """Queue the ids of workers that a following shard receives nothing from."""
         del payload
         for member in heartbeat.unreachable:
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
@@ -418,7 +423,7 @@ class StreamReader:
         self._worker.left = True
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
-        """Take a node's report on itself, which becomes a part of the run's documents."""
+        """Store a node's report on itself, which becomes a part of the run's documents."""
         del payload
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"a report of {len(report.document)} characters")
@@ -435,7 +440,7 @@ class StreamReader:
 
     def _take_rounds(self, batch: str) -> None:
         if self._worker.role != pb.ROLE_WORKER:
-            raise Malformed("rounds of a client that is no worker")
+            raise Malformed("rounds from a client that is not a worker")
         if len(batch.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"rounds of {len(batch)} characters")
         self._serve("rounds", self.server.observers.pass_on_rounds, self._worker.id, batch)
@@ -510,14 +515,14 @@ class StreamReader:
         self._serve("a script's fit", self.server.scripts.receive, self._worker, message)
 
     def _evaluated(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
-        """Take an evaluation of the evaluator."""
+        """Queue an evaluation by the evaluator."""
         del payload
         _check_evaluated(evaluated)
         take = self.server.scripts.take_evaluation
         self._serve("an evaluation", take, self._worker, evaluated)
 
     def _evaluator(self, evaluator: pb.Evaluator, payload: memoryview) -> None:
-        """Note whether a Supervisor starts an evaluator."""
+        """Queue a Supervisor's report whether it starts an evaluator."""
         del payload
         offer = self.server.scripts.offer_evaluator
         why = printable(evaluator.message, _LONGEST_MESSAGE)
@@ -530,10 +535,10 @@ class StreamReader:
 
     def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         del heartbeat, payload
-        self._serve("a sign of life", self.server.scripts.alive, self._worker)
+        self._serve("a heartbeat", self.server.scripts.alive, self._worker)
 
     def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:
-        """Queue work for this client: where it fails, `Containment` rejects this client alone."""
+        """Queue work for this client; if the work fails, `Containment` rejects only this client."""
         request = ClientRequest(self._worker, what, functools.partial(work, *arguments))
         self.server.queue.put(request)
 
@@ -544,7 +549,7 @@ class StreamReader:
         return self.connection
 
     def _check_current(self, connection: Connection) -> None:
-        """Accept a worker's messages on its own stream only."""
+        """Raise unless this stream is the worker's current stream, welcomed by the core."""
         if not connection.welcomed:
             raise Malformed("a message before the hello was welcomed")
         if self.server.connections.workers.get(connection.id) is not connection:
@@ -552,7 +557,7 @@ class StreamReader:
             raise _EndOfStream
 
     def _renew_lease(self, connection: Connection) -> None:
-        """Any chunk renews the lease, but the writer thread need not be woken for each."""
+        """Renew the worker's lease, at most `_RENEWALS_PER_LEASE` times in one lease."""
         now = time.monotonic()
         if now - self._renewed_at >= self.server.lease_seconds / _RENEWALS_PER_LEASE:
             self._renewed_at = now
@@ -566,13 +571,13 @@ class StreamReader:
         self.stream.send((framing.frame(pb.ToClient(refusal=refusal)),), counted=False)
 
     def _reject_stream(self, why: str, refusal: tuple[int, str]) -> None:
-        """End the stream; `why` is the name under which it is counted."""
+        """Send a refusal and end the stream; the guard counts the refusal under the name `why`."""
         self._refuse(*refusal)
         self.server.guard.record_refusal(why, self.stream.peer, refusal[1])
         raise _EndOfStream
 
     def forget(self) -> None:
-        """Report that the stream has ended; once, after the last frame."""
+        """Notify the server that the stream has ended; called once, after the last frame."""
         connection = self.connection
         if self._offers is not None:
             self._offers.forget()
@@ -631,26 +636,29 @@ class StreamReader:
 
 def _check_place(fit: int, epoch: int) -> None:
     if not (0 < fit < _MOST_COUNTED and epoch < _MOST_COUNTED):
-        raise Malformed(f"epoch {epoch} of fit {fit}")
+        raise Malformed(f"epoch {epoch} of fit {fit}: a number is out of range")
 
 
 def _check_meeting(meeting: pb.EpochMeeting) -> None:
-    """Refuse states of metrics that no script can have."""
+    """Reject metric states that no script can have."""
     _check_place(meeting.fit, meeting.epoch)
     _check_relayed(meeting)
     names = {state.name for state in meeting.states}
     if not len(names) == len(meeting.states) <= _MOST_METRICS:
-        raise Malformed(f"{len(meeting.states)} metrics, {len(names)} of other names")
+        raise Malformed(
+            f"{len(meeting.states)} metrics with {len(names)} different names: too many metrics, "
+            "or a repeated name"
+        )
     for state in meeting.states:
         if len(state.values) % _STATE_BYTES or len(state.name) > _LONGEST_MESSAGE:
             raise Malformed(f"metric {state.name!r:.80} with {len(state.values)} bytes of state")
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that no node can have; other nodes get it.
+    """Reject an address that no node can have, because the shard sends addresses to other nodes.
 
     Raises:
-        Malformed: It is longer than the name of any host, or not printable.
+        Malformed: The address is longer than any host name, or not printable.
     """
     if len(address) > _LONGEST_ADDRESS or not address.isprintable():
         raise Malformed(
@@ -660,23 +668,23 @@ def check_address(address: str) -> None:
 
 
 def _check_relayed(message: Any) -> None:
-    """Refuse a message that would not fit into a message to another client."""
+    """Reject a message that would not fit into a message to another client."""
     if message.ByteSize() > _MOST_RELAYED_BYTES:
         raise Malformed(
-            f"a message of {message.ByteSize()} bytes that is for other nodes; expected at most "
+            f"a message of {message.ByteSize()} bytes for other nodes; expected at most "
             f"{_MOST_RELAYED_BYTES}"
         )
 
 
 def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> None:
-    """Refuse an evaluation that no evaluator can have made.
+    """Reject an evaluation that no evaluator can have made.
 
-    Its metrics become lines of metrics.jsonl and of the summary, tags of TensorBoard and labels of
-    Prometheus. A value that is not finite is legal: it is written as null.
+    The metrics of an evaluation become lines of metrics.jsonl and of the summary, tags of
+    TensorBoard and labels of Prometheus. A value that is not finite is legal and written as null.
 
     Args:
         evaluated: The message.
-        names_versions: Whether it must name the versions of the shards, if it has metrics.
+        names_versions: True if an evaluation with metrics must name the versions of the shards.
     """
     _check_place(evaluated.fit, evaluated.epoch)
     _check_relayed(evaluated)
@@ -690,10 +698,12 @@ def _check_evaluated(evaluated: pb.Evaluated, names_versions: bool = True) -> No
     if len(evaluated.metrics) > _MOST_METRICS or len(evaluated.nobody) > _LONGEST_MESSAGE:
         raise Malformed(f"{len(evaluated.metrics)} metrics")
     if sum(len(metric.values) for metric in evaluated.metrics) > _MOST_VALUES:
-        raise Malformed("metrics of too many values")
+        raise Malformed("the metrics have too many values")
     for metric in evaluated.metrics:
         if math.prod(metric.shape) != len(metric.values):
-            raise Malformed(f"metric {metric.name!a:.80} of another shape than its values have")
+            raise Malformed(
+                f"metric {metric.name!a:.80}: the number of values does not fit the shape"
+            )
         if not (metric.name.isprintable() and 0 < len(metric.name) <= _LONGEST_METRIC):
             raise Malformed(
                 f"a metric named {metric.name!a:.80}; expected 1 to {_LONGEST_METRIC} printable "

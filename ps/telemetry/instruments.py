@@ -1,4 +1,4 @@
-"""The instruments of one shard for monitoring: its own figures, not the run's."""
+"""The instruments of one shard for monitoring: figures of the shard, not of the whole run."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
     from thinwire.ps.telemetry.status import StatusReporter
 
-#: Within this time a scrape returns the same figures: the writer thread has other work.
+#: Scrapes within this time return the same figures, so that frequent scrapes do not load the writer
+#: thread.
 _FRESH_SECONDS = 1.0
-#: If the writer thread is busy for longer, a scrape returns the figures collected last.
+#: Longest wait of a scrape for the writer thread; after it, the scrape returns the last figures.
 _PATIENCE_SECONDS = 2.0
 
 
 class ShardInstruments:
-    """Has the writer thread, which alone may read the core, collect them; it never waits for that.
+    """Exports the instruments of a shard; the writer thread collects them and never waits.
+
+    Only the writer thread may read the core. A scrape therefore queues a request for the writer
+    thread, and waits for it in the scraping thread.
 
     Args:
-        server: The shard's.
-        reporter: Of its status.
-        received: Counts of datagrams; None if the method sends none.
-        clock: For tests.
+        server: Server of the shard.
+        reporter: Reporter of the shard's status.
+        received: Returns the counts of received datagrams; None if the method sends no datagrams.
+        clock: Returns monotonic time in seconds; tests replace it.
     """
 
     def __init__(
@@ -50,11 +54,11 @@ class ShardInstruments:
         self._latest, self._latest_at = self._read(), clock()
 
     def open_port(self, run: Run, node: str) -> MetricsPort | None:
-        """Export them, if the run has a port for that; see `thinwire.proto.metrics_server`."""
+        """Open the metrics port of the shard; return None if the run has no metrics ports."""
         return metrics_server.open_port(run, node, self.collect)
 
     def collect(self) -> list[Instrument]:
-        """Return the present instruments, or the latest ones if the writer thread is busy."""
+        """Return fresh instruments, or the last collected ones if the writer thread is busy."""
         with self._lock:
             request = self._requested
             if request is None and self._clock() - self._latest_at >= _FRESH_SECONDS:
@@ -69,7 +73,7 @@ class ShardInstruments:
         return [*self._latest, gauge("figures_age_seconds", text, age)]
 
     def _refresh(self) -> None:
-        """Collect the instruments anew (writer thread); an error does not end the run."""
+        """Collect the instruments (writer thread); an error is logged and does not end the run."""
         try:
             self._latest = self._read()
             self._latest_at = self._clock()
@@ -119,12 +123,12 @@ class ShardInstruments:
             ),
             histogram(
                 "staleness",
-                "Updates between the base of a push and its merging.",
+                "Updates between the base version of a push and the version that merged the push.",
                 accounts.staleness,
             ),
             counter(
                 "held_seconds",
-                "Seconds that the synchronisation rule held replies back, summed over all replies.",
+                "Seconds that the synchronization rule held replies back, summed over all replies.",
                 accounts.groups.wait_seconds,
             ),
             gauge(
@@ -169,7 +173,7 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
     sent = {"down": sum(connections.bytes_down().values())}
     queues = {
         "events": server.queue.qsize(),
-        "replies": sum(each.stream.num_waiting for each in everyone),
+        "replies": sum(connection.stream.num_waiting for connection in everyone),
     }
     streams = {"workers": workers, "others": len(everyone) - workers}
     return [
@@ -184,7 +188,7 @@ def _server_instruments(server: ShardServer) -> list[Instrument]:
         ),
         counter(
             "dropped_reports",
-            "Reports that were dropped because a Supervisor did not read them.",
+            "Reports that were dropped because a Supervisor did not read its stream.",
             server.observers.num_dropped,
         ),
         gauge("streams", "Open streams of clients.", streams, "of"),
@@ -228,7 +232,7 @@ def _datagram_instruments(received: DatagramCounts | None) -> list[Instrument]:
     return [
         counter(
             "datagrams",
-            "Datagrams of finished pushes; lost ones are announced less arrived less late.",
+            "Datagrams of finished pushes; lost datagrams are announced minus arrived minus late.",
             fates,
             "fate",
         ),

@@ -1,4 +1,4 @@
-"""The run's status document: shard 0's counters, the workers' own, and the other shards'."""
+"""The run's status document: counters of shard 0, of the workers and of the following shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from thinwire.runtime.telemetry import run_status
 if TYPE_CHECKING:
     from thinwire.ps.service.server import ShardServer
 
-#: Characters, which are ASCII, of a status in a message.
+#: Largest size of a status in a message, in characters. A character is a byte, because the JSON is
+#: ASCII. The remaining bytes are for the message's other fields.
 _LONGEST_STATUS = MAX_MESSAGE_BYTES - 1024
 
 
@@ -31,11 +32,11 @@ class StatusSources:
     """Functions that return the figures of a shard that its core does not have.
 
     Attributes:
-        refused_peers: Number of clients that were refused or disconnected, by reason.
-        journal: The summary's block on the journal, or {}.
-        awaits: Whether other shards have not sent their last figures yet.
-        runs_script: Whether a worker's script is expected to go on; its model leaves the training
-            at the end of each `fit`, and joins again at the next.
+        refused_peers: Returns reason -> number of clients that were refused or disconnected.
+        journal: Returns the journal's block of the summary, or {}.
+        awaits: Returns True if another shard has not sent its last figures yet.
+        runs_script: Returns True if the script of a worker is expected to continue. A script's
+            model leaves the training at the end of each `fit`, and joins again at the next `fit`.
     """
 
     refused_peers: Callable[[], dict[str, int]] = dict
@@ -56,17 +57,17 @@ class StatusReporter:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         sources: StatusSources | None = None,
     ) -> None:
-        """Keep the sources, which every document reads anew (writer thread)."""
+        """Store the sources; each document reads their current values (writer thread)."""
         self._run, self._spec, self._core, self._server = run, spec, core, server
         self._received, self._sources = received, sources or StatusSources()
         self._ledger = PrivacyLedger(run.method.privacy, run.dp_delta)
 
     def begin_phase(self, spec: ModelSpec) -> None:
-        """Report on another model from now on."""
+        """Report another model from now on."""
         self._spec = spec
 
     def about(self) -> dict[str, Any]:
-        """Return the settings of the run that Welcome carries."""
+        """Return the settings of the run that a Welcome message carries."""
         run = self._run
         return {
             "method": run.method.name,
@@ -77,9 +78,13 @@ class StatusReporter:
         }
 
     def shard_document(self, is_last: bool = False) -> str:
-        """Return a following shard's own counters, for shard 0; `is_last`: none will follow."""
+        """Return a following shard's counters as JSON, for shard 0.
+
+        Args:
+            is_last: True if this is the shard's last report.
+        """
         core, model = self._core, self._core.model
-        own = {
+        figures = {
             "bytes_down": self._server.connections.bytes_down(),
             "rejected": dict(core.counters.rejected),
             "weighting": model.memory(),
@@ -90,21 +95,22 @@ class StatusReporter:
             "membership": {"lost_updates": core.counters.lost_updates},
         }
         if guards := core.guard_summary():
-            own["guards"] = guards["refused"]
+            figures["guards"] = guards["refused"]
         if (received := self._received()) is not None:
-            own["datagrams"] = received.summarized().to_dict()
-        return json.dumps(own)
+            figures["datagrams"] = received.summarized().to_dict()
+        return json.dumps(figures)
 
     def document(self) -> str:
-        """Return the status as JSON, without the labels of the workers' data if it is too long.
+        """Return the status as JSON that fits into one message.
 
-        It must fit into one message. Labels take most of it, and change the least.
+        If the status is too long, the label counts of the workers' data are left out: the labels
+        take most of the space and rarely change.
         """
         status = self.status()
         text = status.to_json()
         if len(text) <= _LONGEST_STATUS:
             return text
-        workers = [dataclasses.replace(each, labels={}) for each in status.workers]
+        workers = [dataclasses.replace(worker, labels={}) for worker in status.workers]
         return dataclasses.replace(status, workers=workers).to_json()
 
     def status(self) -> run_status.RunStatus:
@@ -150,7 +156,7 @@ class StatusReporter:
         return {worker: self._state(worker, worker in waits) for worker in core.known_workers()}
 
     def guards(self) -> dict[str, Any]:
-        """Return the pushes that guards rejected, over all shards, and whom shard 0 quarantined."""
+        """Return counts of pushes that guards rejected on all shards, and shard 0's quarantine."""
         block = self._core.guard_summary()
         if not block:
             return {}
@@ -161,10 +167,11 @@ class StatusReporter:
         return {"guards": block | {"refused": {why: dict(by) for why, by in refused.items()}}}
 
     def privacy(self) -> dict[str, Any]:
-        """Return what the released models promise, if the method bounds anything.
+        """Return the block of the privacy guarantee; {} if the method has no privacy bound.
 
-        It is about the worker that took part in the most releases. One that was lost may have been
-        in one more, of another shard, and updates that a crash has undone were released too.
+        The guarantee covers the worker that took part in the most releases. The count is an upper
+        bound: a lost worker may have taken part in one more release on another shard, and updates
+        that a crash has undone were released too.
         """
         core = self._core
         pushes = [core.counters.worker(worker).pushes for worker in core.known_workers()]
@@ -173,11 +180,11 @@ class StatusReporter:
 
     def _policies(self, workers: list[run_status.WorkerMetrics]) -> dict[str, Any]:
         """Return the blocks that only some runs have."""
-        own = self._core.summary()
-        weighting, down = own.pop("weighting"), own.pop("down")
+        summary = self._core.summary()
+        weighting, down = summary.pop("weighting"), summary.pop("down")
         return {
-            **own,
-            "groups": self._groups(own["groups"]),
+            **summary,
+            "groups": self._groups(summary["groups"]),
             **self._over_shards("weighting", weighting),
             **self._over_shards("down", down),
             **self._datagrams(),
@@ -189,7 +196,7 @@ class StatusReporter:
         }
 
     def _composition(self) -> dict[str, str]:
-        """Return the composition as the summary names it, and how updates are summed."""
+        """Return the method's choices by part, as the summary names them, with the collective."""
         method = self._run.method
         return {**method.choices, "collective": method.collective}
 
@@ -206,7 +213,7 @@ class StatusReporter:
         self, worker: int, state: str, clock: int, fastest: int, bytes_down: int
     ) -> run_status.WorkerMetrics:
         totals = self._core.counters.worker(worker)
-        own = reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
+        reported = reports.own_counters(self._server.reports.get((pb.ROLE_WORKER, worker), "{}"))
         return run_status.WorkerMetrics(
             id=worker,
             state=state,  # type: ignore[arg-type]
@@ -217,8 +224,8 @@ class StatusReporter:
             local_steps=totals.local_steps,
             bytes_down=bytes_down,
             loss=totals.loss,
-            refused=totals.refused + own.get("non_finite", 0),
-            **{name: value for name, value in own.items() if name != "non_finite"},
+            refused=totals.refused + reported.get("non_finite", 0),
+            **{name: value for name, value in reported.items() if name != "non_finite"},
         )
 
     def _state(self, worker: int, waits: bool) -> str:
@@ -237,64 +244,64 @@ class StatusReporter:
         return totals
 
     def _over_shards(self, block: str, own: dict[str, int]) -> dict[str, dict[str, int]]:
-        """Return a policy's counters, over all shards; {} if it takes no memory."""
+        """Return a policy's counters summed over all shards; {} if the policy takes no memory."""
         total = self._totals(block, own)
         return {block: dict(total)} if total["bytes"] else {}
 
     def _datagrams(self) -> dict[str, Any]:
-        """Return the fates of the datagrams, over all shards and workers; {} if none are sent."""
-        own = self._received()
-        if own is None:
+        """Return the datagram figures of all shards and workers; {} if the method sends none."""
+        received = self._received()
+        if received is None:
             return {}
-        others = map(reports.received, self._reports(pb.ROLE_SHARD).values())
+        reported = map(reports.received, self._reports(pb.ROLE_SHARD).values())
         sent = {
-            who: counts
-            for who, text in self._reports(pb.ROLE_WORKER).items()
-            if who in self._core.known_workers() and (counts := reports.sent(text)) is not None
+            worker: counts
+            for worker, text in self._reports(pb.ROLE_WORKER).items()
+            if worker in self._core.known_workers() and (counts := reports.sent(text)) is not None
         }
         channels = self._run.method.router.channels
-        return {BLOCK: summary_block([own, *others], sent, channels)}
+        return {BLOCK: summary_block([received, *reported], sent, channels)}
 
     def _groups(self, own: dict[str, Any]) -> dict[str, Any]:
-        """Return shard 0's block of the groups, with the histograms of the other shards."""
-        others = {
-            str(who): reports.tables(text, "group_staleness")
-            for who, text in self._reports(pb.ROLE_SHARD).items()
+        """Return shard 0's block of the groups, with the histograms of the following shards."""
+        histograms = {
+            str(shard): reports.tables(text, "group_staleness")
+            for shard, text in self._reports(pb.ROLE_SHARD).items()
         }
-        return own | ({"histograms_of_shards": others} if others else {})
+        return own | ({"histograms_of_shards": histograms} if histograms else {})
 
     def _refused_peers(self) -> dict[str, dict[str, int]]:
-        """Return the number of refused clients, by reason; {} if there are none."""
+        """Return the number of refused clients by reason; {} if no client was refused."""
         total = self._totals("refused_peers", self._sources.refused_peers())
         return {"refused_peers": dict(total)} if total else {}
 
     def _lost_updates(self) -> int:
-        """Add up the lost updates of every shard; each holds a part of an update."""
-        own = {"lost_updates": self._core.counters.lost_updates}
-        return self._totals("membership", own)["lost_updates"]
+        """Return the lost updates summed over all shards; a shard counts its parts of updates."""
+        lost = {"lost_updates": self._core.counters.lost_updates}
+        return self._totals("membership", lost)["lost_updates"]
 
     def _reports(self, role: int) -> dict[int, str]:
         """Return the newest documents of clients of one role, by number."""
-        found = self._server.reports.copy()  # readers write to it meanwhile
-        return {who: text for (each, who), text in found.items() if each == role}
+        documents = self._server.reports.copy()  # reader threads write to `reports` meanwhile
+        return {number: text for (client, number), text in documents.items() if client == role}
 
     def _totals(self, block: str, own: Mapping[str, int]) -> collections.Counter[str]:
-        """Add up a block of counters over all shards; `own` are shard 0's."""
+        """Return a block of counters summed over all shards; `own` holds shard 0's counters."""
         total = collections.Counter(own)
         for text in self._reports(pb.ROLE_SHARD).values():
             total.update(reports.counts(text, block))
         return total
 
     def _all_rejected(self) -> dict[str, int]:
-        """Add up the pushes that shards rejected and those that workers withheld."""
+        """Return reason -> pushes that shards rejected, plus pushes that workers withheld."""
         total = self._totals("rejected", self._core.counters.rejected)
-        for who, text in self._reports(pb.ROLE_WORKER).items():
-            if who in self._core.known_workers():
+        for worker, text in self._reports(pb.ROLE_WORKER).items():
+            if worker in self._core.known_workers():
                 total["non_finite"] += reports.own_counters(text).get("non_finite", 0)
         return {reason: count for reason, count in total.items() if count}
 
 
 def _restarted(workers: list[run_status.WorkerMetrics]) -> dict[str, dict[str, int]]:
-    """Return how often a Cluster has restarted each worker; {} if it has not."""
-    counts = {str(each.id): each.restarts for each in workers if each.restarts}
+    """Return how often a Cluster restarted each worker; {} if it restarted no worker."""
+    counts = {str(worker.id): worker.restarts for worker in workers if worker.restarts}
     return {"restarted_workers": counts} if counts else {}

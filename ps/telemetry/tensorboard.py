@@ -1,4 +1,4 @@
-"""A shard's own TensorBoard scalars, written by a background thread."""
+"""The TensorBoard scalars of one shard, written by a background thread."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _INTERVAL_SECONDS = 2.0
 
 @dataclasses.dataclass(frozen=True)
 class _Reading:
-    """A shard's counters at one moment."""
+    """A shard's counters at one time."""
 
     at: float  # monotonic seconds
     version: int
     pushes: int
-    staleness: int  # sum over these pushes
-    datagrams: ReassemblyCounters | None  # of all workers; None: the method sends none
+    staleness: int  # sum of the staleness of `pushes`
+    datagrams: ReassemblyCounters | None  # sum over all workers; None: the method sends none
 
 
 class PsScalars:
-    """Writes a shard's counters every two seconds; a failing disk only ends that."""
+    """Writes a shard's counters every two seconds; a disk error stops the scalars, not the run."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class PsScalars:
         received: Callable[[], DatagramCounts | None] = lambda: None,
         privacy: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """Keep the sources, which are read while the writer thread runs."""
+        """Store the sources; the scalars' thread reads them while the writer thread runs."""
         self._file = ScalarFile(directory)
         self._core, self._bytes_down, self._received = core, bytes_down, received
         self._privacy = privacy
@@ -51,17 +51,17 @@ class PsScalars:
         self._thread = threading.Thread(target=self._run, name="scalars", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the background thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Write once more and stop."""
+        """Write the scalars one last time, and stop the background thread."""
         self._closing.set()
         self._thread.join()
         self._file.close()
 
     def values(self, now: float) -> dict[str, float | None]:
-        """Return the scalars by tag; rates and means are those since the last call."""
+        """Return the scalars by tag; rates and means cover the time since the last call."""
         before = self._before
         reading = self._before = self._read(now)
         pushes = reading.pushes - before.pushes
@@ -79,7 +79,7 @@ class PsScalars:
 
     def _read(self, now: float) -> _Reading:
         core = self._core
-        delays = dict(core.counters.staleness)  # a copy, since the writer thread goes on counting
+        delays = dict(core.counters.staleness)  # copy: the writer thread changes it
         weighted = sum(delay * pushes for delay, pushes in delays.items())
         received = self._received()
         counters = received.total() if received is not None else None
@@ -91,13 +91,13 @@ class PsScalars:
                 self._file.write(self.values(time.monotonic()), self._core.version)
             self._file.write(self.values(time.monotonic()), self._core.version)
         except OSError as error:
-            logging.warning("no more TensorBoard scalars of this shard: %s", error)
+            logging.warning("cannot write this shard's TensorBoard scalars, stopping: %s", error)
 
 
 def _of_datagrams(
     before: ReassemblyCounters | None, now: ReassemblyCounters | None
 ) -> dict[str, float | None]:
-    """Return means over the pushes since `before`, and the total of lost datagrams."""
+    """Return means over the pushes since `before`, and the total number of lost datagrams."""
     if before is None or now is None:
         return {}
     new = now.minus(before)
@@ -110,5 +110,5 @@ def _of_datagrams(
 
 
 def _of_privacy(found: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return the accountant's epsilon, where the method bounds anything."""
+    """Return the accountant's epsilon; {} if the method has no privacy bound."""
     return {"privacy/epsilon": block["epsilon"]} if (block := found.get(BLOCK)) else {}

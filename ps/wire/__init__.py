@@ -1,6 +1,6 @@
-"""A shard's messages of the wire: from bytes to checked events, and from actions to frames.
+"""A shard's wire messages: decodes bytes to checked events, and codes actions as frames.
 
-`PushDecoder` (push_decoder) checks and decodes pushes, `ClaimBounds` (claims) the numbers that
-workers claim, `epochs` and `reports` the messages between shards; `replies` codes replies. Modules
-are imported by name: they need numpy and protobuf, and --help does not.
+`PushDecoder` (push_decoder) checks and decodes pushes. `ClaimBounds` (claims) checks the numbers
+that workers claim. `epochs` and `reports` handle the messages between shards, and `replies` codes
+replies. Import the modules by name: they need numpy and protobuf, and --help does not.
 """

@@ -1,4 +1,4 @@
-"""Membership epochs as messages of the wire, from shard 0 to the others."""
+"""Membership epochs as wire messages, which shard 0 sends to the following shards."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from thinwire.ps.core import events
 
 
 def encode_epoch(epoch: events.MembershipEpoch, groups: Groups) -> pb.Membership:
-    """Return the message for an epoch; `groups` are those in force."""
+    """Return the message for an epoch; `groups` are the groups in force."""
     named, formed = epoch.incarnations or [0] * len(epoch.live), epoch.formed
-    lives = dict(zip(epoch.live, named, strict=True))
+    incarnations = dict(zip(epoch.live, named, strict=True))
     return pb.Membership(
         epoch=epoch.number,
         groups=[
             pb.Group(
-                workers=[worker for worker in group if worker in lives],
-                incarnations=[lives[worker] for worker in group if worker in lives],
+                workers=[worker for worker in group if worker in incarnations],
+                incarnations=[incarnations[worker] for worker in group if worker in incarnations],
             )
             for group in groups
         ],
         started=epoch.started,
         formed=[_group_of(group, formed) for group in formed.groups] if formed else [],
         formed_epoch=formed.epoch if formed else 0,
-        draws=[pb.Draw(**vars(each)) for each in epoch.draws],
+        draws=[pb.Draw(**vars(draw)) for draw in epoch.draws],
         over=[pb.OverStep(worker=worker, step=step) for worker, step in epoch.over.items()],
-        joiners=[pb.Joiners(**vars(each)) for each in epoch.joiners],
+        joiners=[pb.Joiners(**vars(joiners)) for joiners in epoch.joiners],
     )
 
 
@@ -35,31 +35,37 @@ def decode_epoch(message: pb.Membership) -> events.MembershipEpoch:
     """Return the epoch of a message.
 
     Raises:
-        Malformed: A group has other steps than workers, or a draw or a joiner other steps before
-            it.
+        Malformed: A group, a draw or a set of joiners lists more or fewer steps (or incarnations)
+            than workers.
     """
-    lives: dict[int, int] = {}
-    for group in message.groups:  # of a shard 0 that names no lives, these are 0
-        given = group.incarnations or [0] * len(group.workers)
-        if len(given) != len(group.workers):
-            raise Malformed(f"epoch {message.epoch}: a group of other lives than workers")
-        lives |= zip(group.workers, given, strict=True)
-    live = tuple(sorted(lives))
-    named = tuple(lives[worker] for worker in live)
-    for each in message.draws:
-        if len(each.after) != len(each.workers) or len(each.steps) not in (0, len(each.workers)):
-            raise Malformed(f"epoch {message.epoch}: a draw of other steps than workers")
-    if any(len(each.after) != len(each.members) for each in message.joiners):
-        raise Malformed(f"epoch {message.epoch}: a joiner of other steps than members")
+    incarnations: dict[int, int] = {}
+    for group in message.groups:  # 0 stands for an incarnation that shard 0 does not send
+        listed = group.incarnations or [0] * len(group.workers)
+        if len(listed) != len(group.workers):
+            raise Malformed(
+                f"epoch {message.epoch}: a group does not list one incarnation for each worker"
+            )
+        incarnations |= zip(group.workers, listed, strict=True)
+    live = tuple(sorted(incarnations))
+    named = tuple(incarnations[worker] for worker in live)
+    for draw in message.draws:
+        if len(draw.after) != len(draw.workers) or len(draw.steps) not in (0, len(draw.workers)):
+            raise Malformed(
+                f"epoch {message.epoch}: a draw does not list one step for each of its workers"
+            )
+    if any(len(entry.after) != len(entry.members) for entry in message.joiners):
+        raise Malformed(
+            f"epoch {message.epoch}: joiners do not list one step for each of their members"
+        )
     joiners = tuple(
-        Joiners(tuple(each.workers), each.has_entered, tuple(each.members), tuple(each.after))
-        for each in message.joiners
+        Joiners(tuple(entry.workers), entry.has_entered, tuple(entry.members), tuple(entry.after))
+        for entry in message.joiners
     )
     draws = tuple(
-        Draw(each.number, each.of_round, tuple(each.workers), tuple(each.steps), tuple(each.after))
-        for each in message.draws
+        Draw(draw.number, draw.of_round, tuple(draw.workers), tuple(draw.steps), tuple(draw.after))
+        for draw in message.draws
     )
-    over = {each.worker: each.step for each in message.over}
+    over = {entry.worker: entry.step for entry in message.over}
     return events.MembershipEpoch(
         message.epoch, live, message.started, _formed_of(message), named, draws, joiners, over
     )
@@ -69,7 +75,9 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
     if not message.formed:
         return None
     if any(len(group.workers) != len(group.steps) for group in message.formed):
-        raise Malformed(f"epoch {message.epoch}: a group of other steps than workers")
+        raise Malformed(
+            f"epoch {message.epoch}: a group does not list one step for each of its workers"
+        )
     after = {
         worker: step - 1
         for group in message.formed
@@ -81,6 +89,10 @@ def _formed_of(message: pb.Membership) -> events.GroupAssignment | None:
 
 
 def _group_of(group: tuple[int, ...], formed: events.GroupAssignment) -> pb.Group:
-    """Steps travel plus one: a live worker may have taken none."""
+    """Return the message of a formed group.
+
+    The message carries each worker's step plus one. 0 stands for a worker without a step, because
+    a live worker may not have pushed yet.
+    """
     steps = [formed.after[worker] + 1 if worker in formed.after else 0 for worker in group]
     return pb.Group(workers=group, steps=steps)

@@ -1,4 +1,4 @@
-"""From a Push message to a checked update in shard coordinates."""
+"""Decodes a Push message into a checked update in shard coordinates."""
 
 from __future__ import annotations
 
@@ -32,29 +32,38 @@ _KINDS = {
 
 
 class NonFinite(Exception):
-    """The update holds NaN or infinity."""
+    """A push or its loss holds NaN or infinity."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodedPush:
-    """What one Push message holds, checked but for finiteness."""
+    """The contents of one Push message, checked except for finiteness.
+
+    Attributes:
+        blocks: Decoded blocks of the update, in shard coordinates.
+        aux: [n] float32 values that shard 0 averages over workers, or None.
+        num_bytes: Coded bytes of the blocks, with their payload.
+        plain: View of the payload as an update, if it is the whole shard as float32; else None.
+        change: Change that the script made to the weights outside its optimizer, or None.
+        coded: Coded blocks as received, if the decoder keeps them; else ().
+    """
 
     blocks: list[Block]
     aux: Float32 | None
-    num_bytes: int  # of the blocks, coded
-    plain: Update | None  # the blocks, where they are the whole shard as it lies in memory
-    change: Update | None = None  # of the weights, by the script itself
-    coded: tuple[WireBlock, ...] = ()  # the blocks as they came, where they are kept
+    num_bytes: int
+    plain: Update | None
+    change: Update | None = None
+    coded: tuple[WireBlock, ...] = ()
 
 
 class PushDecoder:
     """Decodes pushes for one shard.
 
     Attributes:
-        keeps_coded: Whether events keep the messages that they were made of.
-        spares_updates: Whether dense updates may be overwritten when they are merged: nobody keeps
-            events, or their messages.
-        aux_count: How many values come beside each push.
+        keeps_coded: True if an event keeps the message that it was decoded from (for the journal).
+        spares_updates: True if merging may overwrite a dense update: no journal keeps events or
+            their messages.
+        aux_count: Number of averaged values (`aux`) that each push must carry.
     """
 
     def __init__(
@@ -67,17 +76,17 @@ class PushDecoder:
         groups: Sequence[Collection[int]] | None = (),
         keeps_blocks: bool = False,
     ) -> None:
-        """Remember what every push must fit.
+        """Store the properties that every push must fit.
 
         Args:
-            layout: Of the shard.
-            kind: Of the run's updates.
-            kernels: The array work.
-            aux_count: How many values come beside each push.
-            bounds: Of what workers may claim; None: of what workers of any run may.
-            groups: Slices that each optimizer of the script steps; empty: one steps all; None:
-                not known, and not checked.
-            keeps_blocks: Whether events keep the blocks of updates, which may be relayed.
+            layout: Layout of the shard.
+            kind: Kind of the run's updates.
+            kernels: Array operations.
+            aux_count: Number of averaged values (`aux`) that each push must carry.
+            bounds: Bounds of the numbers that workers may claim; None: the bounds of any run.
+            groups: For each optimizer of the script, the slices that it steps; empty: one optimizer
+                steps all slices; None: not known, so that no group is checked.
+            keeps_blocks: True if events keep the coded blocks of updates, for relaying.
         """
         self.keeps_coded = self.spares_updates = False
         self._groups = None if groups is None else [frozenset(slots) for slots in groups]
@@ -91,15 +100,15 @@ class PushDecoder:
         """Check and decode one push.
 
         Raises:
-            Malformed: Anything but finiteness is wrong.
+            Malformed: The push is wrong in any way except for finiteness.
             NonFinite: A value or the loss is NaN or infinite.
         """
         if push.more or push.HasField("manifest"):
-            raise Malformed(f"step {push.step}: a part of an update, in a run without")
+            raise Malformed(f"step {push.step}: a part of an update; this run expects whole ones")
         contents = self.read(push, payload)
         coded = None
         if self.keeps_coded:
-            push.ClearField("payload")  # it is in the other argument as well
+            push.ClearField("payload")  # `coded` holds the payload separately
             coded = push, (payload,)
         return self.whole_event(worker, push, contents, contents.num_bytes, coded)
 
@@ -111,14 +120,14 @@ class PushDecoder:
         num_bytes: int,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return the event of a push that came in one message.
+        """Return the event of a push that arrived in one message.
 
         Args:
-            worker: Whose it is.
-            push: The message.
-            contents: What `read` has returned of it.
-            num_bytes: Of its blocks, coded.
-            coded: The message with its payload, where it is kept.
+            worker: Number of the worker.
+            push: Message of the push.
+            contents: Contents that `read` returned for the message.
+            num_bytes: Coded bytes of the push's blocks.
+            coded: Message and payload, if the event is to keep them; else None.
 
         Raises:
             NonFinite: A value or the loss is NaN or infinite.
@@ -126,19 +135,19 @@ class PushDecoder:
         update = contents.plain or self.flatten(contents.blocks)
         keeps = self._keeps_blocks and contents.plain is None
         blocks = contents.coded if keeps else None
-        given = contents.aux, num_bytes, contents.change, blocks, coded
-        return self.event(worker, push, update, *given)
+        arguments = contents.aux, num_bytes, contents.change, blocks, coded
+        return self.event(worker, push, update, *arguments)
 
     def read(self, push: pb.Push, payload: memoryview, parts: bool = False) -> DecodedPush:
-        """Check and decode one message, but for finiteness.
+        """Check and decode one message; do not check that its values are finite.
 
         Args:
-            push: The message.
-            payload: What came with it.
-            parts: Whether it may hold a part of an update.
+            push: Message of the push.
+            payload: Payload that arrived with the message.
+            parts: True if the message may hold only a part of an update.
 
         Raises:
-            Malformed: Anything is wrong.
+            Malformed: The message does not fit the run, the shard or the bounds.
         """
         if _KINDS.get(push.kind) is not self._kind:
             raise Malformed(
@@ -153,26 +162,27 @@ class PushDecoder:
         blocks = messages.blocks_from_message(push.blocks, payload, self._sizes, parts)
         plain = None
         if self._is_plain(push.blocks):
-            values = np.frombuffer(payload, "<f4")  # as it lies there: no copy
+            values = np.frombuffer(payload, "<f4")  # a view of the payload
             is_spare = self.spares_updates and values.flags.writeable
             plain = (SpareUpdate if is_spare else Update)(None, values)
-        keeps = self._keeps_blocks and plain is None  # whole ones are never relayed
+        keeps = self._keeps_blocks and plain is None  # whole shards are not relayed
         coded = messages.coded_blocks(push.blocks, payload) if keeps else ()
         return DecodedPush(blocks, aux, len(payload), plain, change, coded)
 
     def _carve_change(self, push: pb.Push, payload: memoryview) -> tuple[memoryview, Update | None]:
-        """Take what the script has changed of the weights itself off a payload's end.
+        """Split the script's changes of weights off a payload's end.
 
         Raises:
-            Malformed: It does not fit the shard, or the push continues.
+            Malformed: The changes do not fit the shard, or the push has more messages.
         """
         if not push.changes and not push.change_bytes:
             return payload, None
         start = len(payload) - push.change_bytes
         if start < 0 or push.more:
             raise Malformed(
-                f"{push.change_bytes} bytes of changes in a payload of {len(payload)}; expected "
-                "no more than that, and none before the last message of an update"
+                f"{push.change_bytes} bytes of changes in a payload of {len(payload)} bytes; "
+                "expected no more than the payload, and no changes before the last message of a "
+                "push"
             )
         blocks = messages.blocks_from_message(push.changes, payload[start:], self._sizes)
         return payload[:start], self.flatten(blocks)
@@ -188,7 +198,7 @@ class PushDecoder:
         blocks: tuple[WireBlock, ...] | None = None,
         coded: tuple[Any, Sequence[Any]] | None = None,
     ) -> events.Push:
-        """Return a whole update as an event; the arguments are those of its fields.
+        """Return a whole update as an event; each argument sets the event's field of that name.
 
         Raises:
             NonFinite: A value or the loss is NaN or infinite.
@@ -196,8 +206,8 @@ class PushDecoder:
         largest = 0.0
         for values, what in (
             (update.values, "the update or its loss"),
-            (aux, "what is averaged beside the update"),
-            (None if change is None else change.values, "what the script has set"),
+            (aux, "an averaged value (aux)"),
+            (None if change is None else change.values, "a weight that the script set"),
         ):
             largest = max(largest, _peak(values))
             if not (math.isfinite(largest) and math.isfinite(push.loss)):
@@ -230,10 +240,10 @@ class PushDecoder:
         )
 
     def _check_group(self, push: pb.Push) -> None:
-        """Check that a push holds only what its optimizer steps.
+        """Check that a push holds only slices that its optimizer steps.
 
         Raises:
-            Malformed: There is no such optimizer, or it steps other slices.
+            Malformed: The optimizer does not exist, or does not step one of the slices.
         """
         if self._groups is None:
             return
@@ -246,11 +256,11 @@ class PushDecoder:
             if not self._groups[push.optimizer].issuperset(messages.spanned(block)):
                 raise Malformed(
                     f"slot {block.slot} is not stepped by optimizer {push.optimizer}; expected "
-                    "one of its own"
+                    "only slots that this optimizer steps"
                 )
 
     def _is_plain(self, described: Sequence[pb.Block]) -> bool:
-        """Return whether the payload of these (legal) blocks is the whole shard, in float32."""
+        """Return whether the payload of these valid blocks is the whole shard as float32."""
         return len(described) == len(self._sizes) and all(
             block.coding == pb.INDEX_CODING_DENSE
             and block.value_dtype == pb.VALUE_DTYPE_FLOAT32
@@ -259,10 +269,10 @@ class PushDecoder:
         )
 
     def flatten(self, blocks: Sequence[Block]) -> Update:
-        """Join blocks in shard coordinates, dense where that is cheaper."""
+        """Join blocks in shard coordinates, as a dense update where that is cheaper."""
         return flatten(blocks, self._layout, self._kernels)
 
 
 def _peak(values: Float32 | None) -> float:
-    """Return the largest magnitude, 0 of nothing, and infinity of what is not finite."""
+    """Return the largest magnitude of an array; 0 for None, infinity if a value is not finite."""
     return 0.0 if values is None else max(map(peak, pieces(values)), default=0.0)

@@ -1,4 +1,4 @@
-"""From a Reply of the core to frames of the wire; equal updates are coded once."""
+"""Codes a Reply of the core as wire frames; equal updates are coded once."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from thinwire.ps.core import events
 
 
 class SharedBlocks:
-    """The coded blocks of one update, coded once, by the sending thread that needs them first."""
+    """The blocks of one update for several clients.
+
+    The first sending thread that needs the blocks codes them; the other threads reuse the result.
+    """
 
     def __init__(self, update: Update | tuple[Block, ...], layout: ShardLayout) -> None:
-        """Keep the update; nothing is coded yet."""
+        """Store the update; `write` codes it."""
         self._update, self._layout = update, layout
         self._lock = threading.Lock()
         self._coded: list[WireBlock] | None = None
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
-        """Describe the blocks in a message, coding them now if nobody has; return its payload."""
+        """Describe the blocks in a message; code them on the first call; return the payload."""
         with self._lock:
             if self._coded is None:
                 blocks = blocks_of_reply(self._update, self._layout)
@@ -35,24 +38,24 @@ class SharedBlocks:
 
 
 class WholeShard:
-    """All weights of the shard as they were, for one client; not coded, and not copied at first."""
+    """All weights of the shard as a frozen array, for one client; sent without coding."""
 
     def __init__(self, weights: FrozenArray, layout: ShardLayout) -> None:
-        """Stand for `weights`, which nobody else reads."""
+        """Store `weights`, which only this object reads."""
         self._weights, self._layout = weights, layout
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
         """Describe the slices in a message; return its payload."""
         del chooser
-        messages.dense_to_message([each.size for each in self._layout.slices], message.blocks)
+        messages.dense_to_message([piece.size for piece in self._layout.slices], message.blocks)
         return [self._weights]
 
 
 class PassedOn:
-    """Rounds for one client, as their updates came."""
+    """Relayed rounds for one client, with the updates as the shard received them."""
 
     def __init__(self, rounds: RelayedRounds) -> None:
-        """Keep the rounds."""
+        """Store the rounds."""
         self._rounds = rounds
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
@@ -68,7 +71,13 @@ def coded_update(
     layout: ShardLayout,
     shared: dict[int, SharedBlocks],
 ) -> CodedUpdate:
-    """Return what writes the update of a reply; `shared` has those of equal ones by identity."""
+    """Return the writer of a reply's update.
+
+    Args:
+        update: Update of the reply.
+        layout: Layout of the shard.
+        shared: `id` of an update -> its writer, so that replies with the same update share one.
+    """
     if isinstance(update, RelayedRounds):
         return PassedOn(update)
     return shared.setdefault(id(update), SharedBlocks(update, layout))
@@ -91,13 +100,14 @@ def reply_frames(
     """Return the frames of one reply (in a sending thread).
 
     Args:
-        reply: The core's action.
-        generation: Of the shard.
-        members: Who sums with whom in the next round, if workers do that among themselves.
-        update: The reply's.
-        chooser: Of index codings, for the client's stream.
-        chunk_bytes: Largest frame for its link.
-        reception: Of the push's datagrams.
+        reply: Action of the core.
+        generation: Generation of the shard.
+        members: Workers that sum together in the next round, if workers sum among themselves; else
+            empty.
+        update: Writer of the reply's update.
+        chooser: Chooser of index codings for the client's stream.
+        chunk_bytes: Largest frame for the client's link, in bytes, or a function that returns it.
+        reception: Outcome of the push's datagrams; None if the push had no datagrams.
     """
     message = pb.ToClient()
     body = message.reply

@@ -1,7 +1,8 @@
-"""What nodes report of themselves, read with care: it comes from other machines.
+"""Checks and reads the reports of other nodes, which are untrusted input.
 
-`check_worker` and `check_shard` reject a report where it arrives. The functions that read one take
-nothing from an ill-formed document all the same: a checkpoint of an earlier version may hold it.
+`check_worker` and `check_shard` reject an ill-formed report when it arrives. The functions that
+read a report still return an empty result for an ill-formed document: a checkpoint of an earlier
+version may hold one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from thinwire.ps.wire.claims import MOST_COUNTED
 from thinwire.runtime.persistence.documents import check_plain, is_name, parse_json
 from thinwire.runtime.telemetry import run_status
 
-#: Fields a worker counts itself; the rest of its line is what the shard saw.
+#: Fields of a worker's line in the status that the worker counts; the shard counts all others.
 _OWN_FIELDS = (
     "bytes_up",
     "compute_seconds",
@@ -29,15 +30,15 @@ _OWN_FIELDS = (
 )
 
 
-#: Digits of a worker's number in a report.
+#: Largest number of digits of a worker's number in a report.
 _LONGEST_NUMBER = 18
 
 
 def check_worker(text: str) -> None:
-    """Refuse a report that no worker can have made.
+    """Reject a report that no correct worker sends.
 
     Raises:
-        Malformed: It names the field, its value and what was expected.
+        Malformed: The report is ill-formed; the message names the field, the value, and the bounds.
     """
     try:
         report = run_status.WorkerMetrics.from_json(text)
@@ -46,20 +47,20 @@ def check_worker(text: str) -> None:
     for name in _OWN_FIELDS:
         value = getattr(report, name)
         values = value.values() if isinstance(value, dict) else [value]
-        if any(not 0 <= each <= MOST_COUNTED for each in values):
+        if any(not 0 <= number <= MOST_COUNTED for number in values):
             raise Malformed(f"report: {name} is {max(values)}; expected 0 to {MOST_COUNTED}")
 
 
 def check_shard(text: str) -> None:
-    """Refuse a report that no following shard can have made.
+    """Reject a report that no correct following shard sends.
 
     Raises:
-        Malformed: It names the field, its value and what was expected.
+        Malformed: The report is ill-formed; the message names the field, the value, and the bounds.
     """
     try:
         document = parse_json(text)
         if not isinstance(document, dict):
-            raise ValueError(f"it is {document!a:.80}; expected an object")
+            raise ValueError(f"the document is {document!a:.80}; expected a JSON object")
         check_plain(document, "report")
         _check_counts(document, "report")
         DatagramCounts.from_dict(document.get("datagrams", {}))
@@ -68,7 +69,7 @@ def check_shard(text: str) -> None:
 
 
 def _check_counts(value: Any, where: str) -> None:
-    """Refuse a whole number beyond what anything is counted to, anywhere in a document."""
+    """Reject an integer outside 0..`MOST_COUNTED` anywhere in a document."""
     if isinstance(value, dict):
         for key, item in value.items():
             _check_counts(item, f"{where}.{key}")
@@ -80,18 +81,18 @@ def _check_counts(value: Any, where: str) -> None:
 
 
 def own_counters(text: str) -> dict[str, Any]:
-    """Take a worker's own figures from its report; what is ill-formed or impossible is nothing."""
+    """Return the figures that a worker counted; {} for an ill-formed or impossible report."""
     try:
         report = run_status.WorkerMetrics.from_json(text)
     except ValueError:
         return {}
-    found = {name: getattr(report, name) for name in _OWN_FIELDS}
-    numbers = [*report.labels.values(), *(found[name] for name in found if name != "labels")]
-    return found if all(0 <= each <= MOST_COUNTED for each in numbers) else {}
+    figures = {name: getattr(report, name) for name in _OWN_FIELDS}
+    numbers = [*report.labels.values(), *(figures[name] for name in figures if name != "labels")]
+    return figures if all(0 <= number <= MOST_COUNTED for number in numbers) else {}
 
 
 def sent(text: str) -> SentCounts | None:
-    """Take what a worker has sent in datagrams from its report."""
+    """Return the counts of sent datagrams in a worker's report; None if it has none."""
     try:
         return run_status.WorkerMetrics.from_json(text).datagrams
     except ValueError:
@@ -99,7 +100,7 @@ def sent(text: str) -> SentCounts | None:
 
 
 def received(text: str) -> DatagramCounts:
-    """Take what came in datagrams from a following shard's report."""
+    """Return the counts of received datagrams in a following shard's report."""
     try:
         return DatagramCounts.from_dict(parse_json(text)["datagrams"])
     except (ValueError, KeyError, TypeError):
@@ -107,7 +108,7 @@ def received(text: str) -> DatagramCounts:
 
 
 def counts(text: str, name: str) -> dict[str, int]:
-    """Take one table of counts from a following shard's report."""
+    """Return one table of counts from a following shard's report."""
     try:
         return _whole(parse_json(text)[name])
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -115,7 +116,7 @@ def counts(text: str, name: str) -> dict[str, int]:
 
 
 def tables(text: str, name: str) -> dict[str, dict[str, int]]:
-    """Take several tables of counts from a following shard's report."""
+    """Return several tables of counts from a following shard's report, by key."""
     try:
         tables = parse_json(text)[name]
         return {key: _whole(table) for key, table in tables.items() if is_name(key)}
@@ -124,7 +125,7 @@ def tables(text: str, name: str) -> dict[str, dict[str, int]]:
 
 
 def by_worker(text: str, name: str) -> dict[int, int]:
-    """Take a table of counts by worker from a following shard's report."""
+    """Return a table of counts by worker from a following shard's report."""
     return {
         int(worker): count
         for worker, count in counts(text, name).items()

@@ -111,7 +111,7 @@ def test_momentum_is_the_methods_own():
 
     assert momentum_of("dgs") != dict(read(mode="dgs").run.method.fingerprint())
     assert momentum_of("dgc") != dict(read(mode="dgc").run.method.fingerprint())
-    with pytest.raises(ConfigurationError, match="mode asgd has none on the worker"):
+    with pytest.raises(ConfigurationError, match=r"momentum=0\.3: mode asgd"):
         momentum_of("asgd")
 
 

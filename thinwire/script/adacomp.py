@@ -1,4 +1,4 @@
-"""AdaComp's two functions: `PS()` serves, `Worker(dataset)` trains; both block until the end."""
+"""AdaComp's two functions. `PS()` serves and `Worker(dataset)` trains, until the run ends."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ from thinwire.worker.role import Worker as WorkerRole
 def PS(  # noqa: N802 - AdaComp's name
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> str:
-    """Serve a model until the run has ended.
+    """Serve a model until the run ends.
 
     Args:
-        args: See thinwire.script.settings.
-        model: A Keras model; if not given, what the flags network or model name, which by default
-            is AdaComp's CNN. Has the final weights afterwards.
-        num_train: Size of the training set, for the flag epochs; if not given, counted as
-            the flag dataset has it.
-        **settings: Flags by name. Without run_dir nothing is kept.
+        args: Settings in any form that `thinwire.script.settings` reads.
+        model: A Keras model, which holds the final weights afterwards. None: the model that the
+            flags network or model name, by default AdaComp's CNN.
+        num_train: Number of training examples, which the flag epochs needs. None: the size of the
+            data set that the flag dataset names.
+        **settings: Flags by name. Without run_dir the PS writes no checkpoints.
 
     Returns:
         Why the run ended: iter_max, epochs, max_seconds, interrupted or diverged.
 
     Raises:
-        ConfigurationError: Settings that cannot work, or another process writes to run_dir.
+        ConfigurationError: The settings are invalid, or another process writes to run_dir.
 
     Source: AdaComp's published code.
     """
@@ -71,34 +71,36 @@ def Worker(  # noqa: N802 - AdaComp's name
     num_train: int | None = None,
     **settings: Any,
 ) -> str:
-    """Train on a data set of one's own until the run has ended.
+    """Train on the data set of this worker until the run ends.
 
     Args:
-        dataset: (images [n, ...], labels [n] whole numbers): this worker's examples, scaled. They
-            are dealt out for ever, in a new order each epoch.
-        args: See thinwire.script.settings.
-        model: A Keras model with a loss or logits; if not given, as `PS` takes it. Has the newest
-            weights afterwards.
-        num_train: Size of all workers' training sets together, which dgc's warm-up needs.
-        **settings: Flags by name. Without run_dir nothing is kept, and nothing resumed.
+        dataset: This worker's scaled examples: (images [n, ...], labels [n] whole numbers). The
+            worker repeats them without end, in a new order each epoch.
+        args: Settings in any form that `thinwire.script.settings` reads.
+        model: A Keras model with a loss or logits, which holds the newest weights afterwards.
+            None: the model that the flags network or model name.
+        num_train: Number of training examples of all workers together, which dgc's warm-up needs.
+        **settings: Flags by name. Without run_dir the worker saves no state and resumes nothing.
 
     Returns:
         Why the run ended: iter_max, epochs, max_seconds, target_accuracy or interrupted.
 
     Raises:
-        ConfigurationError: Settings or examples that cannot work, or another process writes to
+        ConfigurationError: The settings or the examples are invalid, or another process writes to
             run_dir as this worker.
-        Unreachable, Refused, Diverged: See docs/reference/operations.md, exit codes 3, 4 and 5.
+        Unreachable, Refused, Diverged: The run fails as docs/reference/operations.md describes at
+        exit codes
+            3, 4 and 5.
 
     Source: AdaComp's published code.
     """
     chosen = _read(args, settings, "Worker")
-    own = chosen.worker()
+    worker_flags = chosen.worker()
     shared = _shared(chosen.run, model)
     size = needed_size(chosen.run.method.codec, num_train)
-    shard = _shard_of(dataset, chosen.run, own.id_worker, size)
+    shard = _shard_of(dataset, chosen.run, worker_flags.id_worker, size)
     with _run_with_folder(chosen) as run:
-        worker = WorkerRole(run, own, shared, shard)
+        worker = WorkerRole(run, worker_flags, shared, shard)
         with _ended_by_signals(worker.interrupt):
             worker.train()
         return worker.session.stop_reason or "interrupted"
@@ -116,7 +118,7 @@ def _shared(run: Run, model: Any) -> SharedModel:
 
 
 def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int) -> TrainingShard:
-    """Return a worker's examples with a place in them."""
+    """Return a worker's examples with a cursor that draws its mini-batches."""
     try:
         images, labels = (np.asarray(part) for part in dataset)
     except (TypeError, ValueError) as error:
@@ -139,10 +141,10 @@ def _shard_of(dataset: tuple[Any, Any], run: Run, id_worker: int, num_train: int
 
 @contextlib.contextmanager
 def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
-    """Give a run without a run_dir a folder for as long as it lasts; lock one that was given.
+    """Lock the given run_dir; if none was given, create a folder and delete it after the run.
 
     Raises:
-        ConfigurationError: Another process writes there as the same worker.
+        ConfigurationError: Another process writes to the run_dir as the same worker.
     """
     run, number = chosen.run, chosen.worker().id_worker
     if "run_dir" in chosen.given:
@@ -155,7 +157,7 @@ def _run_with_folder(chosen: ScriptSettings) -> Iterator[Run]:
 
 @contextlib.contextmanager
 def _ended_by_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """End in good order at Ctrl-C, and then raise KeyboardInterrupt; only in the main thread."""
+    """End the run cleanly at Ctrl-C, then raise KeyboardInterrupt; main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

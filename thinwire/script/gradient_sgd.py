@@ -1,4 +1,4 @@
-"""DGS's optimizer for training loops of one's own: `GradientSGD`."""
+"""`GradientSGD`: DGS's optimizer for scripts that write their own training loop."""
 
 from __future__ import annotations
 
@@ -17,35 +17,39 @@ from thinwire.script.settings import read_settings
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Two learning rates are alike that differ by less than this part of themselves.
+#: Two learning rates count as equal if their relative difference is at most this value.
 RATE_TOLERANCE = 1e-6
 
 
 class GradientSGD(LeavesOnExit):
-    """Replaces the optimizer of a training loop: `step` sends gradients and brings new weights.
+    """Replacement for the optimizer of a training loop: `step` sends gradients and gets weights.
 
-    The constructor joins the run and gives the model the server's weights, so the first gradient
-    already counts. Leave with `close`, by a `with` block, or at the end of the process.
+    The constructor joins the run and gives the model the server's weights, so that the first
+    gradient already counts. The worker leaves the run at `close`, at the end of a `with` block, or
+    at the end of the process.
 
     Args:
-        model: A Keras model; W_global, or else all its trainable variables, is shared.
-        lr: Learning rate. The server's counts, and another one here is warned of. Only with
-            mode msgd this one counts.
-        momentum: Of the worker: SAMomentum's with dgs, momentum correction's with dgc, plain with
-            msgd. The other modes have none.
-        weight_decay: Coupled, on the worker: h <- h + weight_decay * theta, in every mode.
+        model: A Keras model. The workers share the variables in its W_global, or all trainable
+            variables if W_global is empty.
+        lr: Learning rate, used in mode msgd only. In other modes the server's learning rate counts,
+            and a warning reports a different lr.
+        momentum: Momentum of the worker: SAMomentum in mode dgs, momentum correction in mode dgc,
+            plain momentum in mode msgd. Other modes have no momentum on the worker.
+        weight_decay: Coupled weight decay on the worker, in every mode:
+            h <- h + weight_decay * theta, with the gradient h and the weights theta.
         mode: dgs (gradient_sgd), asgd, gd (aji), dgc, msgd (sgd; no server), or any other
-            ``--method``; upper or lower case.
-        args: See thinwire.script.settings.
-        num_train: Size of the whole training set, which dgc's warm-up needs.
-        **settings: Further flags by name, such as ``id_worker=2``.
+            ``--method``, in upper or lower case.
+        args: Settings in any form that `thinwire.script.settings` reads.
+        num_train: Number of examples in the whole training set, which dgc's warm-up needs.
+        **settings: Further flags by name, for example ``id_worker=2``.
 
     Raises:
-        ConfigurationError: Settings that cannot work, or a model compiled with an optimizer that
-            does more, without lr or momentum here.
-        Unreachable, Refused: No server, or one of another model or method.
+        ConfigurationError: The settings are invalid. Or the model is compiled with an optimizer
+            other than plain SGD, and neither lr nor momentum is given.
+        Unreachable: No server answers.
+        Refused: The server has a different model or method.
 
-    Source: the published program of DGS. Differences: the original throws its first gradient away.
+    Source: the published program of DGS. Differences: the original discards its first gradient.
     """
 
     def __init__(
@@ -82,12 +86,12 @@ class GradientSGD(LeavesOnExit):
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended: leave the loop."""
+        """True if the run has ended and the training loop must end."""
         return self._stepper.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Why it ended; empty while it goes on."""
+        """Reason why the run ended; empty while the run continues."""
         return self._stepper.stop_reason
 
     def step(
@@ -96,18 +100,20 @@ class GradientSGD(LeavesOnExit):
         loss: float | None = None,
         samples: int | None = None,
     ) -> StepInfo:
-        """Send the gradients of one mini-batch and take over the new weights.
+        """Send the gradients of one mini-batch and write the new weights into the model.
 
         Args:
-            grads_and_vars: (gradient, variable) of the shared variables, in any order: tensors,
-                arrays, IndexedSlices, or None for a variable that the loss does not depend on.
-            loss: Mean loss, for reports and curves; None: they have none.
-            samples: Examples in the mini-batch; flag batch_size if not given.
+            grads_and_vars: Pairs (gradient, variable) of the shared variables, in any order. A
+                gradient is a tensor, an array, IndexedSlices, or None for a variable that the loss
+                does not depend on.
+            loss: Mean loss of the mini-batch, for reports and curves; None: not reported.
+            samples: Number of examples in the mini-batch; None: the flag batch_size.
 
         Raises:
-            RunOver: The run had ended before.
-            ConfigurationError: A variable that is not shared, a gradient of another shape.
-            Diverged, Unreachable, Refused: See docs/reference/operations.md, exit codes 5, 3 and 4.
+            RunOver: The run ended before this step. ConfigurationError: A variable is not shared,
+            or a gradient has the wrong shape. Diverged, Unreachable, Refused: The step fails as
+            docs/reference/operations.md describes at exit
+                codes 5, 3 and 4.
         """
         gradient = self._flatten(grads_and_vars)
         if isinstance(self._stepper, _Momentum):
@@ -122,18 +128,18 @@ class GradientSGD(LeavesOnExit):
         return info
 
     def shard(self, *arrays: Any) -> Any:
-        """Return this worker's part of a training set; see `Session.shard`. All, in mode msgd."""
+        """Return this worker's part of a training set; in mode msgd the whole training set."""
         if isinstance(self._stepper, Session):
             return self._stepper.shard(*arrays)
         return arrays[0] if len(arrays) == 1 else arrays
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model keeps the weights that it has."""
+        """Leave the run; the model keeps its current weights."""
         if isinstance(self._stepper, Session):
             self._stepper.close(cause)
 
     def _flatten(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Float32:
-        """Return the gradients as one vector [num_parameters]; of what is missing, zeros."""
+        """Return the gradients as one vector [num_parameters], with zeros for missing gradients."""
         spec = self._shared.spec
         flat = np.zeros(spec.num_parameters, np.float32)
         for gradient, variable in grads_and_vars:
@@ -141,8 +147,8 @@ class GradientSGD(LeavesOnExit):
             if number is None:
                 raise ConfigurationError(
                     f"{getattr(variable, 'path', variable)!s:.80} is not shared; expected "
-                    "variables in W_global (all trainable ones if that is empty). Train it with "
-                    "an optimizer of its own."
+                    "variables in W_global (all trainable variables if W_global is empty). Train "
+                    "this variable with a separate optimizer."
                 )
             if gradient is None:
                 continue
@@ -157,9 +163,11 @@ class GradientSGD(LeavesOnExit):
 
 
 class _Momentum:
-    """Mode msgd: u <- m u + h + wd theta; theta <- theta - lr u, without a server.
+    """Momentum SGD of mode msgd, without a server: u <- m u + h + wd theta; theta <- theta - lr u.
 
-    The rate is outside the velocity, so a new rate acts immediately; Keras keeps it inside.
+    In these formulas u is the velocity, m the momentum, h the gradient, wd the weight decay and
+    theta the weights. The learning rate lr is not part of the velocity, so a new lr acts
+    immediately on the whole velocity; in Keras' SGD the lr is part of the velocity.
     """
 
     def __init__(
@@ -178,7 +186,7 @@ class _Momentum:
         self._version = 0
 
     def step(self, gradient: Float32) -> StepInfo:
-        """Step the weights."""
+        """Update the weights by one step; skip a gradient with NaN or infinity."""
         gradient += self._weight_decay * self.weights
         if np.isfinite(gradient).all():
             self._velocity *= np.float32(self.momentum)
@@ -191,38 +199,38 @@ class _Momentum:
 
 
 def _check_compiled(optimizer: Any) -> None:
-    """Refuse a compiled optimizer that would be dropped: `GradientSGD` stands in its place.
+    """Reject a compiled optimizer other than plain SGD, which `GradientSGD` would replace.
 
     Raises:
-        ConfigurationError: It does more than SGD without momentum.
+        ConfigurationError: The optimizer does more than SGD without momentum.
     """
     if optimizer is None:
         return
     from keras.optimizers import SGD
 
-    plain, found = SGD().get_config(), optimizer.get_config()
+    plain, config = SGD().get_config(), optimizer.get_config()
     differing = [
         name
-        for name in found
-        if name not in ("name", "learning_rate") and found[name] != plain.get(name)
+        for name in config
+        if name not in ("name", "learning_rate") and config[name] != plain.get(name)
     ]
     if type(optimizer) is not SGD or differing:
-        what = type(optimizer).__name__ + (
+        description = type(optimizer).__name__ + (
             f" with {differing[0]}" if type(optimizer) is SGD else ""
         )
         raise ConfigurationError(
-            f"the model is compiled with {what}, which GradientSGD would drop; expected plain "
-            "SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
+            f"the model is compiled with {description}, which GradientSGD would drop; expected "
+            "plain SGD. Give GradientSGD lr and momentum if plain steps are meant, or train by "
             "thinwire.distribute(model) and model.fit(...), which keep the compiled optimizer."
         )
 
 
 def warn_of_other_rate(name: str, rate: float | None, session: Session) -> None:
-    """Warn that the server's learning rate counts and not the script's."""
+    """Log a warning if the script's learning rate differs from the server's, which counts."""
     server = session.part.core.learning_rate
     if rate is not None and abs(rate - server) > RATE_TOLERANCE * server:
         logging.warning(
-            "%s=%g does not count: the server's learning rate does, now %g (--learning_rate and "
+            "%s=%g has no effect: the server's learning rate counts, now %g (--learning_rate and "
             "--lr_schedule of the server)",
             name,
             rate,

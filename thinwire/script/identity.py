@@ -1,4 +1,4 @@
-"""Which worker of a run this process is: for scripts that share data or write files themselves."""
+"""Number and role of this process in its run, for scripts that divide data or write files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE, read_setting
 from thinwire.script.settings import ScriptSettings, read_settings, source_of
 from thinwire.worker.script import RECORD
 
-_given: list[ScriptSettings] = []  # by the script itself, to distribute(); the first counts
+_given: list[ScriptSettings] = []  # settings that the script gave to distribute(); the first counts
 
 
 def note_settings(settings: ScriptSettings) -> None:
-    """Let the settings that a script has given name its place."""
+    """Use the settings of a script's distribute() for this process's number and role."""
     _given.append(settings)
 
 
 def worker_id() -> int:
-    """Return this worker's number, from 1; 1 where the script runs alone, 0 in the evaluator."""
+    """Return this worker's number, from 1; 1 for a script without a run, 0 in the evaluator."""
     if is_evaluator():
         return 0
     settings = _settings()
@@ -26,21 +26,22 @@ def worker_id() -> int:
 
 
 def num_workers() -> int:
-    """Return the number of workers of the run; 1 where the script runs alone."""
+    """Return the number of workers of the run; 1 for a script without a run."""
     settings = _settings()
     return 1 if settings is None else settings.run.nb_workers
 
 
 def is_chief() -> bool:
-    """Return whether this worker alone should write files; true without a run.
+    """Return True if this worker is the chief, which alone should write files; True without a run.
 
-    It is worker 1; while that one is lost, the lowest that is there.
+    The chief is worker 1. While worker 1 is lost, the chief is the present worker with the lowest
+    number.
     """
     return worker_id() == RECORD.chief
 
 
 def is_evaluator() -> bool:
-    """Return whether this process runs the script for the Supervisor, and trains nothing."""
+    """Return True if this process runs the script for the Supervisor, without training."""
     return _evaluates(os.environ.get(SETTINGS_VARIABLE, ""))
 
 
@@ -59,7 +60,7 @@ def _settings() -> ScriptSettings | None:
 
 @functools.lru_cache(maxsize=1)
 def _read(environment: tuple[str | None, ...]) -> ScriptSettings | None:
-    """Return what the process' environment names, read once for each environment."""
+    """Return the settings from the environment, cached by the environment; None without a run."""
     del environment
     if source_of(None, {}) is None:
         return None

@@ -1,8 +1,8 @@
-"""Ctrl-C while TensorFlow waits inside a step, where Python runs no signal handler.
+"""Listeners for Ctrl-C while TensorFlow waits inside a step, when Python runs no signal handler.
 
 The interpreter notes a signal immediately but runs its handler only when the main thread is back in
-Python. A step that waits for other workers may take long, so another thread must cut it short: one
-that reads what the interpreter writes to its wake-up descriptor.
+Python. A step that waits for other workers may take long, so another thread must end the wait. The
+thread reads the signal numbers that the interpreter writes to its wake-up descriptor.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ _installed = False
 
 
 def add_listener(listener: Callable[[], None]) -> None:
-    """Call `listener` in another thread at every Ctrl-C; Python's own handler runs as well.
+    """Call `listener` in another thread at every Ctrl-C; Python's own handler runs too.
 
-    So it is with SIGTERM where Python handles that, as for scripts of `thinwire run`.
+    The listener is also called at SIGTERM if Python handles SIGTERM, as in scripts of
+    `thinwire run`.
 
-    The descriptor is taken when this is first called in the main thread, for good, unless somebody
-    else has it; then no listener is ever called.
+    The first call in the main thread takes the process's wake-up descriptor and keeps it. If
+    another library has set the descriptor already, no listener is ever called.
     """
     with _lock:
         _listeners.append(listener)
@@ -32,7 +33,7 @@ def add_listener(listener: Callable[[], None]) -> None:
 
 
 def remove_listener(listener: Callable[[], None]) -> None:
-    """Call a listener no more."""
+    """Remove a listener, if it is registered."""
     with _lock:
         if listener in _listeners:
             _listeners.remove(listener)
@@ -56,9 +57,10 @@ def _install() -> None:
 
 
 def _release() -> None:
-    """Leave the descriptor to the parent, whom a signal to this process does not concern.
+    """Unset the wake-up descriptor in a forked child, which shares the pipe with its parent.
 
-    Keras' pools of processes end by SIGTERM.
+    Otherwise a signal to the child would call the parent's listeners: Keras ends the processes of
+    its pools with SIGTERM.
     """
     signal.set_wakeup_fd(-1)
 

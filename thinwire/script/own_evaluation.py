@@ -1,4 +1,4 @@
-"""``thinwire.evaluate(function)``: metrics that a script finds itself, in the run's records."""
+"""``thinwire.evaluate(function)``: records metrics that a script computes itself."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from thinwire.worker.script import RECORD
 
 
 def evaluate(function: Callable[[], Mapping[str, float]]) -> dict[str, float] | None:
-    """Let one worker evaluate, and record what it finds: in summary, report, TensorBoard, --target.
+    """Evaluate on the chief and record the metrics in summary, report, TensorBoard and --target.
 
-    For what no `validation_data` can describe: a score of generated samples, a loop of one's own.
-    Call it on every worker, after `fit` or in a loop.
+    Use it for evaluations that `validation_data` cannot describe: a score of generated samples, or
+    a hand-written training loop. Call it on every worker, after `fit` or in a loop.
 
     Args:
-        function: Returns metrics by name, each one number; called on the chief alone.
+        function: Returns a dictionary of metric names and numbers; called on the chief only.
 
     Returns:
-        The metrics on the chief, and where no run is; None on other workers, which do not wait.
+        The metrics on the chief and in a script without a run. None on other workers, which do not
+        wait for the chief.
 
     Raises:
-        ConfigurationError: The function does not return numbers by name.
+        ConfigurationError: The function does not return a dictionary of names and numbers.
     """
     if not is_chief():
         return None
-    found = function()
+    returned = function()
     try:
-        metrics = {str(name): float(value) for name, value in dict(found).items()}
+        metrics = {str(name): float(value) for name, value in dict(returned).items()}
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"thinwire.evaluate: the function returned {found!r:.200}; expected a dictionary of "
+            f"thinwire.evaluate: the function returned {returned!r:.200}; expected a dictionary of "
             'names and numbers, such as {"score": 0.5}.'
         ) from error
     if not RECORD.evaluated(metrics):
-        logging.info("no run records %s", metrics)
+        logging.info("thinwire.evaluate: no run records the metrics %s", metrics)
     return metrics

@@ -1,4 +1,4 @@
-"""The server of a script: `init_server`."""
+"""`init_server`: a parameter server inside a script's process."""
 
 from __future__ import annotations
 
@@ -29,38 +29,48 @@ from thinwire.script.settings import ScriptSettings, read_settings
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: A script's server does not wait long for a Supervisor that may look at a finished run.
+#: Time that the server stays up after the run's end, in seconds. Short, because a script's run
+#: rarely has a Supervisor that reads the finished run.
 _LINGER_SECONDS = 3.0
 _LOOK_SECONDS = 0.2
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """The model at one moment; copies."""
+    """Copy of the model between two updates.
 
-    version: int  # updates applied
-    samples: int  # examples consumed
+    Attributes:
+        version: Number of updates applied to the model.
+        samples: Number of examples that the updates were computed from.
+        learning_rate: Learning rate of the server.
+        weights: Weights of each shared variable, in the variable's shape.
+        statistics: [m] float32 averaged moving statistics; empty if the run averages none.
+    """
+
+    version: int
+    samples: int
     learning_rate: float
-    weights: list[Float32]  # of each shared variable, in its shape
-    statistics: Float32  # [m] averaged moving statistics, may be empty
+    weights: list[Float32]
+    statistics: Float32
 
 
 def init_server(
     args: Any = None, model: Any = None, *, num_train: int | None = None, **settings: Any
 ) -> ServerHandle:
-    """Make a server of a model, to be started.
+    """Return a server for a model; `ServerHandle.start` starts the server.
 
     Args:
-        args: See thinwire.script.settings; the same as the workers' will do.
-        model: A Keras model. Training starts from the weights that it has.
-        num_train: Size of the training set, which flag epochs needs.
-        **settings: Further flags by name, such as ``nb_workers=2``. Without run_dir nothing is
-            kept; with it, checkpoints are, and the same call again resumes.
+        args: Settings in any form that `thinwire.script.settings` reads; the workers' settings are
+            accepted too.
+        model: A Keras model. Training starts from its current weights.
+        num_train: Number of training examples, which the flag epochs needs.
+        **settings: Further flags by name, for example ``nb_workers=2``. With run_dir the server
+            writes checkpoints, and the same call resumes from them; without run_dir it does not.
 
     Raises:
-        ConfigurationError: Settings that cannot work, or another server writes to run_dir.
+        ConfigurationError: The settings are invalid, or another server writes to run_dir.
 
-    Source: the published program of DGS. Differences: the original blocks for ever.
+    Source: the published program of DGS. Differences: the original blocks without end.
     """
     if model is None:
         raise ConfigurationError(
@@ -69,7 +79,7 @@ def init_server(
     defaults = {"linger_seconds": _LINGER_SECONDS}
     chosen = read_settings(args, settings, type_node="PS", defaults=defaults)
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; leave init_server() out.")
+        raise ConfigurationError("mode msgd trains without a server; do not call init_server().")
     if chosen.run.model_is_offered:
         raise ConfigurationError(
             "model_from=worker: init_server() has the model already; leave model_from out."
@@ -88,83 +98,86 @@ def init_server(
 
 
 class ServerHandle:
-    """A parameter server in threads of this process."""
+    """Handle of a parameter server that runs in threads of this process."""
 
     def __init__(
         self, settings: ScriptSettings, shared: SharedModel, num_train: int | None
     ) -> None:
-        """Listen to nobody yet."""
+        """Prepare the server and lock its run directory; `start` opens the port."""
         self._shared = shared
         self._statistics = FlatVariables(shared.statistics)
         self._folder = contextlib.ExitStack()
-        run, own = settings.run, settings.shard()
+        run, shard_flags = settings.run, settings.shard()
         if "run_dir" not in settings.given:
             folder = tempfile.TemporaryDirectory(prefix="thinwire-")
             run = dataclasses.replace(run, run_dir=pathlib.Path(self._folder.enter_context(folder)))
-        owner = LockOwner.here("PS", own.id_ps, run.addresses[own.id_ps])
+        owner = LockOwner.here("PS", shard_flags.id_ps, run.addresses[shard_flags.id_ps])
         if run.checkpoint_dir is not None:
             check_place(run.checkpoint_dir, CHECKPOINTS)
-        lock = lock_of(run.run_dir, "PS", own.id_ps).take(owner)  # before what it keeps is read
+        # Take the lock before `model_of_flags` reads the run's saved state.
+        lock = lock_of(run.run_dir, "PS", shard_flags.id_ps).take(owner)
         self._folder.callback(lock.release)
-        # Of one that is never started; at the end of the process its threads may still write.
+        # Release the lock of a handle that is never started. Not at the end of the process: the
+        # server's threads may still write to the run directory then.
         weakref.finalize(self, lock.release).atexit = False
         with contextlib.ExitStack() as unless_made:
             unless_made.callback(self._folder.close)
-            model = model_of_flags(run, own.id_ps, shared, num_train)
-            self._shard = ShardProcess(run, own, model)
+            model = model_of_flags(run, shard_flags.id_ps, shared, num_train)
+            self._shard = ShardProcess(run, shard_flags, model)
             unless_made.pop_all()
-        self._bind = own.bind
+        self._bind = shard_flags.bind
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
 
     @property
     def address(self) -> str:
-        """``host:port`` that it listens at, once started."""
+        """Address ``host:port`` of the started server."""
         return host_and_port(self._bind, self._shard.port)
 
     @property
     def version(self) -> int:
-        """Updates applied so far."""
+        """Number of updates applied so far."""
         return self._shard.core.version
 
     @property
     def stop_reason(self) -> str | None:
-        """Why the run ended; None while it goes on."""
+        """Reason why the run ended; None while the run continues."""
         return self._shard.core.stop_reason
 
     def start(self) -> ServerHandle:
-        """Listen and serve in the background; a run directory of a finished run is just read.
+        """Serve in the background; if run_dir holds a finished run, only read its final model.
 
         Raises:
-            ConfigurationError: The port is taken, or the server was started before.
+            ConfigurationError: Another process uses the port, or `start` was called before.
         """
         if self._thread is not None:
             raise ConfigurationError("start() was called twice; expected once for each server.")
-        goes_on = self._shard.start()
+        must_serve = self._shard.start()
         self._thread = threading.Thread(target=self._serve, name="thinwire-server", daemon=True)
-        if goes_on:
+        if must_serve:
             self._thread.start()
         else:
             self._folder.close()
         return self
 
     def stop(self) -> None:
-        """End the run now; workers are notified, `join` returns soon."""
+        """End the run and notify the workers; `join` returns soon after."""
         if self._running:
             self._shard.interrupt()
 
     def join(
         self, timeout_seconds: float | None = None, idle_seconds: float | None = None
     ) -> str | None:
-        """Wait for the end of the run; the model then has the final weights.
+        """Wait for the end of the run, then write the final weights into the model.
 
         Args:
-            timeout_seconds: Return None after so long without an end.
-            idle_seconds: End the run when all workers have been gone for so long, whatever is
-                left of it: of workers whose own loop may be shorter than the run.
+            timeout_seconds: Time limit of the wait, in seconds; None: no limit.
+            idle_seconds: End the run early if all workers have been disconnected for this time, in
+                seconds. For workers that may leave their loops before the run ends. None: never.
 
         Returns:
-            Why it ended: iter_max, epochs, max_seconds, interrupted or diverged.
+            Reason why the run ended: iter_max, epochs, max_seconds, interrupted or diverged. None
+            after `timeout_seconds`.
         """
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         seen = time.monotonic()
@@ -173,7 +186,7 @@ class ServerHandle:
             if deadline is not None and now >= deadline:
                 return None
             if self._shard.server.connections.workers or not self._shard.core.known_workers():
-                seen = now  # nobody has come yet, or somebody is here
+                seen = now  # no worker has joined yet, or a worker is connected
             elif idle_seconds is not None and now - seen >= idle_seconds:
                 self.stop()
             if self._thread is not None:
@@ -184,7 +197,7 @@ class ServerHandle:
         return self.stop_reason
 
     def snapshot(self) -> Snapshot:
-        """Return the model as it is between two updates."""
+        """Return a copy of the model, taken between two updates."""
         taken: queue.SimpleQueue[Snapshot] = queue.SimpleQueue()
         if self._running:
             self._shard.server.queue.put(lambda: taken.put(self._copy()))

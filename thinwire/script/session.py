@@ -1,4 +1,4 @@
-"""A script's place in a run: flat gradients, or weights, in, flat weights out."""
+"""A worker session of a script: pushes flat gradients or weights, returns flat weights."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 
-#: What an exchange that is under way may still take when a worker leaves.
+#: Time limit for an exchange under way when a worker leaves, in seconds.
 _CUT_SECONDS = 2.0
 
 
 class RunOver(Exception):
-    """The run has ended; there is nothing to step for any more.
+    """The run has ended, so a step is not possible.
 
     Attributes:
-        cause: Its stop reason, where another script has brought the end about; else empty.
+        cause: Stop reason of the run if another script ended the run; else empty.
     """
 
     def __init__(self, text: str, cause: str = "") -> None:
@@ -68,24 +68,24 @@ class RunOver(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class StepInfo:
-    """What became of one step."""
+    """Result and figures of one step."""
 
-    version: int  # updates applied to the model that this worker now has
+    version: int  # updates applied to the model that this worker received
     lr: float  # the server's learning rate
-    bytes_up: int = 0  # on the wire in this step, framing and heartbeats included
-    bytes_down: int = 0
-    nnz_up: int = 0  # values sent
-    nnz_down: int = 0  # values received
-    staleness: int = 0  # updates the model had moved on by when the push was merged
+    bytes_up: int = 0  # bytes sent in this step, with framing and heartbeats
+    bytes_down: int = 0  # bytes received in this step, with framing and heartbeats
+    nnz_up: int = 0  # number of values sent
+    nnz_down: int = 0  # number of values received
+    staleness: int = 0  # updates that the shard applied between the pull and this push
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # compute, encode, wait
-    exchanged: bool = False  # False: a local step, or a mini-batch that was left out
-    stopped: bool = False  # the run has ended; this was the last step
-    skipped: bool = False  # the mini-batch was not finite, and left out
+    exchanged: bool = False  # False after a local step or a skipped mini-batch
+    stopped: bool = False  # True if the run has ended with this step
+    skipped: bool = False  # True if the mini-batch had NaN or infinity
 
 
 @dataclasses.dataclass(frozen=True)
 class _Exchanged:
-    """An exchange that is over: what was sent, and a reply of every shard, if they are known."""
+    """A finished exchange: its request, if known, and the shards' replies."""
 
     request: PushRequest | None = None
     replies: Sequence[ShardReply | None] = ()
@@ -93,13 +93,14 @@ class _Exchanged:
 
 @dataclasses.dataclass(frozen=True)
 class CentralState:
-    """What the shards hold between two updates.
+    """State of the shards between two updates.
 
     Attributes:
-        spec: Of the model.
-        layouts: Of every shard.
-        shards: Of every shard: the state of each optimizer, then what is beside them, by slice of
-            its layout; weights and averaged statistics only if requested.
+        spec: Spec of the model.
+        layouts: Layout of each shard.
+        shards: For each shard, the states of its optimizers, then a state with the shard's other
+            values, by slice of the layout. The last state holds weights and averaged statistics
+            only if they were requested.
     """
 
     spec: ModelSpec
@@ -110,25 +111,25 @@ class CentralState:
         """Return the weights [num_parameters] and the averaged statistics [m].
 
         Raises:
-            ValueError: They were not requested, or are of another model.
+            ValueError: The values were not requested, or belong to a different model.
         """
-        beside = [states[-1].slots for states in self.shards]
-        return whole_values(self.spec, self.layouts, beside)
+        slots = [states[-1].slots for states in self.shards]
+        return whole_values(self.spec, self.layouts, slots)
 
     @property
     def scale_streak(self) -> int | None:
-        """Updates since the loss scale was changed, without an overflow; None: it is not scaled."""
-        beside = self.shards[0][-1].slots
-        found = (slot.values for slot in beside if slot.role == SCALE_STREAK)
-        return next((int(values) for values in found), None)
+        """Updates without overflow since the last change of the loss scale; None if not scaled."""
+        slots = self.shards[0][-1].slots
+        streaks = (slot.values for slot in slots if slot.role == SCALE_STREAK)
+        return next((int(values) for values in streaks), None)
 
 
 class LeavesOnExit(contextlib.AbstractContextManager[Any]):
-    """What may be held by a ``with`` block: leaves the run at its end, however that comes."""
+    """Base class of objects that leave the run at the end of a ``with`` block."""
 
     @abc.abstractmethod
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model keeps the weights that it has."""
+        """Leave the run; the model keeps its current weights."""
 
     def __exit__(
         self,
@@ -140,27 +141,28 @@ class LeavesOnExit(contextlib.AbstractContextManager[Any]):
 
 
 class Session:
-    """A worker of a script: joins, steps, leaves, and may join again.
+    """A script's worker: joins the run, steps, leaves, and may join again.
 
     Args:
-        settings: Of the run and this worker.
+        settings: Settings of the run and this worker.
         shared: The model.
-        num_train: Size of the whole training set, by which warm-up counts epochs.
-        momentum: Of the script's SGD, where the method `takes_momentum`: the script then steps
-            without.
-        offer: The model, to be offered to servers without one; None: they have it.
-        optimizers: Those of the script, without the loss scaling around them, in the order of the
-            offer, where a PS steps with them; empty: whatever state they have stays here.
-        before: This worker in the phase of the script before; None: there was none.
-        phase: Of the script, as Hello counts them.
-        check_offer: Called with the session before it offers the model to a shard that has none;
-            raises what forbids that.
-        kept: Given the last of its steps that the shards have, what a process before this one has
-            left of this worker's core, and at other times None.
+        num_train: Number of examples in the whole training set, by which a codec's warm-up counts
+            epochs; None if unknown.
+        momentum: Momentum of the script's SGD if the method `takes_momentum`. The method applies
+            the momentum, and the script steps without it.
+        offer: The model as offered to shards without a model; None if the shards have the model.
+        optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
+            the offer, if a PS steps with them. Empty: the optimizers' state stays on the worker.
+        before: Session of this worker in the script's previous phase; None in the first phase.
+        phase: Number of the script's phase, as in Hello.
+        check_offer: Called with the session before it offers the model to a shard; raises an error
+            to forbid the offer.
+        kept: Called with the session and the last step the shards applied; returns the saved core
+            state of the previous process, or None if there is none for that step.
 
     Raises:
-        ConfigurationError: The codec warms up, and the size of the training set is not given; or
-            this worker's gradients were to be decayed or clipped, and it sends weights.
+        ConfigurationError: The codec warms up, and `num_train` is missing. Or this worker sends
+            weights, and its settings request weight decay or clipping of gradients.
     """
 
     def __init__(
@@ -187,11 +189,11 @@ class Session:
         if offer is not None:
             offer = dataclasses.replace(offer, statistics=self.statistics.size)
             if not optimizers:
-                fresh = [
-                    dataclasses.replace(each, iterations=0, has_slots=False)
-                    for each in offer.optimizers
+                stateless = [
+                    dataclasses.replace(optimizer_offer, iterations=0, has_slots=False)
+                    for optimizer_offer in offer.optimizers
                 ]
-                offer = dataclasses.replace(offer, optimizers=tuple(fresh))
+                offer = dataclasses.replace(offer, optimizers=tuple(stateless))
 
             def weights() -> Float32:
                 check_offer(self)
@@ -201,7 +203,7 @@ class Session:
                 offer,
                 weights,
                 self.statistics.read,
-                lambda: [own.collect() for own in self._own_slots(optimizers)],
+                lambda: [slots.collect() for slots in self._own_slots(optimizers)],
                 phase,
                 before.part.run_id if before is not None else "",
                 RECORD.program,
@@ -214,19 +216,21 @@ class Session:
                 "global_clipnorm."
             )
         self._present = False
-        self._saved: State | None = None  # of the incarnation before
+        self._saved: State | None = None  # core state of the previous incarnation
         self._kept = kept
         self._exchanges: BackgroundCalls[_Exchanged] = BackgroundCalls("exchange")
-        # The counts of schedules once the exchange has ended that is under way in a thread.
+        # By optimizer, the schedule counts after the exchange that runs in a background thread.
         self._counts_ahead: tuple[int, ...] = ()
-        self._left_out: dict[int, int] = {}  # by optimizer: parts of batches that were not finite
-        self._computes_from = time.monotonic()  # the end of the newest step, or of a pause
+        self._left_out: dict[int, int] = {}  # optimizer -> parts of skipped mini-batches
+        self._computes_from = time.monotonic()  # end of the last step or pause
         self.part: WorkerSession = self._new_part(self.statistics.read())
-        self._counted = self._counters()  # by the newest StepInfo
-        self._versions: list[int] = []  # of the base that the present step began at
-        self._means: Float32 | None = None  # where a step begins before the one before is averaged
-        # [num_parameters] what the script has changed of the weights itself, and the shards' do not
-        # have yet; and whether it was sent.
+        self._counted = self._counters()  # counters at the last StepInfo
+        self._versions: list[int] = []  # shards' versions at the start of the current step
+        # [m] averaged statistics for the next step. Only with overlap, where a step starts before
+        # the shards have averaged the previous one.
+        self._means: Float32 | None = None
+        # [num_parameters] change that the script made to the weights outside its optimizer steps
+        # and that the shards have not applied. The flag is True once a push has carried the change.
         self._change: Float32 | None = None
         self._is_change_sent = False
         if before is not None:
@@ -234,47 +238,50 @@ class Session:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended, or this process was interrupted."""
+        """True if the run has ended or this process was interrupted."""
         return self.part.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended, as far as this worker was notified; empty while it goes on."""
+        """Reason why the run ended, as this worker was notified; empty while the run continues."""
         return self.part.stop_reason
 
     @property
     def weights(self) -> Float32:
-        """The weights to compute the next gradient at: [num_parameters] float32, perhaps no copy.
+        """Weights for the next gradient: [num_parameters] float32, possibly not a copy.
 
-        What the script has set stays in them until the shards have it.
+        They contain the script's own changes until the shards have applied these changes.
         """
-        own = self.part.core.weights
-        return own if self._change is None else own + self._change
+        base = self.part.core.weights
+        return base if self._change is None else base + self._change
 
     @property
     def unsent_change(self) -> Float32 | None:
-        """What the script has set and no shard was sent yet: [num_parameters]; None: nothing."""
+        """Change by the script that no push has carried yet: [num_parameters]; None: no change."""
         return None if self._is_change_sent else self._change
 
     @property
     def sent_weights(self) -> Float32:
-        """The same without what the script has set and no shard was sent yet."""
+        """Weights [num_parameters] without the script's change that no push has carried yet."""
         return self.weights if self._is_change_sent else self.part.core.weights
 
     @property
     def offer(self) -> Offer | None:
-        """The model, as it is offered to servers without one; None: they have it."""
+        """The model as offered to shards without a model; None if the shards have the model."""
         return None if self._offering is None else self._offering.offer
 
     def _own_slots(self, optimizers: Sequence[Any]) -> list[OwnSlots]:
-        """Return the slots of the script's own optimizers, which a PS steps with.
+        """Return the slots of the script's optimizers that a PS steps with.
 
         Raises:
-            ConfigurationError: No PS does, or one was built on other variables.
+            ConfigurationError: No PS steps with the script's optimizers, or an optimizer was built
+                on variables that are not the model's.
         """
         offer, variables = self.offer, self.shared.variables
         if offer is None or not offer.optimizers:
-            raise ConfigurationError("no PS steps with this script's optimizer; there are no slots")
+            raise ConfigurationError(
+                "no PS steps with this script's optimizer, so there are no optimizer slots"
+            )
         return [
             OwnSlots(optimizer, described, [variables[number] for number in numbers])
             for optimizer, described, numbers in zip(
@@ -283,10 +290,14 @@ class Session:
         ]
 
     def fetch(self, weights: bool = False) -> CentralState:
-        """Return the state of the optimizers on the shards, and with it the weights if wanted.
+        """Return the state of the optimizers on the shards.
+
+        Args:
+            weights: True to fetch the weights and averaged statistics too.
 
         Raises:
-            Unreachable, StreamLost, RequestRejected: A shard does not answer.
+            Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the
+                request.
         """
         layouts, run = self.part.core.layouts, self.settings.run
         size = self.statistics.size if weights else None
@@ -294,70 +305,79 @@ class Session:
         return CentralState(self.shared.spec, layouts, shards)
 
     def fill_slots(self, optimizers: Sequence[Any], state: CentralState) -> None:
-        """Give the script's own optimizers the state that the PS has brought them to.
+        """Write the optimizer state of the shards into the script's optimizers.
 
         Args:
-            optimizers: In the order of the offer, without the loss scaling around them.
-            state: Of the shards.
+            optimizers: The script's optimizers without their loss-scaling wrappers, in the order of
+                the offer.
+            state: State of the shards.
 
         Raises:
-            ConfigurationError, ValueError: One was built on other variables.
+            ConfigurationError, ValueError: An optimizer was built on variables that are not the
+                model's.
         """
-        own, offer = self._own_slots(optimizers), self.offer
+        own_slots, offer = self._own_slots(optimizers), self.offer
         for number, numbers in enumerate(offer.groups() if offer else ()):
             states = [states[number] for states in state.shards]
             parts = [part_of_layout(layout, numbers)[0] for layout in state.layouts]
-            own[number].fill(parts, [each.slots for each in states], states[0].rate)
+            own_slots[number].fill(
+                parts, [optimizer_state.slots for optimizer_state in states], states[0].rate
+            )
 
     @property
     def has_run_s_values(self) -> bool:
-        """Whether the model has the weights and averaged statistics that the run gave it last."""
+        """True if the model holds the weights and statistics that the run gave it last."""
         values = ((self.variables, self.weights), (self.statistics, self.means))
-        return all(np.array_equal(own.read(), theirs, equal_nan=True) for own, theirs in values)
+        return all(
+            np.array_equal(flat.read(), run_values, equal_nan=True) for flat, run_values in values
+        )
 
     @property
     def phase(self) -> int:
-        """Of the script, as Hello counts them."""
+        """Number of the script's phase, as in Hello; 0 is the first phase."""
         return 0 if self._offering is None else self._offering.phase
 
     def go_to_phase(self, phase: int) -> None:
-        """Join in another phase of the script, in which the run is."""
+        """Renew this worker for another phase of the script: the phase that the run is in."""
         if self._offering is not None:
             self._offering = dataclasses.replace(self._offering, phase=phase)
         self.renew()
 
     def stay_behind(self) -> None:
-        """Go on with the model's own values: the run is in a later phase than this script."""
+        """Continue with the model's own values: the run is in a later phase than this script."""
         self._change = None
         np.copyto(self.part.core.weights, self.variables.read())
         np.copyto(self.means, self.statistics.read())
 
     def end_as(self, before: Session) -> None:
-        """Go on with the model's own values, without joining: the run has ended before."""
+        """Continue with the model's own values, without joining: the run ended in `before`."""
         self.stay_behind()
         self.part.core.stopped = True
         self.part.core.stop_reason = before.stop_reason
 
     def schedule_count(self, optimizer: int) -> int | None:
-        """Return the count that the schedule of an optimizer is read at; None: it is not known.
+        """Return the count at which an optimizer's schedule is read; None if unknown.
 
-        It is shard 0's of the last reply, and what this worker has trained on since.
+        The count is shard 0's count in the last reply, plus the batches that this worker has
+        trained on since that reply.
         """
         core = self.part.core
         if optimizer >= len(core.schedule_counts):
             return None
-        known = core.schedule_counts[optimizer]  # before what is under way: its reply counts that
-        sent_for = 0 if self.takes_weights else optimizer  # weights are those of all optimizers
+        # The reply to the push under way will count that push; until then its parts are added.
+        count = core.schedule_counts[optimizer]
+        sent_for = 0 if self.takes_weights else optimizer  # a push of weights is for all optimizers
         parts = self.part.parts_under_way(sent_for) + self._left_out.get(sent_for, 0)
         if self.settings.run.method.takes_local_steps:
             parts += core.round.batch_parts
-        known += self._batches(parts)
-        return max(known, self._counts_ahead[optimizer]) if self._counts_ahead else known
+        count += self._batches(parts)
+        return max(count, self._counts_ahead[optimizer]) if self._counts_ahead else count
 
     def _batches(self, parts: int) -> int:
-        """Return the batches of the script that this worker's parts stand for.
+        """Return the number of script batches that all workers train on for this worker's parts.
 
-        In rounds every other worker takes as many meanwhile.
+        A batch has n parts in a run of n workers. In rounds all n workers take equally many parts
+        together, so that k parts of this worker mean k batches of the run.
         """
         run = self.settings.run
         is_in_rounds = run.method.takes_local_steps or run.method.steps_together
@@ -365,18 +385,20 @@ class Session:
 
     @property
     def means(self) -> Float32:
-        """The averaged moving statistics to go on from: [m] float32, not a copy."""
+        """Averaged moving statistics at which the next step starts: [m] float32, not a copy."""
         return self.part.core.statistics if self._means is None else self._means
 
     def open(self) -> bool:
-        """Join, or join again after `close`; nothing while this worker is present.
+        """Join the run, or join again after `close`; do nothing if this worker has joined.
 
         Returns:
-            Whether the weights are new: gradients at others are of no use.
+            True if joining replaced the weights. Gradients computed at earlier weights are then
+            useless.
 
         Raises:
-            Unreachable, Refused: No answer, or a refusal.
-            ConfigurationError: What the server averages is not what this worker has.
+            Unreachable: No server answers.
+            Refused: The server refuses this worker.
+            ConfigurationError: The server averages other moving statistics than this worker has.
         """
         if self._present:
             return False
@@ -386,8 +408,8 @@ class Session:
         saved = self._kept(self, last) if self._saved is None else self._saved
         if saved is not None and not self.part.core.restore(saved, last):
             logging.warning(
-                "what was kept of this worker is of its step %d, and the shards have step %d: "
-                "what its codec has kept back is dropped",
+                "worker state is from step %d but the shards applied step %d: dropping the codec's "
+                "residual",
                 *(saved["step"], last),
             )
         self._present = True
@@ -405,7 +427,7 @@ class Session:
         return True
 
     def _begin_at_base(self) -> None:
-        """Begin the next step at what the shards hold."""
+        """Start the next step at the shards' current model."""
         core = self.part.core
         self._versions = list(core.versions)
         if self.settings.run.method.overlap:
@@ -413,14 +435,14 @@ class Session:
         self.begin_compute()
 
     def shard(self, *data: Any) -> Any:
-        """Return this worker's part of a training set; see `part_of`."""
+        """Return this worker's part of a training set, as `part_of` does."""
         return part_of(self.settings, data)
 
     def assign(self, values: tuple[Float32, Float32] | None = None) -> None:
         """Write weights and averaged statistics into the model.
 
         Args:
-            values: [num_parameters] and [m]; None: this worker's own.
+            values: Weights [num_parameters] and statistics [m]; None: the values of this worker.
         """
         weights, statistics = (self.weights, self.means) if values is None else values
         self.variables.assign(weights)
@@ -428,17 +450,17 @@ class Session:
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the script's optimizer steps, and `step` takes weights in place of gradients."""
+        """True if the script's optimizer steps, so that `step` takes weights, not gradients."""
         return self.settings.run.method.steps_on_workers
 
     @property
     def keeps_values(self) -> bool:
-        """Whether the values given to `step` must stay as they are after it."""
+        """True if the values given to `step` must not change after the call, which keeps them."""
         return self.part.core.own is None
 
     @property
     def loss_scale(self) -> float:
-        """The factor of the loss for the next gradient, which the server keeps; 0: none."""
+        """Factor of the loss for the next gradient, set by the server; 0 without loss scaling."""
         return self.part.core.loss_scale
 
     def step(
@@ -450,24 +472,26 @@ class Session:
         rate_factor: float = 1.0,
         figures: ScriptFigures = NO_FIGURES,
     ) -> StepInfo:
-        """Take in a mini-batch; `weights` and `means` are then those of the next.
+        """Process a mini-batch; afterwards `weights` and `means` are the values for the next one.
 
-        Values that are not finite are left out: `StepInfo.skipped`, and `weights` and `means` are
-        the last good ones, which the caller then writes into its model.
+        A mini-batch with NaN or infinity is skipped, which `StepInfo.skipped` reports. `weights`
+        and `means` are then the last finite values, which the caller must write into its model.
 
         Args:
-            values: [num_parameters] float32 mean gradient at `weights`, which may be changed; if
+            values: [num_parameters] float32 mean gradient at `weights`, which `step` may modify; if
                 `takes_weights`, the weights after the script's own step.
-            samples: Examples in the mini-batch.
-            loss: Its mean loss; None: unknown.
-            statistics: [m] the moving statistics after it, where they are averaged.
-            rate_factor: By which this worker's learning rate differs from the run's; of gradients.
-            figures: What the script's optimizer adds: its rate, the loss scale, touched rows.
+            samples: Number of examples in the mini-batch.
+            loss: Mean loss of the mini-batch; None if unknown.
+            statistics: [m] float32 moving statistics after the mini-batch; None if the run does
+                not average statistics.
+            rate_factor: This worker's learning rate divided by the run's; scales gradients only.
+            figures: Figures of the script's optimizer: learning rate, loss scale, touched rows.
 
         Raises:
-            RunOver: The run had ended before.
-            Diverged: A hundred mini-batches in a row were not finite.
-            Unreachable, Refused: The server is gone for good.
+            RunOver: The run ended before this step.
+            Diverged: A hundred mini-batches in a row had NaN or infinity.
+            Unreachable, Refused: The server does not answer within the time limits, or refuses this
+                worker.
         """
         if self.stopped:
             raise RunOver(f"this run has ended ({self.stop_reason or 'interrupted'}).")
@@ -481,58 +505,63 @@ class Session:
                 values *= np.float32(rate_factor)
         else:
             values = self._without_changes(values, figures.change)
-        overlaps, done = self.settings.run.method.overlap, _Exchanged()
+        overlaps, exchange = self.settings.run.method.overlap, _Exchanged()
         computed_at = self._versions if overlaps else None
         arguments = (values, samples, loss, statistics, self._computes_from, computed_at, figures)
         applied = skipped = False
         means = self._means
         try:
-            if (own := part.core.own) is not None:
-                done = self._begin_behind(own, arguments)
+            if (own_changes := part.core.own) is not None:
+                exchange = self._begin_behind(own_changes, arguments)
                 if not overlaps:
-                    done = self._settle()
-                    own.catch_up()
+                    exchange = self._settle()
+                    own_changes.catch_up()
             elif overlaps:
-                done = self._settle()
+                exchange = self._settle()
                 if not self.stopped:
                     self._go_on(statistics)
-                    done = _Exchanged(self._send(arguments), done.replies)
+                    exchange = _Exchanged(self._send(arguments), exchange.replies)
             else:
-                done = self._exchange(arguments)
-            applied = not done.replies or was_accepted(done.replies)
+                exchange = self._exchange(arguments)
+            applied = not exchange.replies or was_accepted(exchange.replies)
         except NonFiniteUpdate as error:
             part.skip(error)
-            self._left_out[figures.optimizer] = parts  # the next push counts them
+            self._left_out[figures.optimizer] = parts  # the next push counts these parts
             self._means, skipped = means, True
         except ShardGone:
             part.core.stopped = applied = True
         try:
-            self._note_change(figures.change, done if applied else None)
+            self._note_change(figures.change, exchange if applied else None)
             part.record_outcome(applied)
         except Diverged:
             self.close("diverged")
             raise
-        info = self._info(done.request if applied else None, done.replies, skipped)
+        info = self._info(exchange.request if applied else None, exchange.replies, skipped)
         self.begin_compute()
         return info
 
     def _without_changes(self, weights: Float32, change: Float32 | None) -> Float32:
-        """Return weights [num_parameters] without what the script itself has set of them.
+        """Return weights [num_parameters] without the changes that the script made to them.
 
         Args:
-            weights: After the script's step, from the weights of this worker.
-            change: [num_parameters] what is sent beside this step; None: nothing.
+            weights: [num_parameters] weights after the script's step.
+            change: [num_parameters] change that is pushed together with this step; None if there
+                is no change.
         """
-        known = self._change if self._is_change_sent else None
-        found = [each for each in (known, change) if each is not None]
-        return functools.reduce(np.subtract, found, weights)
+        sent_change = self._change if self._is_change_sent else None
+        changes = [part for part in (sent_change, change) if part is not None]
+        return functools.reduce(np.subtract, changes, weights)
 
     def _note_change(self, change: Float32 | None, done: _Exchanged | None) -> None:
-        """Note whether the shards have what the script had changed before a step.
+        """Update `_change` and `_is_change_sent` after a step.
+
+        Without overlap the replies show if the shards applied the change. With overlap the change
+        was sent with this step's push, and its reply comes later.
 
         Args:
-            change: [num_parameters] what is new of it; None: nothing.
-            done: The exchange; None: of a step that came to nothing.
+            change: [num_parameters] change by the script before the step; None if there is no
+                change.
+            done: The finished exchange; None if the step was not applied.
         """
         if done is None or not self.settings.run.method.overlap:
             replies = [] if done is None else done.replies
@@ -542,10 +571,10 @@ class Session:
             self._change, self._is_change_sent = change, True
 
     def _begin_behind(self, own: OwnChanges, arguments: Any) -> _Exchanged:
-        """Begin to code and exchange a change of weights while the script goes on from it.
+        """Encode and exchange a step's change of the weights in a thread while the script computes.
 
         Returns:
-            The exchange of the step before.
+            The exchange of the previous step.
         """
         part, (values, _, loss, statistics, *_, figures) = self.part, arguments
         part.measure.record(round_trace.FORWARD_AND_BACKWARD, part.stopwatch.lap("compute"))
@@ -555,16 +584,17 @@ class Session:
             own.step(values, loss, statistics)
             self._go_on(statistics)
             ahead = self._batches(figures.batch_parts)
-            self._counts_ahead = tuple(each + ahead for each in part.core.schedule_counts)
+            self._counts_ahead = tuple(count + ahead for count in part.core.schedule_counts)
             part.exchange_watch.start()
             self._exchanges.start(functools.partial(self._exchange, arguments))
         part.stopwatch.lap("encode")
         return done
 
     def _go_on(self, statistics: Float32 | None) -> None:
-        """Begin the next step before this one is exchanged, at what the one before has brought.
+        """Start the next step at the previous exchange's values; this step's reply comes later.
 
-        Moving statistics go on as weights do: from the newest averages and this step's change.
+        The moving statistics for the next step are the newest averages plus this step's change, as
+        for weights.
         """
         core = self.part.core
         self._versions = list(core.versions)
@@ -572,7 +602,7 @@ class Session:
             self._means = core.statistics + (statistics - self._means)
 
     def _send(self, arguments: Any) -> PushRequest | None:
-        """Send a mini-batch; return the request, None for a local step."""
+        """Send a mini-batch; return the request, or None after a local step."""
         part = self.part
         outgoing = part.submit(*arguments) or part.poll_pacer()
         if outgoing is not None:
@@ -580,13 +610,13 @@ class Session:
         return outgoing
 
     def _exchange(self, arguments: Any) -> _Exchanged:
-        """Send a mini-batch, and wait for the answer."""
+        """Send a mini-batch and wait for the shards' replies."""
         outgoing = self._send(arguments)
         return _Exchanged(outgoing, self.part.finish_exchange(lambda weights: None))
 
     def _settle(self) -> _Exchanged:
-        """Wait for the exchange that is under way, if there is one; return it."""
-        if self._is_change_sent:  # whatever the answer is, it replaces the weights
+        """Wait for the exchange under way; return its result, empty without an exchange."""
+        if self._is_change_sent:  # the reply replaces the weights, also after a rejected push
             self._change, self._is_change_sent = None, False
         done = self._exchanges.result()
         if done is not None:
@@ -594,11 +624,11 @@ class Session:
         return _Exchanged(None, self.part.finish_exchange(lambda weights: None))
 
     def begin_compute(self) -> None:
-        """Note that the script begins to compute, perhaps after a pause that is no part of it."""
+        """Restart the measurement of the compute time, for example after a pause of the script."""
         self._computes_from = time.monotonic()
 
     def flush(self) -> None:
-        """Finish what is under way, and send the local steps and changes that were kept back."""
+        """Finish the exchange under way, then push local steps and residuals not sent so far."""
         part = self.part
         if not self._present or self.stopped:
             return
@@ -607,16 +637,16 @@ class Session:
             self._settle()
             if part.core.round.num_steps and not self.stopped:
                 part.exchange_round(part.core.end_round(), lambda weights: None)
-            rest = part.core.end_training() if not self.stopped else None
-            if rest is not None:
-                part.exchange_round(rest, lambda weights: None)
+            residual_push = part.core.end_training() if not self.stopped else None
+            if residual_push is not None:
+                part.exchange_round(residual_push, lambda weights: None)
         except NonFiniteUpdate as error:
             part.skip(error)
         except ShardGone:
             part.core.stopped = True
 
     def pull(self) -> None:
-        """Take over the shards' present model; no local steps may be under way."""
+        """Replace this worker's model by the shards' current model; local steps must be flushed."""
         if not self._present or self.stopped:
             return
         try:
@@ -627,7 +657,7 @@ class Session:
             self.part.core.stopped = True
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run in good order; nothing if this worker is not in it."""
+        """Leave the run and report the cause; do nothing if this worker has not joined."""
         if not self._present:
             return
         self._present = False
@@ -640,19 +670,20 @@ class Session:
         logging.info("left the run after %d exchanges (%s)", self.part.core.step, cause)
 
     def _cut(self) -> None:
-        """Let an exchange that is under way come to an end, however it does."""
+        """Wait a short time for the exchange under way, then abandon it."""
         try:
             self._exchanges.result(_CUT_SECONDS)
         except TimeoutError:
-            self.part.closing.set()  # it ends with its stream, and dials no other
+            self.part.closing.set()  # the exchange ends with its stream and does not reconnect
             self._exchanges = BackgroundCalls("exchange")
-        except Exception as error:  # noqa: BLE001 - of a run that this worker leaves
-            logging.info("the exchange under way has failed: %s", error)
+        except Exception as error:  # noqa: BLE001 - this worker leaves the run anyway
+            logging.info("the exchange under way failed while leaving: %s", error)
 
     def _new_part(self, statistics: Float32) -> WorkerSession:
-        """Return this worker before it has joined.
+        """Return a new incarnation of this worker, before it joins.
 
-        Gradients come as arrays of the host, in whatever thread: the kernels work there too.
+        Gradients arrive as arrays in host memory, from any thread, and the kernels also run on the
+        host.
         """
         part = WorkerSession(
             self.settings.run,
@@ -668,10 +699,10 @@ class Session:
         return part
 
     def renew(self) -> None:
-        """Begin another incarnation of this worker, as a process that was started again."""
+        """Start a new incarnation of this worker, as a restarted process does."""
         old = self.part
         self.part, self._change = self._new_part(self.means), None
-        np.copyto(self.part.core.weights, old.core.weights)  # until the server's come
+        np.copyto(self.part.core.weights, old.core.weights)  # until the server's weights arrive
         self.part.before, self.part.loss = old.metrics(), old.loss
 
     def _counters(self) -> tuple[int, int, dict[str, float]]:
@@ -681,7 +712,7 @@ class Session:
     def _info(
         self, outgoing: PushRequest | None, replies: Sequence[ShardReply | None], skipped: bool
     ) -> StepInfo:
-        """Return what has come since the last one."""
+        """Return the result of a step, with the counters since the previous StepInfo."""
         core, before = self.part.core, self._counted
         up, down, seconds = self._counted = self._counters()
         sent = outgoing.shards if outgoing is not None else []
@@ -702,27 +733,32 @@ class Session:
 
 
 def part_of(settings: ScriptSettings, data: Sequence[Any], fit: FitNumber | None = None) -> Any:
-    """Return a worker's part of a training set, disjoint from the others'.
+    """Return a worker's part of a training set, disjoint from the parts of all other workers.
 
     Args:
-        settings: Of the run and this worker.
-        data: The same at all workers: arrays [N, ...] in any nesting, the last of which are the
-            labels, which some values of the flag partition look at; or one tf.data.Dataset or
-            keras.utils.PyDataset.
-        fit: Which use of this data by the script it is; None: not known.
+        settings: Settings of the run and this worker.
+        data: Training data, equal on all workers: arrays [N, ...] in any nesting, or one
+            tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset. Some values of the flag
+            partition use the last arrays as labels.
+        fit: Number of this use of the data in the script; None if unknown.
 
     Returns:
-        The part of each, as a tuple; of one, that part.
+        A tuple with the part of each array; for one array or dataset, its part alone.
 
     Raises:
-        ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
+        ConfigurationError: The parts cannot be shown to be disjoint and complete, or a part is
+            empty.
     """
     place = WorkerPlace.of(settings.run, settings.worker().id_worker)
     return part_of_data(tuple(data), dataclasses.replace(place, fit=fit))
 
 
 def needed_size(codec: Codec, num_train: int | None) -> int:
-    """Return the size of the training set, 0 where no codec needs it."""
+    """Return the number of training examples; 0 if unknown and no codec needs the number.
+
+    Raises:
+        ConfigurationError: The codec warms up, and the number is missing.
+    """
     warms_up = any(isinstance(wrapper, WarmUp) for wrapper in wrappers_of(codec))
     if warms_up and not num_train:
         raise ConfigurationError(

@@ -1,10 +1,10 @@
-"""What user scripts give as settings: the names and rules of main.py's flags, in any shape.
+"""Settings of user scripts: the names and rules of main.py's flags, in several forms.
 
 ``args`` may be a namespace (argparse's, absl's FLAGS, any object with attributes), a mapping, or a
-list of ``--flag=value`` words; keyword arguments win over it. What neither has comes from the file
-that `thinwire run` leaves for each worker, or else from THINWIRE_FLAGS, and the place from
-TF_CONFIG or another cluster manager's variables. A script that none of these gives a place trains
-alone (`source_of`).
+list of ``--flag=value`` words; keyword arguments override ``args``. Settings that a script does not
+give come from the settings file that `thinwire run` writes for each worker, or else from
+THINWIRE_FLAGS. The worker's place in the run may come from TF_CONFIG or the variables of another
+cluster manager. A script without a place from any source trains alone (`source_of`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from thinwire.supervisor import flags as supervisor_flags
 from thinwire.worker import flags as worker_flags
 from thinwire.worker.flags import WorkerFlags
 
-#: `mode` of a step without any server: plain momentum SGD.
+#: Value of `mode` that trains without a server, by plain momentum SGD.
 LOCAL = "msgd"
-#: Names of DGS's published program for our methods.
+#: Mode names of DGS's published program -> Thinwire's names of the methods.
 _MODES = {"gradient_sgd": "dgs", "aji": "gd", "sgd": LOCAL, LOCAL: LOCAL}
 
-#: Method -> its flag for the momentum that lives on the worker.
+#: Method -> flag of the momentum that the worker applies.
 _MOMENTUM_FLAGS = {"dgs": "dgs_momentum", "dgc": "dgc_momentum"}
 
 _TOPICS = (
@@ -55,27 +55,27 @@ _TOPICS = (
     *worker_flags.TOPICS,
 )
 _OPTIONS: dict[str, Option] = {option.name: option for topic in _TOPICS for option in topic.options}
-#: More than these: a launcher's file has what only nodes heed.
+#: Topics of a settings file of `thinwire run`, which also has flags that only nodes use.
 _LAUNCHED_TOPICS = (*_TOPICS, *observability.TOPICS, *supervisor_flags.TOPICS)
-#: Every flag of every role but --type_node: THINWIRE_FLAGS may be set for all nodes of a job.
+#: Every flag of every role except --type_node: THINWIRE_FLAGS may be set for all nodes of a job.
 ALL_TOPICS = (
     *_LAUNCHED_TOPICS,
     *launch.TOPICS,
     *simulator_flags.TOPICS,
     *advisor_flags.TOPICS,
 )
-#: Flags that a script under a launcher may set by itself: they concern this worker alone, or its
-#: data, which no other node looks at.
+#: Flags that a script of `thinwire run` may set itself: the flags affect only this worker or its
+#: data.
 _OWN = frozenset(option.name for option in worker_flags.WORKER.options) - {"id_worker"} | {
     "batch",
     "shard",
 }
-#: Names by which a script gives itself a place in a run.
+#: Settings that give a script a place in a run.
 _PLACES = frozenset({"id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "method", "mode"})
 LAUNCHER, ARGUMENTS, TF_CONFIG = "thinwire run", "arguments", "TF_CONFIG"
 
-_SUPERVISORS = "it is the Supervisor's; give it to main.py --type_node=Supervisor"
-#: Flags that a script has other ways for -> what those are.
+_SUPERVISORS = "the Supervisor reads this flag; give it to main.py --type_node=Supervisor"
+#: Flag that a script must not give -> what to use instead.
 _ELSEWHERE = {
     "device": "choose it with tf.config or CUDA_VISIBLE_DEVICES, before TensorFlow starts",
     "worker_threads": "choose them with tf.config.threading, before TensorFlow starts",
@@ -85,28 +85,29 @@ _ELSEWHERE = {
     "target": _SUPERVISORS,
     "target_accuracy": _SUPERVISORS,
 }
-#: The same of scripts that bring model and data themselves.
+#: Flag of the model or data that a script brings itself -> what to use instead.
 _OWN_MODEL_AND_DATA = script_flags.OWN_MODEL_AND_DATA
-#: The same of scripts that a launcher has started.
+#: Flag that a script of `thinwire run` must not give -> what to use instead.
 _OF_SCRIPTS = script_flags.NEVER | dict.fromkeys(
     itertools.chain(*script_flags.OPTIMIZER.values()), script_flags.COMPILED
 )
-#: Names that a namespace of a script's own arguments often has, and then they are not ours.
+#: Names that are often arguments of the script itself: in a namespace they are not Thinwire flags.
 _OFTEN_OF_SCRIPTS = dict.fromkeys(("epochs", "seed", "iter_max", "max_seconds"), "")
+#: Similarity, as difflib computes it, above which a name counts as a misspelled flag.
 _SIMILAR = 0.8
 
 
 @dataclasses.dataclass(frozen=True)
 class ScriptSettings:
-    """A script's settings, checked.
+    """Validated settings of a script.
 
     Attributes:
-        run: Those of the run as a whole.
-        values: All of them, as flags.
-        given: Names that the script itself gave.
-        local: Whether this is mode msgd: no server.
-        source: What gave this process its place: "thinwire run", "arguments", "TF_CONFIG", "Slurm",
-            "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
+        run: Settings of the run as a whole.
+        values: All settings, as flags.
+        given: Names of the settings that the script itself gave.
+        local: True in mode msgd, which has no server.
+        source: Source of this process's place in the run: "thinwire run", "arguments", "TF_CONFIG",
+            "Slurm", "torchrun", "Kubernetes" or "THINWIRE_FLAGS".
     """
 
     run: Run
@@ -117,54 +118,56 @@ class ScriptSettings:
 
     @property
     def is_launched(self) -> bool:
-        """Whether `thinwire run` has started this process."""
+        """True if `thinwire run` started this process."""
         return self.source == LAUNCHER
 
     def worker(self) -> WorkerFlags:
-        """Return those of a worker. Raises ConfigurationError."""
+        """Return the settings of a worker. Raises ConfigurationError."""
         return worker_flags.read(self.run.nb_workers, self.values)
 
     def shard(self) -> PsFlags:
-        """Return those of a PS. Raises ConfigurationError."""
+        """Return the settings of a PS. Raises ConfigurationError."""
         ps_flags.check(self.run, self.values)
         return ps_flags.read(self.run.addresses, self.values)
 
 
 def source_of(args: Any, keywords: Mapping[str, Any]) -> str | None:
-    """Return what gives this process a place in a run; None: it trains alone.
+    """Return the source of this process's place in a run; None if the process trains alone.
 
     Args:
-        args: As `read_settings` takes them; whoever gives any has a place.
-        keywords: Likewise.
+        args: Settings in any form that `read_settings` accepts; non-empty `args` give a place.
+        keywords: Settings by keyword; only the names in `_PLACES` give a place.
 
     Raises:
-        ConfigurationError: A settings file or variables that cannot be read.
+        ConfigurationError: The settings file or the environment variables cannot be read.
     """
     if read_settings_file(os.environ) is not None:
         return LAUNCHER
     is_given = args is not None and not (isinstance(args, Mapping | Sequence) and not args)
     if is_given or any(keywords.get(name) is not None for name in _PLACES):
         return ARGUMENTS
-    found = _position()
-    return None if found is None else found[0]
+    position = _position()
+    return None if position is None else position[0]
 
 
 def _position() -> tuple[str, ClusterPosition | None] | None:
-    """Return the variables that give this process a place, and the place.
+    """Return the environment variables that give this process a place, and the place.
 
-    The place is None where flags alone give it.
+    The place is None if THINWIRE_FLAGS gives it by --id_worker. The result is None if the
+    environment gives no place.
 
     Raises:
-        ConfigurationError: Variables that cannot be read, or one number for several workers.
+        ConfigurationError: The variables cannot be read, or THINWIRE_FLAGS and another variable
+            both number the worker.
     """
     place = tf_config.parse(os.environ.get("TF_CONFIG", ""))
-    found = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
+    position = (TF_CONFIG, place) if place is not None else schedulers.position(os.environ)
     if "id_worker" not in environment.flags_of(os.environ, ALL_TOPICS):
-        return found
-    if found is not None:
+        return position
+    if position is not None:
         raise ConfigurationError(
-            f"{environment.VARIABLE} has --id_worker, and {found[0]} numbers the workers; leave "
-            "--id_worker out of it."
+            f"{environment.VARIABLE} has --id_worker, and {position[0]} numbers the workers too; "
+            f"leave --id_worker out of {environment.VARIABLE}."
         )
     return environment.VARIABLE, None
 
@@ -178,19 +181,19 @@ def read_settings(
     defaults: Mapping[str, Any] | None = None,
     momentum: float | None = None,
 ) -> ScriptSettings:
-    """Read settings.
+    """Read and check a script's settings.
 
     Args:
-        args: A namespace, a mapping, a list of words, or None.
-        keywords: What was given by keyword; wins.
+        args: A namespace, a mapping, a list of ``--flag=value`` words, or None.
+        keywords: Settings given by keyword, which override `args`.
         type_node: "PS" or "Worker".
-        builds_model: Whether flags of model and data have a meaning here.
-        defaults: Other defaults than main.py's.
-        momentum: Of the worker, whatever the method calls it.
+        builds_model: True if the process builds its model and data from flags.
+        defaults: Defaults that replace main.py's defaults, by flag name.
+        momentum: Momentum of the worker, written to the method's momentum flag; None: not set.
 
     Raises:
-        ConfigurationError: An unknown name, an illegal value, values that exclude each other, or
-            that contradict the launcher's.
+        ConfigurationError: A name is unknown, a value is illegal, or values contradict each other
+            or the settings of `thinwire run`.
     """
     from thinwire.runtime.malloc import keep_freed_memory
 
@@ -215,18 +218,18 @@ def read_settings(
     _parse(values, [*words, *(_word(name, value) for name, value in named.items())])
     if momentum is not None and not local:
         _give_momentum(values, momentum)
-    given = frozenset(name for name in _OPTIONS if values[name].present > before[name])
-    for name in given:
+    given_names = frozenset(name for name in _OPTIONS if values[name].present > before[name])
+    for name in given_names:
         _check_name(name, elsewhere)
-    found = _fill_place(values, type_node)
-    is_placed = bool(given & _PLACES) or args is not None
+    environment_source = _fill_place(values, type_node)
+    is_placed = bool(given_names & _PLACES) or args is not None
     if not is_placed and type_node == "Worker":
         values.set_default("model_from", FROM_WORKER)
     run = run_flags.read_run(values)
     if not builds_model and run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective}: workers of scripts meet at the PS; expected "
-            f"{THROUGH_PS}. Use main.py --type_node=Worker for the others."
+            f"--collective={run.method.collective}: workers of scripts exchange through the PS; "
+            f"expected {THROUGH_PS}. Use main.py --type_node=Worker for other collectives."
         )
     if (
         not builds_model
@@ -235,21 +238,21 @@ def read_settings(
         and not run.model_is_offered
     ):
         raise ConfigurationError(
-            "--overlap: a script whose PS has its model from flags computes its gradients one "
-            "after the other; leave it out, or run it by thinwire run."
+            "--overlap: a script whose PS builds the model from flags cannot overlap its steps "
+            "with exchanges; leave --overlap out, or start the script by thinwire run."
         )
     for warning in run.method.warnings:
         logging.warning("%s", warning)
-    source = ARGUMENTS if is_placed or found is None else found
-    return ScriptSettings(run, values, given, local, source)
+    source = ARGUMENTS if is_placed or environment_source is None else environment_source
+    return ScriptSettings(run, values, given_names, local, source)
 
 
 def _fill_place(values: flags.FlagValues, type_node: str) -> str | None:
-    """Set the place that variables give this process; return which do, None: none does."""
-    found = _position()
-    if found is None:
+    """Set the place from environment variables; return their source, or None without a place."""
+    position = _position()
+    if position is None:
         return None
-    source, place = found
+    source, place = position
     if place is not None and (type_node == "Worker" or source == TF_CONFIG):
         tf_config.fill_position(values, place, source)
     return source
@@ -259,52 +262,52 @@ def _environment_words(elsewhere: Mapping[str, str]) -> list[str]:
     """Return the words of THINWIRE_FLAGS that are for a script.
 
     Args:
-        elsewhere: Flags that a script has other ways for -> what those are.
+        elsewhere: Flag that a script must not give -> what to use instead.
 
     Raises:
-        ConfigurationError: The variable holds no list of flags.
+        ConfigurationError: THINWIRE_FLAGS is not a list of flags.
     """
-    found = environment.flags_of(os.environ, ALL_TOPICS)
-    for name in sorted(found.keys() & elsewhere.keys()):
+    words_by_flag = environment.flags_of(os.environ, ALL_TOPICS)
+    for name in sorted(words_by_flag.keys() & elsewhere.keys()):
         logging.warning(
-            "%s: --%s counts for other nodes only: %s", environment.VARIABLE, name, elsewhere[name]
+            "%s: this script ignores --%s: %s", environment.VARIABLE, name, elsewhere[name]
         )
     return [
         word
-        for name, words in found.items()
+        for name, words in words_by_flag.items()
         if name in _OPTIONS and name not in elsewhere
         for word in words
     ]
 
 
 def _launched_settings(launched: LaunchedScript, words: Sequence[str]) -> ScriptSettings:
-    """Return the launcher's settings, with those of the script's own words that go with them.
+    """Return the settings of `thinwire run`, with the script's own settings merged in.
 
     Raises:
-        ConfigurationError: A word that contradicts the launcher's flags.
+        ConfigurationError: A setting of the script contradicts a flag of `thinwire run`.
     """
-    # The evaluator has the Supervisor's certificate.
+    # The evaluator connects with the Supervisor's certificate.
     values = _new_values("Supervisor" if launched.evaluates else "Worker", _LAUNCHED_TOPICS)
-    own = _new_values("Worker")
+    script_values = _new_values("Worker")
     _parse(values, launched.flags)
-    _parse(own, words)
-    given = frozenset(name for name in _OPTIONS if own[name].present)
-    for name in given:
-        theirs, ours = values[name], own[name]
-        if theirs.value == ours.value:
+    _parse(script_values, words)
+    given_names = frozenset(name for name in _OPTIONS if script_values[name].present)
+    for name in given_names:
+        launcher_flag, script_flag = values[name], script_values[name]
+        if launcher_flag.value == script_flag.value:
             continue
-        if name not in _OWN or theirs.present:
+        if name not in _OWN or launcher_flag.present:
             raise ConfigurationError(
-                f"the script gives distribute() {name}={ours.value}, and `thinwire run` has "
-                f"--{name}={theirs.value}; leave it out of the script, or give `thinwire run` "
-                f"--{name}={ours.value}."
+                f"the script gives distribute() {name}={script_flag.value}, and `thinwire run` has "
+                f"--{name}={launcher_flag.value}; leave {name} out of the script, or give "
+                f"`thinwire run` --{name}={script_flag.value}."
             )
-        values[name].value = ours.value
-    return ScriptSettings(run_flags.read_run(values), values, given, source=LAUNCHER)
+        values[name].value = script_flag.value
+    return ScriptSettings(run_flags.read_run(values), values, given_names, source=LAUNCHER)
 
 
 def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return `args` as names with values, and as words."""
+    """Return `args` as settings by name, and as a list of words; one of the two is empty."""
     if args is None:
         return {}, []
     if isinstance(args, str):
@@ -320,9 +323,13 @@ def _as_names(args: Any, elsewhere: Mapping[str, str]) -> tuple[dict[str, Any], 
 
 
 def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the flags that a namespace sets.
+    """Yield the Thinwire flags that a namespace sets, with their values.
 
-    What is the script's own stays its own, but a name that is nearly one of ours is a slip.
+    Attributes that are not Thinwire flags belong to the script and are skipped. A name that is
+    nearly a Thinwire flag is treated as a misspelling.
+
+    Raises:
+        ConfigurationError: `args` has no attributes, or an attribute is a misspelled flag.
     """
     is_absl = isinstance(args, flags.FlagValues)
     everything = args.flag_values_dict() if is_absl else getattr(args, "__dict__", None)
@@ -336,14 +343,14 @@ def _of_namespace(args: Any, elsewhere: Mapping[str, str]) -> Iterator[tuple[str
                 yield name, value
         elif (near := _nearest(name)) is not None:
             raise ConfigurationError(
-                f"args.{name} is no flag of ours, but nearly --{near}. Rename it, or give a "
-                "mapping of what is meant for Thinwire."
+                f"args.{name} is not a flag of Thinwire, but nearly --{near}. Rename the argument, "
+                "or give a mapping with the settings for Thinwire only."
             )
 
 
 def _nearest(name: str) -> str | None:
-    found = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, _SIMILAR)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name, [*_OPTIONS, "mode"], 1, _SIMILAR)
+    return matches[0] if matches else None
 
 
 def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
@@ -358,12 +365,12 @@ def _check_name(name: str, elsewhere: Mapping[str, str]) -> None:
 
 
 def _translate_mode(named: dict[str, Any]) -> bool:
-    """Turn `mode` and `method` into --method; return whether no server is wanted."""
+    """Replace `mode` and `method` by --method, in place; return True for mode msgd (no server)."""
     modes = {str(named.pop(name)).lower() for name in ("mode", "method") if name in named}
     if len(modes) > 1:
         raise ConfigurationError(
-            f"mode and method were both given, and differ ({', '.join(sorted(modes))}); leave one "
-            "out."
+            f"mode and method were both given, and differ ({', '.join(sorted(modes))}); give only "
+            "one of the two."
         )
     if not modes:
         return False
@@ -381,30 +388,30 @@ def _translate_mode(named: dict[str, Any]) -> bool:
 
 
 def _give_momentum(values: flags.FlagValues, momentum: float) -> None:
-    """Set the flag that a worker's momentum stands for.
+    """Set the method's flag for the momentum on the worker.
 
     Raises:
-        ConfigurationError: The method has none on the worker.
+        ConfigurationError: The method has no momentum on the worker.
     """
     name = _MOMENTUM_FLAGS.get(values.method)
     if name is not None:
         _parse(values, [_word(name, momentum)])
     elif momentum:
         raise ConfigurationError(
-            f"momentum={momentum}: mode {values.method} has none on the worker; expected 0, or "
-            f"mode {', '.join(_MOMENTUM_FLAGS)} or {LOCAL}. For momentum on the server give "
-            "settings a `momentum`, on all nodes."
+            f"momentum={momentum}: mode {values.method} has no momentum on the worker; expected 0, "
+            f"or mode {', '.join(_MOMENTUM_FLAGS)} or {LOCAL}. For momentum on the server, set the "
+            "flag momentum on all nodes."
         )
 
 
 def _word(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
-        value = ",".join(str(each) for each in value)
+        value = ",".join(str(item) for item in value)
     return f"--{name}={value}"
 
 
 def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.FlagValues:
-    """Return all flags with their defaults, apart from those of the process."""
+    """Return a new set of flags with their defaults, separate from the process's FLAGS."""
     values = flags.FlagValues()
     flags.DEFINE_enum(
         "type_node",
@@ -414,15 +421,17 @@ def _new_values(type_node: str, topics: Sequence[Topic] = _TOPICS) -> flags.Flag
         flag_values=values,
         module_name="Run",
     )
-    values["type_node"].present = 1  # TF_CONFIG may number this node, not choose its role
+    values["type_node"].present = 1  # TF_CONFIG may number this node but must not change its role
     define(*topics, flag_values=values)
     return values
 
 
 def _parse(values: flags.FlagValues, words: Sequence[str]) -> None:
     try:
-        rest = values(["thinwire", *words])[1:]
+        extra_words = values(["thinwire", *words])[1:]
     except flags.Error as error:
         raise ConfigurationError(f"{error}") from error
-    if rest:
-        raise ConfigurationError(f"args has {rest[0]!r}: expected words such as --nb_workers=2.")
+    if extra_words:
+        raise ConfigurationError(
+            f"args has {extra_words[0]!r}: expected words such as --nb_workers=2."
+        )

@@ -22,7 +22,7 @@ from thinwire.ops.types import ConfigurationError, Kind
         ("random_k", {"selection": "carried"}, "no effect with --codec=random_k"),
         ("dense", {"warmup_epochs": 3}, "no effect with --codec=dense"),
         ("dense", {"dense_below": 9}, "no effect with --codec=dense"),
-        ("dense", {"error_feedback": True}, "nothing is left to feed back"),
+        ("dense", {"error_feedback": True}, "--codec=dense and --value_dtype=float32"),
         ("dgc", {"dgc_clip_scope": "tensor"}, "without --dgc_clip_norm"),
         ("dgc", {"dgc_clip_norm": -1.0}, "--dgc_clip_norm"),
         ("dgc", {"dgc_clip_norm": math.nan}, "--dgc_clip_norm"),

@@ -49,7 +49,7 @@ def test_the_block_of_a_run():
 def test_a_clip_alone_promises_nothing():
     block = PrivacyLedger(CentralPrivacy(0.5), 1e-5).block(7)
     assert block[BLOCK]["epsilon"] is None
-    assert "no promise" in in_words(block)
+    assert "epsilon" not in in_words(block)
 
 
 def test_without_privacy_there_is_no_block():

@@ -236,8 +236,8 @@ def test_settings_of_another_router_are_refused():
 @pytest.mark.parametrize(
     ("choices", "words"),
     [
-        ({"dgt_channels": 0}, "everything travels reliably"),
-        ({"dgt_k": 1.0}, "everything travels reliably"),
+        ({"dgt_channels": 0}, "--dgt_channels=0"),
+        ({"dgt_k": 1.0}, "--dgt_k=1"),
         ({"dgt_enable_block": False}, "DGT does nothing"),
         ({"dgt_k_min": 0.5}, "k never changes"),
         ({"dgt_loss_ema": 0.5}, "does not follow"),

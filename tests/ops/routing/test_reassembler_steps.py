@@ -48,7 +48,7 @@ def test_two_marked_steps_come_out_in_order():
     second.deliver(assembler)
     first.finish(assembler)
     assert second.finish(assembler) is None
-    with pytest.raises(ValueError, match="step 3 begins, but 2 earlier ones wait"):
+    with pytest.raises(ValueError, match="step 3 .*2 earlier"):
         third.finish(assembler)
     first.deliver(assembler)
     assert assembler.close(0.0).step == 1
@@ -184,7 +184,7 @@ def good_block(size=100, present=None):
 @pytest.mark.parametrize(
     ("blocks", "manifest", "complaint"),
     [
-        ([good_block(), good_block()], NOTHING, "one of them repeats"),
+        ([good_block(), good_block()], NOTHING, r"slots \[0, 0\]"),
         ([good_block(99)], NOTHING, "99 entries for slot 0"),
         ([Block(9, 4, None, CodedValues("float32", np.zeros(4)))], NOTHING, "for slot 9"),
         (
@@ -218,13 +218,13 @@ def test_announcements_must_join():
     assembler.add_reliable(
         1, [good_block()], Manifest((AnnouncedDatagrams(1, 3, 2),), 0, 0, 0, 0, 0), 0.0
     )
-    with pytest.raises(ValueError, match="channel 1: datagrams from number 3 on.*expected 2"):
+    with pytest.raises(ValueError, match="channel 1: .*number 3 .*expected 2"):
         assembler.end_step(1, 0.0)
 
 
 def test_ending_what_was_not_marked():
     _, assembler = new_pair(SIZES)
-    with pytest.raises(ValueError, match="step 3 ends, but nothing"):
+    with pytest.raises(ValueError, match="step 3 ends"):
         assembler.end_step(3, 0.0)
 
 

@@ -141,7 +141,7 @@ def test_damage_is_named():
         ({"value_bytes": b"\x80\x7f" + raw[2:]}, "negative or not finite"),
         ({"value_bytes": raw[:-1] + b"\xff"}, "not filled with zeros"),
         ({"value_coding": 3, "value_bytes": raw[:4] + b"\xff\xff"}, "do not inflate"),
-        ({"value_coding": 3, "value_bytes": raw[:4]}, "something behind"),
+        ({"value_coding": 3, "value_bytes": raw[:4]}, "more than 1 bytes"),
         ({"value_coding": 3, "value_bytes": raw[:4] + bomb}, "more than 1 bytes"),
     ):
         arguments = dict(changes)

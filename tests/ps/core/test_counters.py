@@ -140,7 +140,7 @@ def test_a_shard_s_report_is_read():
 def test_uneven_groups_are_warned_of():
     assert sync_groups.uneven(((1, 2, 3), (4,))) is None
     warning = sync_groups.uneven(((1, 2, 3, 4), (5,)))
-    assert "group 1,2,3,4 has 4 workers, group 5 1" in warning
+    assert "group 1,2,3,4 has 4 workers, group 5 has 1" in warning
     uneven = method("gsp", nb_workers=5, groups=((1, 2, 3, 4), (5,)))
     assert warning in uneven.warnings
     assert method("gsp", nb_workers=4, groups=((1, 2), (3, 4))).warnings == ()

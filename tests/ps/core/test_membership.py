@@ -82,7 +82,7 @@ def test_a_second_process_is_refused_for_good_while_the_first_is_heard():
     core, now = beating()
     (refusal,) = of(events.Reject, core.handle(events.Join(1, 77, False, "other"), now + 1.0))
     assert (refusal.reason, refusal.retry_after_seconds) == ("ID_TAKEN", 0.0)
-    assert "give this one another id" in refusal.message
+    assert "another id" in refusal.message
 
 
 def test_a_second_process_may_ask_again_when_a_silent_first_one_would_be_out():
@@ -147,14 +147,14 @@ def test_epochs_name_lives_and_travel():
 def test_lives_of_other_workers_than_there_are_are_malformed():
     message = encode_epoch(events.MembershipEpoch(3, (1, 2), True, None, (7, 8)), ((1, 2),))
     message.groups[0].incarnations.pop()
-    with pytest.raises(Malformed, match="other lives than workers"):
+    with pytest.raises(Malformed, match="epoch 3: .*incarnation"):
         decode_epoch(message)
 
 
 def test_an_entry_of_other_steps_than_members_is_malformed():
     joiner = Joiners((2,), has_entered=True, members=(1, 3), after=(5,))
     epoch = events.MembershipEpoch(3, (1, 2, 3), True, joiners=(joiner,))
-    with pytest.raises(Malformed, match="other steps than members"):
+    with pytest.raises(Malformed, match="epoch 3: .*members"):
         decode_epoch(encode_epoch(epoch, ((1, 2, 3),)))
 
 

@@ -198,11 +198,9 @@ def test_a_run_directory_of_the_version_before_is_refused_by_a_sentence_that_hel
     Checkpoints(saved.folder).save(8, state)
     with pytest.raises(ConfigurationError) as refusal:
         shard(tmp_path)
-    assert str(refusal.value) == (
-        f"--run_dir={tmp_path} holds checkpoints of format 1, and this version of Thinwire reads "
-        "2 to 4: go on with the version that wrote them, or give this run another --run_dir, or "
-        "--overwrite the old one."
-    )
+    message = str(refusal.value)
+    for fact in (f"--run_dir={tmp_path}", "format 1,", "2 to 4", "--overwrite"):
+        assert fact in message
 
 
 def test_what_was_saved_before_blocks_spanned_slots_is_read(tmp_path):

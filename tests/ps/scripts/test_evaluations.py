@@ -200,7 +200,7 @@ def test_an_evaluator_that_does_not_come_is_waited_for_only_so_long():
     world = World(1, evaluator=False).request(1, 1, 0)
     assert world.wait(START_SECONDS - 1).answered == []
     ((_, _, _, why),) = world.wait(1).answered
-    assert why == "the evaluator has not come within 600 s"
+    assert "600 s" in why
     world = World(1).request(1, 1, 0).wait(START_SECONDS)
     assert world.answered == []
     ((_, _, _, why),) = world.wait(ANSWER_SECONDS - START_SECONDS).answered

@@ -375,7 +375,7 @@ def test_who_waits_is_held_and_then_sent_away(tmp_path):
     ("message", "words"),
     [
         (pb.ToServer(pull=pb.Pull()), "a pull where offer is expected"),
-        (pb.ToServer(push=pb.Push(payload_bytes=100)), "where none is expected"),
+        (pb.ToServer(push=pb.Push(payload_bytes=100)), "a payload where"),
         (pb.ToServer(hello=pb.Hello()), "a hello where offer is expected"),
         (pb.ToServer(chunk=pb.Chunk(data=b"x")), "without a header"),
     ],

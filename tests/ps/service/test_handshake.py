@@ -122,4 +122,4 @@ def test_a_following_shard_joins_in_the_phase_of_shard_0_alone(phase, reason):
     found = check_hello(hello_to_leader(theirs), mine)
     assert (found is not None) == reason
     if found is not None:
-        assert found[0] == pb.REASON_STARTING and f"PS 1 in {phase}" in found[1]
+        assert found[0] == pb.REASON_STARTING and f"phase {phase}" in found[1]

@@ -70,5 +70,5 @@ def test_what_comes_on_a_stream_that_was_replaced_is_counted():
 
 def test_an_epoch_with_other_steps_than_workers_is_malformed():
     odd = pb.Membership(epoch=4, formed=[pb.Group(workers=[1, 2], steps=[5])], formed_epoch=4)
-    with pytest.raises(Malformed, match="other steps than workers"):
+    with pytest.raises(Malformed, match="epoch 4: .*step"):
         decode_epoch(odd)

@@ -41,7 +41,7 @@ def test_the_newer_one_takes_the_place_and_the_older_is_told():
     old, new = supervisor(shard), supervisor(shard)
     refusal, _ = old.last("refusal")
     assert refusal.reason == pb.REASON_ID_TAKEN
-    assert "has taken this one's place" in refusal.message
+    assert "another Supervisor" in refusal.message
     assert old.closed and not new.closed
     assert new.last("welcome")[0] is not None
     assert new.last("refusal")[0] is None

@@ -309,7 +309,7 @@ def test_no_push_stands_for_many_batches_of_the_script():
 def test_a_round_without_an_example_brings_nothing():
     bounds = ClaimBounds.of(method("fedavg"), 500)
     bounds.check_push(pb.Push(step=1, kind=pb.UPDATE_KIND_DELTA))
-    with pytest.raises(Malformed, match="of no examples; expected no blocks"):
+    with pytest.raises(Malformed, match="step 1: .*expected no blocks"):
         bounds.check_push(pb.Push(step=1, kind=pb.UPDATE_KIND_DELTA, blocks=[pb.Block()]))
     for samples, steps in ((0, 20), (1, 0)):
         with pytest.raises(Malformed, match="expected"):
@@ -334,7 +334,7 @@ def test_a_report_that_no_worker_can_have_counted_is_none():
 def test_a_loss_scale_is_taken_in_a_run_that_scales_the_loss(scale):
     push = pb.Push(step=1, samples=1, local_steps=1, loss_scale=scale)
     ClaimBounds(scales_loss=True).check_push(push)
-    with pytest.raises(Malformed, match="loss_scale .*this run scales no loss"):
+    with pytest.raises(Malformed, match="loss_scale .*expected 0 to 0 .*LossScaleOptimizer"):
         ClaimBounds(scales_loss=False).check_push(push)
 
 

@@ -48,5 +48,5 @@ def test_its_optimizer_goes_on_from_where_it_was(tmp_path):
         again = starts[1]
         per_epoch, before = counts[0][1], counts[again - 1][1]
         assert abs(counts[again][1] - per_epoch - before) <= 2 * per_epoch, run.output()
-        assert "begin anew" not in run.output()
+        assert "resetting" not in run.output()
         assert run.output().count("] loss ") == 2, run.output()

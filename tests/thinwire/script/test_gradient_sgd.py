@@ -162,7 +162,7 @@ def test_what_a_server_refuses(settings, words):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mode": "asgd", "momentum": 0.5}, "none on the worker"),
+        ({"mode": "asgd", "momentum": 0.5}, "momentum=0.5: mode asgd"),
         ({"mode": "msgd", "momentum": 1.5}, "momentum=1.5"),
         ({"weight_decay": -1}, "weight_decay=-1"),
         ({"mode": "dgc"}, "num_train"),

@@ -1,6 +1,7 @@
-"""Sharing a script's data among the workers of a run.
+"""Dividing a script's data among the workers of a run.
 
-`place` is who shares with how many; `data` finds the form of what a script gives, which `arrays`,
-`datasets` (tf.data) and `batches` (PyDataset) then share; `pipeline` knows the transformations of
-tf.data; `fit_counts` numbers the fits, for seeds; `randomness` is what each worker draws by itself.
+`place` describes a worker's place in the run. `data` finds the form of a script's data, and
+`arrays`, `datasets` (tf.data), `batches` (PyDataset) or `ray_data` divides that form. `pipeline`
+knows the transformations of tf.data. `fit_counts` numbers the calls of `fit`, for seeds.
+`randomness` gives each worker different random numbers during `fit`.
 """

@@ -1,4 +1,4 @@
-"""Sharing arrays: whatever Keras cuts along the first axis, in any nesting."""
+"""Dividing arrays among workers: all data that Keras slices along the first axis, nested or not."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace
 from thinwire.script.data.rounds import UnknownRounds, dealt_rounds, full_rounds
 from thinwire.script.data.windows import as_traced, count_epochs
 
-#: Keras' batch size where the script gives none.
+#: Keras' default batch size.
 DEFAULT_BATCH_SIZE = 32
-#: Separates the orders of epochs from what else is drawn with the same seed.
+#: Part of the seed that separates the row orders of epochs from other draws with the run's seed.
 _ORDERS = 1
-#: The one --partition that looks at nothing but the number of rows.
+#: The --partition that depends on the number of rows only.
 _EQUAL = "iid"
-#: Those that look at labels.
+#: The --partition values that deal rows out by label.
 _BY_LABEL = ("class", "dirichlet")
 
 
 def are_arrays(data: Any) -> bool:
-    """Return whether Keras would take a structure as arrays."""
+    """Return True if Keras would accept a structure as arrays."""
     return bool(can_convert_arrays(data))
 
 
@@ -41,7 +41,7 @@ def num_rows(data: Any) -> int:
     """Return the length of the first axis of a structure of arrays.
 
     Raises:
-        ConfigurationError: The arrays are not equally long, or there is none.
+        ConfigurationError: The arrays differ in length, or the structure has no array.
     """
     lengths = [int(leaf.shape[0]) for leaf in tree.flatten(data) if leaf is not None]
     if not lengths or len(set(lengths)) > 1:
@@ -54,7 +54,7 @@ def num_rows(data: Any) -> int:
 def take_rows(data: Any, positions: NDArray[np.int64]) -> Any:
     """Return the rows at some positions of each array of a structure.
 
-    Arrays of NumPy stay such, with their dtype; others are cut as Keras cuts them.
+    NumPy arrays stay NumPy arrays of the same dtype; Keras' slicing cuts all other arrays.
     """
     return tree.map_structure(lambda leaf: _take(leaf, positions), data)
 
@@ -66,48 +66,53 @@ def _take(leaf: Any, positions: NDArray[np.int64]) -> Any:
 
 
 def share_arrays(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
-    """Return this worker's part of arrays that `fit` was given.
+    """Return this worker's part of the arrays that the script gave to `fit`.
 
-    `validation_split` is cut off first, as Keras does. Where one group's workers step together
-    their k-th batches are the k-th batch of the script, in its order or in one shuffle's.
+    The rows of `validation_split` are cut off first, as in Keras. If all workers step together, the
+    workers' k-th batches together are the script's k-th batch, in the script's order or in an order
+    that all workers shuffle alike.
 
     Args:
-        arguments: Of Keras' fit, by name.
-        place: This worker's.
+        arguments: Arguments of Keras' fit, by name.
+        place: This worker's place in the run.
 
     Raises:
-        ConfigurationError: A part would be empty, a batch in the middle of an epoch would have
-            fewer rows than workers, or the labels do not fit the partition.
+        ConfigurationError: A worker would have no rows, a batch in the middle of an epoch would
+            have fewer rows than workers, or the labels do not fit the partition.
     """
-    given = dict(arguments)
-    cut_off_validation(given)
-    data = given.get("x"), given.get("y"), given.get("sample_weight")
-    total, steps = num_rows(data), given.get("steps_per_epoch")
-    batch_size = given.get("batch_size")
+    fit_arguments = dict(arguments)
+    cut_off_validation(fit_arguments)
+    data = fit_arguments.get("x"), fit_arguments.get("y"), fit_arguments.get("sample_weight")
+    total, steps = num_rows(data), fit_arguments.get("steps_per_epoch")
+    batch_size = fit_arguments.get("batch_size")
     if not batch_size:
         batch_size = math.ceil(total / steps) if steps else DEFAULT_BATCH_SIZE
-    own = place.part_of_batch(batch_size)
-    if own != batch_size or steps or place.is_shared:
-        if given.get("validation_data") is not None and not given.get("validation_batch_size"):
-            given["validation_batch_size"] = batch_size
-        given["batch_size"] = own
-    short_by, of_batches, sizes = 0, BatchParts.alike(place), None
+    worker_batch = place.part_of_batch(batch_size)
+    if worker_batch != batch_size or steps or place.is_shared:
+        if fit_arguments.get("validation_data") is not None and not fit_arguments.get(
+            "validation_batch_size"
+        ):
+            fit_arguments["validation_batch_size"] = batch_size
+        fit_arguments["batch_size"] = worker_batch
+    short_by, batch_parts, sizes = 0, BatchParts.alike(place), None
     if place.is_shared:
         shares = _Shares.of(data[1], total, batch_size, place)
         if shares.is_dealt:
-            given["steps_per_epoch"] = steps_of_worker(given, total, batch_size, place)
+            fit_arguments["steps_per_epoch"] = steps_of_worker(
+                fit_arguments, total, batch_size, place
+            )
         elif steps:
-            given["steps_per_epoch"] = place.steps(steps)
-        if steps and given["steps_per_epoch"]:
-            of_batches = BatchParts.of_steps(place, steps)
+            fit_arguments["steps_per_epoch"] = place.steps(steps)
+        if steps and fit_arguments["steps_per_epoch"]:
+            batch_parts = BatchParts.of_steps(place, steps)
         else:
             short_by = shares.short_by
-            of_batches = BatchParts.of_rows(place, batch_size, shares.sizes)
+            batch_parts = BatchParts.of_rows(place, batch_size, shares.sizes)
         sizes = shares.sizes
-        given |= _batches(given, shares, place)
+        fit_arguments |= _batches(fit_arguments, shares, place)
     num_examples = total if place.shard == "auto" else None
-    rounds = _rounds(place, batch_size, total, sizes, bool(given.get("steps_per_epoch")))
-    return Shared(given, batch_size, num_examples, short_by, of_batches, rounds)
+    rounds = _rounds(place, batch_size, total, sizes, bool(fit_arguments.get("steps_per_epoch")))
+    return Shared(fit_arguments, batch_size, num_examples, short_by, batch_parts, rounds)
 
 
 def steps_of_worker(
@@ -117,34 +122,35 @@ def steps_of_worker(
     place: WorkerPlace,
     is_repeated: bool = False,
 ) -> int | None:
-    """Return this worker's steps_per_epoch, where one pass over the data has `total` rows.
+    """Return this worker's steps_per_epoch for data whose pass has `total` rows.
 
-    Where the last batch of a pass has fewer rows than workers, a worker without rows has a step
-    less. Keras would then begin the next pass in the place of the missing step.
+    If the last batch of a pass has fewer rows than workers, a worker without rows has one step
+    fewer in that pass. With steps_per_epoch Keras would fill the missing step from the next pass,
+    and the workers' steps would then belong to different batches of the script.
 
     Args:
-        given: Arguments of Keras' fit.
-        total: Rows of one pass.
-        batch_size: The script's.
-        place: This worker's.
-        is_repeated: Whether the data repeats its batches itself.
+        given: Arguments of Keras' fit, by name.
+        total: Rows of one pass over the data.
+        batch_size: Batch size of the script, in rows.
+        place: This worker's place in the run.
+        is_repeated: True if the data repeats its batches itself.
 
     Raises:
-        ConfigurationError: Such a batch stands in the middle of an epoch of `fit`.
+        ConfigurationError: A batch with fewer rows than workers lies in the middle of an epoch.
     """
-    steps, rest, num_batches = (
+    steps, num_remaining, num_batches = (
         given.get("steps_per_epoch"),
         total % batch_size,
         -(-total // batch_size),
     )
-    if place.lacks_rows(rest) and (steps or is_repeated):
+    if place.lacks_rows(num_remaining) and (steps or is_repeated):
         if steps == num_batches and not is_repeated:
-            return None  # every epoch of `fit` is one pass
+            return None  # each epoch of `fit` is one pass: Keras finds its end itself
         num_epochs = (given.get("epochs") or 1) - (given.get("initial_epoch") or 0)
         if steps is None or steps * num_epochs >= num_batches:
             with_steps = f"(steps_per_epoch={steps})" if steps else ""
             raise place.short_batch(
-                rest, f"batch {num_batches} of the data given to fit{with_steps}"
+                num_remaining, f"batch {num_batches} of the data given to fit{with_steps}"
             )
     return place.steps(steps) if steps else None
 
@@ -152,14 +158,14 @@ def steps_of_worker(
 def _rounds(
     place: WorkerPlace, batch_size: int, total: int, sizes: tuple[int, ...] | None, repeats: bool
 ) -> Rounds | None:
-    """Return the rows of all workers' steps, where they divide batches.
+    """Return the row counts of all workers' steps; None if workers do not divide batches.
 
     Args:
-        place: This worker's.
-        batch_size: The script's.
-        total: Rows that the script has given to this worker.
-        sizes: Rows of every worker's part; None: the script itself has shared its rows.
-        repeats: Whether the script gives a number of steps.
+        place: This worker's place in the run.
+        batch_size: Batch size of the script, in rows.
+        total: Rows that the script gave to `fit` on this worker.
+        sizes: Rows of each worker's part; None if the script divides its rows itself.
+        repeats: True if the script sets steps_per_epoch.
     """
     if not place.divides_batch:
         return None
@@ -168,28 +174,29 @@ def _rounds(
     if total % place.part_of_batch(batch_size) == 0:
         return full_rounds(place, batch_size)
     return UnknownRounds(
-        f"the script gives each worker rows of its own, and the {total} rows of this one end with "
-        "a short batch"
+        f"the script divides its rows itself, and the {total} rows of this worker end with a short "
+        "batch"
     )
 
 
 def _reorders(shuffle: Any) -> bool:
-    """Return whether Keras shuffles across batches; "batch" shuffles the rows within each one."""
+    """Return True if `shuffle` moves rows across batches; "batch" keeps rows in their batch."""
     return bool(shuffle) and shuffle != "batch"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Shares:
-    """How the rows of arrays become this worker's batches.
+    """Rule by which the rows of arrays become this worker's batches.
 
     Attributes:
-        rows: [n] int64 the rows of an epoch, in the script's order: of all workers where each
-            window is dealt out in each epoch, else only this worker's own.
-        window: Rows of a full window of these; each window gives this worker one batch.
-        is_dealt: Whether the rows of a window are dealt out among the workers.
-        sizes: Rows of each worker in an epoch.
-        num_batches: This worker's batches of an epoch.
-        short_by: As that of `Shared`.
+        rows: [n] int64 row numbers of an epoch, in the script's order: the rows of all workers if
+            `is_dealt`, else the rows of this worker.
+        window: Number of `rows` in a full window; this worker makes one batch of each window.
+        is_dealt: True if the rows of each window are dealt out among the workers, in each epoch
+            again.
+        sizes: Number of rows of each worker in an epoch.
+        num_batches: Number of this worker's batches in an epoch.
+        short_by: Steps by which this worker's epoch is shorter than the longest one.
     """
 
     rows: NDArray[np.int64]
@@ -201,7 +208,7 @@ class _Shares:
 
     @classmethod
     def of(cls, targets: Any, total: int, batch_size: int, place: WorkerPlace) -> _Shares:
-        """Share `total` rows by the partition of the run. Raises ConfigurationError."""
+        """Divide `total` rows by the run's --partition. Raises ConfigurationError."""
         rule = dataclasses.replace(place.rule, batch_size=place.part_of_batch(batch_size, worker=1))
         if rule.partition == _EQUAL:
             if total < place.num_workers:
@@ -217,47 +224,47 @@ class _Shares:
             sizes = tuple(len(part) for part in parts)
             rows, window = parts[place.worker - 1], place.part_of_batch(batch_size)
         steps = place.steps_of_rows(batch_size, sizes)
-        own, short_by = steps[place.worker - 1], place.short_by(steps)
-        return cls(rows, window, rule.partition == _EQUAL, sizes, own, short_by)
+        num_batches, short_by = steps[place.worker - 1], place.short_by(steps)
+        return cls(rows, window, rule.partition == _EQUAL, sizes, num_batches, short_by)
 
     def num_own(self, place: WorkerPlace) -> int:
-        """Return how many of the rows are this worker's in an epoch."""
+        """Return the number of this worker's rows in an epoch."""
         if not self.is_dealt:
             return len(self.rows)
-        whole, rest = divmod(len(self.rows), self.window)
-        return whole * place.num_dealt(self.window) + place.num_dealt(rest)
+        num_windows, num_remaining = divmod(len(self.rows), self.window)
+        return num_windows * place.num_dealt(self.window) + place.num_dealt(num_remaining)
 
     def rows_of_epoch(self, epoch: int, shuffle: Any, place: WorkerPlace) -> NDArray[np.int64]:
-        """Return the rows of this worker's batches of an epoch, one batch behind the other.
+        """Return the row numbers of this worker's batches in an epoch, batch after batch.
 
         Args:
-            epoch: Its number within the fit, from 0.
-            shuffle: As `fit` has it: True, False or "batch".
-            place: This worker's.
+            epoch: Number of the epoch within the fit, from 0.
+            shuffle: Argument `shuffle` of `fit`: True, False or "batch".
+            place: This worker's place in the run.
         """
         rows = self.rows
         if _reorders(shuffle):
-            whose = 0 if self.is_dealt else place.worker
-            seed = [place.rule.seed, place.fits_before, epoch, whose, _ORDERS]
+            seed_worker = 0 if self.is_dealt else place.worker
+            seed = [place.rule.seed, place.fits_before, epoch, seed_worker, _ORDERS]
             rows = np.random.default_rng(seed).permutation(rows)
         if self.is_dealt:
             total, window = len(rows), self.window
             rows = np.concatenate(
                 [
-                    rows[start + place.positions(min(window, total - start), epoch, number)]
-                    for number, start in enumerate(range(0, total, window))
+                    rows[start + place.positions(min(window, total - start), epoch, window_number)]
+                    for window_number, start in enumerate(range(0, total, window))
                 ]
             )
         return rows
 
 
 def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict[str, Any]:
-    """Return the arguments of `fit` that replace the arrays by this worker's batches of them.
+    """Return the arguments of `fit` that replace the arrays by a dataset of this worker's batches.
 
-    Each epoch deals the rows in another way, so that no worker's part can be cut off beforehand.
-    The arrays stay whole, and are not copied: a batch gathers its rows. The epoch is counted here,
-    because Keras repeats its own shuffle in each epoch where TensorFlow's seed is set, as the
-    launcher sets it.
+    Each epoch deals the rows in a different way, so a worker's rows cannot be cut off before `fit`.
+    The arrays are not copied: each batch gathers its rows from the whole arrays. This function
+    shuffles and counts epochs itself, because Keras' shuffle repeats its order in each epoch if
+    TensorFlow's global seed is set, and the launcher sets that seed.
     """
     adapter = ArrayDataAdapter(
         given.get("x"),
@@ -270,7 +277,7 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
         array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
     )
     size, shuffle = given["batch_size"], given.get("shuffle", True)
-    # A model may need the size of a batch; as in Keras it is fixed where all batches have it.
+    # A model may need a static batch size. As in Keras it is static if all batches are full.
     shape = [size if shares.num_own(place) % size == 0 else None]
 
     def rows_of_epoch(epoch: Any) -> NDArray[np.int64]:
@@ -288,11 +295,11 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
     batches = tf.data.Dataset.zip((rows, tf.data.Dataset.from_tensors(arrays).repeat())).map(
         as_traced(_gather), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
-    known = tf.data.experimental.assert_cardinality(shares.num_batches)
+    fixed_length = tf.data.experimental.assert_cardinality(shares.num_batches)
     return {
-        "x": batches.apply(known).prefetch(tf.data.AUTOTUNE),
+        "x": batches.apply(fixed_length).prefetch(tf.data.AUTOTUNE),
         "y": None,
-        "batch_size": None,  # KerasHub's fit refuses one beside batches
+        "batch_size": None,  # KerasHub's fit rejects a batch_size next to a dataset of batches
         "sample_weight": None,
         "class_weight": None,
         "shuffle": False,
@@ -300,20 +307,20 @@ def _batches(given: dict[str, Any], shares: _Shares, place: WorkerPlace) -> dict
 
 
 def _gather(rows: Any, arrays: Any) -> Any:
-    """Return some rows of each array of a structure, as Keras cuts them."""
+    """Return some rows of each array of a structure, as Keras slices arrays."""
 
     def gather(array: Any) -> Any:
         if isinstance(array, array_slicing.TensorflowSparseWrapper):
             return array_slicing.slice_tensorflow_sparse_wrapper(array, rows)
         if isinstance(array, list | tuple | dict):
-            return None  # not a leaf: `traverse` goes on
+            return None  # not a leaf: `traverse` descends into the structure
         return tf.gather(array, rows, axis=0) if tf.is_tensor(array) else array
 
     return tree.traverse(gather, arrays)
 
 
 def cut_off_validation(given: dict[str, Any]) -> None:
-    """Turn `validation_split` into validation data, in place, as Keras' fit does."""
+    """Replace `validation_split` by `validation_data`, in place, as Keras' fit does."""
     fraction = given.get("validation_split")
     if not fraction or given.get("validation_data") is not None:
         return
@@ -324,15 +331,15 @@ def cut_off_validation(given: dict[str, Any]) -> None:
 
 
 def labels_of(targets: Any, total: int, partition: str) -> NDArray[np.integer]:
-    """Return one label per row, for partitions that look at them; else zeros.
+    """Return one label per row; zeros for a partition that does not use labels.
 
     Args:
-        targets: What `fit` was given as y: classes [N] or [N, 1], or one-hot [N, C].
-        total: N.
+        targets: Argument `y` of `fit`: classes [N] or [N, 1], or one-hot vectors [N, C].
+        total: Number of rows N.
         partition: A name of ``data.PARTITIONS``.
 
     Raises:
-        ConfigurationError: There is not one class per row.
+        ConfigurationError: The targets do not give one class per row.
     """
     if partition not in _BY_LABEL:
         return np.zeros(total, np.int64)

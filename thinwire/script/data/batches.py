@@ -1,4 +1,4 @@
-"""Sharing a keras.utils.PyDataset, which makes batches of its own, by their index."""
+"""Dividing a keras.utils.PyDataset, which makes a batch for each index, among workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from thinwire.script.data.place import BatchParts, Rounds, Shared, WorkerPlace, 
 from thinwire.script.data.rounds import EvenRounds, UnknownRounds, check_rows
 from thinwire.script.data.rows import arrays_of_rows, map_rows, num_rows
 
-#: A whole batch, instead of the number of a part of its rows.
+#: Part number that stands for a whole batch.
 _WHOLE = -1
 
 
 def is_py_dataset(data: Any) -> bool:
-    """Return whether Keras would take this as a PyDataset."""
+    """Return True if `data` is a keras.utils.PyDataset."""
     return isinstance(data, keras.utils.PyDataset)
 
 
@@ -32,15 +32,16 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a PyDataset that `fit` was given as x.
 
     Args:
-        arguments: Of Keras' fit, by name.
-        place: This worker's.
+        arguments: Arguments of Keras' fit, by name.
+        place: This worker's place in the run.
 
     Raises:
-        ConfigurationError: There are fewer batches than workers, or fewer rows in one.
+        ConfigurationError: --partition is not iid, the PyDataset has fewer batches than workers, or
+            a batch to be divided has fewer rows than workers.
     """
-    given, whole = dict(arguments), arguments["x"]
+    fit_arguments, whole = dict(arguments), arguments["x"]
     if not place.is_shared:
-        return Shared(given, parts=BatchParts.alike(place), rounds=_unshared_rounds(place))
+        return Shared(fit_arguments, parts=BatchParts.alike(place), rounds=_unshared_rounds(place))
     if place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a PyDataset. "
@@ -54,32 +55,34 @@ def share_batches(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             "or smaller batches."
         )
     place.part_of_batch(sizes.first)
-    mine = SharedBatches(whole, place, sizes, bool(given.get("shuffle", True)))
-    given["x"], given["shuffle"] = mine, False
-    steps = given.get("steps_per_epoch")
+    part = SharedBatches(whole, place, sizes, bool(fit_arguments.get("shuffle", True)))
+    fit_arguments["x"], fit_arguments["shuffle"] = part, False
+    steps = fit_arguments.get("steps_per_epoch")
     if sizes.num_examples is None:
-        given["steps_per_epoch"] = place.steps(steps) if steps else None
+        fit_arguments["steps_per_epoch"] = place.steps(steps) if steps else None
     else:
-        given["steps_per_epoch"] = steps_of_worker(given, sizes.num_examples, sizes.first, place)
-    if steps and given["steps_per_epoch"]:
-        short_by, of_batches = 0, BatchParts.of_steps(place, steps)
+        fit_arguments["steps_per_epoch"] = steps_of_worker(
+            fit_arguments, sizes.num_examples, sizes.first, place
+        )
+    if steps and fit_arguments["steps_per_epoch"]:
+        short_by, batch_parts = 0, BatchParts.of_steps(place, steps)
     else:
-        short_by, of_batches = mine.short_by if place.one_group else 0, mine.parts
-    rounds = _rounds(mine, place, given["steps_per_epoch"])
-    return Shared(given, sizes.first, sizes.num_examples, short_by, of_batches, rounds)
+        short_by, batch_parts = part.short_by if place.one_group else 0, part.parts
+    rounds = _rounds(part, place, fit_arguments["steps_per_epoch"])
+    return Shared(fit_arguments, sizes.first, sizes.num_examples, short_by, batch_parts, rounds)
 
 
 def _unshared_rounds(place: WorkerPlace) -> Rounds | None:
-    """Return the rows of all workers' steps where the script gives each worker its own batches."""
+    """Return the row counts of all workers' steps if the script divides the batches itself."""
     if not place.divides_batch:
         return None
     if not place.one_group:
         return EvenRounds(place.num_workers)
-    return UnknownRounds("the script gives each worker a PyDataset of its own")
+    return UnknownRounds("the script gives each worker a different PyDataset")
 
 
 def _rounds(mine: SharedBatches, place: WorkerPlace, steps: int | None) -> Rounds | None:
-    """Return the rows of all workers' steps, where they divide batches."""
+    """Return the row counts of all workers' steps; None if workers do not divide batches."""
     if not place.divides_batch:
         return None
     if not place.one_group:
@@ -95,7 +98,7 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
     """Return a PyDataset of this worker's batches, in their order.
 
     Raises:
-        ConfigurationError: As `share_batches`.
+        ConfigurationError: --partition is not iid, or the PyDataset has fewer batches than workers.
     """
     alone = dataclasses.replace(place, batch="worker")
     part: keras.utils.PyDataset = share_batches({"x": dataset, "shuffle": False}, alone).arguments[
@@ -106,13 +109,16 @@ def part_of_batches(dataset: keras.utils.PyDataset, place: WorkerPlace) -> keras
 
 @dataclasses.dataclass(frozen=True)
 class _Sizes:
-    """Rows of a PyDataset's first and last batch, and how many batches there are.
+    """Number of a PyDataset's batches, and rows of its first and its last batch.
 
     Attributes:
-        of_rows: Whether an array has a row of each example, for each array of a batch.
+        num_batches: Batches of an epoch; None if the PyDataset has no end.
+        first: Rows of the first batch.
+        last: Rows of the last batch; `first` if the PyDataset has no end.
+        of_rows: For each array of a batch, True if the array has one row for each example.
     """
 
-    num_batches: int | None  # None: no end
+    num_batches: int | None
     first: int
     last: int
     of_rows: tuple[bool, ...]
@@ -131,7 +137,7 @@ class _Sizes:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows in all, where every batch but the last is as the first; None if there is no end."""
+        """Rows of an epoch whose batches except the last are equally large; None without an end."""
         if self.num_batches is None:
             return None
         return (self.num_batches - 1) * self.first + self.last
@@ -140,38 +146,39 @@ class _Sizes:
 class SharedBatches(keras.utils.PyDataset):
     """A worker's part of a PyDataset.
 
-    Where each worker trains on whole batches, it has one of each window of as many batches as there
-    are workers. Where it takes a part of each batch, there are two ways. With the script's own
-    order every worker makes each batch and keeps its part of the rows, so that a step is the
-    script's. Else a worker makes one batch of each window only and trains on that in n steps; the
-    few batches of the last window are shared by rows. Both have as many steps as the script.
+    A window is n batches for n workers. If workers train on whole batches, a worker gets one batch
+    of each window. If workers divide batches, the number of steps is the script's, in one of two
+    ways. Without shuffling, every worker makes each batch and keeps its part of the rows, so that
+    the workers' k-th steps together are the script's k-th batch. With shuffling, a worker makes
+    one batch of each window and trains on its n parts in n steps, so that only one worker makes
+    each batch. All workers divide the batches of a last, incomplete window by rows.
     """
 
     def __init__(
         self, whole: keras.utils.PyDataset, place: WorkerPlace, sizes: _Sizes, shuffled: bool
     ) -> None:
-        """Begin the first epoch.
+        """Plan the first epoch.
 
         Args:
-            whole: The script's.
-            place: This worker's.
-            sizes: Of the script's.
-            shuffled: Whether `fit` shuffles the batches of each epoch.
+            whole: PyDataset of the script.
+            place: This worker's place in the run.
+            sizes: Batch sizes of `whole`.
+            shuffled: True if `fit` shuffles the batches of each epoch.
         """
         super().__init__(whole.workers, whole.use_multiprocessing, whole.max_queue_size)
         self._whole, self._place, self._shuffled = whole, place, shuffled
         self._of_rows = sizes.of_rows
-        # A last batch with fewer rows than workers is one worker's.
+        # Worker 1 alone takes a last batch that has fewer rows than the run has workers.
         self._last_is_short = place.divides_batch and sizes.last < place.num_workers
         self._sizes = sizes
         self._epoch = 0
         self._plan = self._plan_of(place.worker)
-        self._plans: list[list[tuple[int, int]] | None] | None = None  # of all, in this epoch
+        self._plans: list[list[tuple[int, int]] | None] | None = None  # of all workers, by epoch
         self._made: dict[int, _MadeBatch] = {}
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Go to another process without the batches made here."""
+        """Return the state for another process, without cached batches and the lock."""
         return {**self.__dict__, "_made": {}, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -180,7 +187,7 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> int | None:
-        """This worker's steps of an epoch; None if there is no end."""
+        """This worker's steps of an epoch; None if the PyDataset has no end."""
         return None if self._plan is None else len(self._plan)
 
     @property
@@ -196,25 +203,25 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def parts(self) -> BatchParts:
-        """How much of the script's batches each step is: a short last one is one worker's."""
+        """Parts of the script's batches in each step; worker 1 takes a whole short last batch."""
         place = self._place
         if not (self._last_is_short and place.worker == 1):
             return BatchParts.alike(place)
         return BatchParts(place.parts_of_batch, self.num_batches, place.num_workers)
 
     def __getitem__(self, step: int) -> Any:
-        """Return what this worker trains on in a step of the epoch."""
+        """Return this worker's rows of a step of the epoch."""
         place, plan = self._place, self._plan
         index, part = self._endless(step, place.worker) if plan is None else plan[step]
         if part == _WHOLE:
             return self._whole[index]
         workers = place.num_workers
         with self._lock:
-            made = self._made.setdefault(index, _MadeBatch())
-            made.num_parts += 1
-            if made.num_parts == (workers if self._shuffled else 1):
+            cached_batch = self._made.setdefault(index, _MadeBatch())
+            cached_batch.num_parts += 1
+            if cached_batch.num_parts == (workers if self._shuffled else 1):
                 del self._made[index]
-        batch = made.get(self._whole, index)
+        batch = cached_batch.get(self._whole, index)
         rows = num_rows(batch)
         if rows < workers:
             raise place.short_batch(rows, f"batch {index} of the PyDataset given to fit")
@@ -222,17 +229,18 @@ class SharedBatches(keras.utils.PyDataset):
         return map_rows(lambda array: take_rows(array, positions), batch, self._of_rows)
 
     def on_epoch_begin(self) -> None:
-        """Let the script's begin an epoch, with the same random numbers on all workers."""
+        """Run the script's `on_epoch_begin` with the same random numbers on all workers."""
         with same_randomness(self._whole, self._place, 2 * self._epoch):
             self._whole.on_epoch_begin()
         number = self._whole.num_batches
         if self._shuffled and number is not None:
-            # Keras would draw the order of the batches here. The script then goes on with the
-            # random numbers that it has alone: a model built later has the same initial weights.
+            # Keras would draw the order of the batches at this point. Drawing it leaves Python's
+            # generator in the state that it has without Thinwire: a model that the script builds
+            # later gets the same initial weights.
             random.shuffle(list(range(number)))
 
     def on_epoch_end(self) -> None:
-        """Let the script's end an epoch, with the same random numbers on all workers."""
+        """Run the script's `on_epoch_end` with the same random numbers on all workers."""
         with same_randomness(self._whole, self._place, 2 * self._epoch + 1):
             self._whole.on_epoch_end()
         self._epoch += 1
@@ -241,11 +249,11 @@ class SharedBatches(keras.utils.PyDataset):
 
     @property
     def is_even(self) -> bool:
-        """Whether all batches of the script have as many rows."""
+        """True if the script's last batch has as many rows as its first one."""
         return self._sizes.last == self._sizes.first
 
     def num_rows(self, step: int, own: int) -> int:
-        """Return the rows of all workers in a step; see `Rounds`."""
+        """Return the rows of all workers in a step, as `Rounds` specifies."""
         place = self._place
         plans = self._plans
         if plans is None:
@@ -255,7 +263,7 @@ class SharedBatches(keras.utils.PyDataset):
         return sum(rows)
 
     def _rows_of(self, plan: list[tuple[int, int]] | None, worker: int, step: int) -> int:
-        """Return the rows of a worker's step."""
+        """Return the rows of a worker's step; 0 after the worker's last step."""
         if plan is None:
             index, part = self._endless(step, worker)
         elif step < len(plan):
@@ -267,7 +275,7 @@ class SharedBatches(keras.utils.PyDataset):
         return rows if part == _WHOLE else len(range(part, rows, self._place.num_workers))
 
     def _positions(self, num_rows: int, index: int, part: int) -> NDArray[np.int64]:
-        """Return the positions of one part of a batch's rows, which are dealt to all parts."""
+        """Return the positions of the rows that belong to one part of a batch."""
         seed = (self._place.rule.seed, self._place.fits_before, self._epoch, index)
         return np.flatnonzero(deal(num_rows, self._place.num_workers, seed) == part + 1)
 
@@ -278,7 +286,7 @@ class SharedBatches(keras.utils.PyDataset):
         return positions
 
     def _plan_of(self, worker: int) -> list[tuple[int, int]] | None:
-        """Return a worker's (batch, part of it) by step of an epoch; None if there is no end."""
+        """Return a worker's (batch, part) for each step of an epoch; None if there is no end."""
         number = self._whole.num_batches
         if number is None:
             return None
@@ -299,12 +307,13 @@ class SharedBatches(keras.utils.PyDataset):
                     continue
                 for position in self._dealt(window, len(indices), worker):
                     parts = range(workers) if place.divides_batch else [_WHOLE]
-                    plan += [(indices[position], each) for each in parts]
+                    plan += [(indices[position], part_number) for part_number in parts]
         if self._last_is_short and part == 0:
             plan.append((last, _WHOLE))
         return plan
 
     def _endless(self, step: int, worker: int) -> tuple[int, int]:
+        """Return a worker's (batch, part) in a step of a PyDataset without end."""
         place = self._place
         workers = place.num_workers
         if place.divides_batch and not self._shuffled:
@@ -314,10 +323,10 @@ class SharedBatches(keras.utils.PyDataset):
 
 
 class _MadeBatch:
-    """A batch that several steps take their parts of; made once, by whichever thread is first."""
+    """A batch that several steps divide; the first thread that needs the batch makes it."""
 
     def __init__(self) -> None:
-        self.num_parts = 0  # that steps have taken
+        self.num_parts = 0  # parts that steps have taken
         self._lock = threading.Lock()
         self._batch: Any = None
 
@@ -330,33 +339,35 @@ class _MadeBatch:
 
 @contextlib.contextmanager
 def same_randomness(dataset: Any, place: WorkerPlace, number: int) -> Iterator[None]:
-    """Let Python, NumPy and a dataset's own generators draw the same on every worker.
+    """Make Python, NumPy and a dataset's generators draw the same numbers on every worker.
 
-    Afterwards they go on where they were: how many numbers the making of batches drew differs.
+    Afterwards the generators return to their previous states. Workers make different batches, so
+    the states differ by worker; only reseeding for each block makes the draws equal.
 
     Args:
-        dataset: Whose attributes may be generators.
-        place: This worker's. Another `fit` draws other numbers; generators of a data set of its
-            own, made for this `fit`, draw those that they drew in the `fit` before, as alone.
-        number: Another one draws other numbers, within one `fit`.
+        dataset: PyDataset whose attributes may be random generators.
+        place: This worker's place in the run. Python and NumPy draw different numbers in each
+            `fit`. The dataset's generators draw different numbers in each `fit` on the same
+            dataset; a dataset newly made for each `fit` draws equal numbers, as it does alone.
+        number: Number of the block within one `fit`; each number gives different draws.
     """
     seed = place.rule.seed
-    own = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]
-    python, legacy = random.getstate(), np.random.get_state()
-    states = [_state(generator) for generator in own]
+    generators = [value for value in vars(dataset).values() if isinstance(value, _GENERATORS)]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    states = [_state(generator) for generator in generators]
     uses = 0 if place.fit is None else place.fit.uses
     common = np.random.SeedSequence([seed, number, place.fits_before])
     sequence = np.random.SeedSequence([seed, number, uses])
     random.seed(f"{seed} {number} {place.fits_before}")
     np.random.seed(common.generate_state(4))
-    for generator, child in zip(own, sequence.spawn(len(own)), strict=True):
+    for generator, child in zip(generators, sequence.spawn(len(generators)), strict=True):
         _reseed(generator, child)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)
-        for generator, state in zip(own, states, strict=True):
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for generator, state in zip(generators, states, strict=True):
             _restore(generator, state)
 
 

@@ -1,12 +1,13 @@
-"""Whether a `map` of batches treats each row by itself.
+"""Trial that shows if a `map` over batches computes each row independently of the other rows.
 
-A worker that takes a part of each batch may run such a map on its part alone. A map that subtracts
-the batch's mean, ranks its rows or divides by their number gives other values there. So the
-function is called on one batch, on the workers' parts of it, and on the batch with one row changed:
-the result for a row has to be the same each time.
+A worker that takes a part of each batch may run a map on its part alone only if the map computes
+rows independently. A map that subtracts the batch's mean, ranks its rows or divides by the number
+of rows gives different values on a part. The trial calls the map's function on one batch, on the
+workers' parts of the batch, and on the batch with one row changed. The result for a row must be the
+same in each call.
 
-Ops that draw random numbers give a constant meanwhile. Augmentation that draws for each row counts
-as treating each row by itself, whatever it draws.
+During the trial, ops that draw random numbers return a constant. So augmentation that draws for
+each row counts as independent.
 """
 
 from __future__ import annotations
@@ -25,22 +26,23 @@ from thinwire.script.data.place import WorkerPlace, deal
 from thinwire.script.data.rows import arrays_of_rows
 from thinwire.script.data.windows import rows_in, take_rows_of
 
-#: A product of matrices rounds otherwise for another number of rows: so many times as much.
+#: Tolerance in units of the dtype's epsilon: a matrix product rounds differently when the number of
+#: rows changes.
 _ROUNDINGS = 100
 
 
 def mixes_rows(wrapper: Any, batch: Any, place: WorkerPlace) -> bool:
-    """Return whether a map's function gives other rows on parts of a batch than on the whole.
+    """Return True if a map's function gives different rows for parts of a batch than for the whole.
 
     Args:
-        wrapper: The function, as tf.data wraps it.
-        batch: An element of the map's input, of two rows at least; None: there is none to be had.
-        place: Any worker's; batches are cut by it.
+        wrapper: The map's function, as tf.data wraps it.
+        batch: An element of the map's input with at least two rows; None if no element is known.
+        place: Place of any worker of the run; the trial deals the rows out as this place does.
 
     Returns:
-        True also where there is no batch to try. False where the function fails on a whole batch,
-        as it does for the script alone, or gives another result at each call, as augmentation in
-        Python does.
+        True also if no batch is known. False if the function fails on the whole batch, because it
+        then fails without Thinwire too. False if the function's result differs from call to call,
+        as for augmentation in Python.
     """
     if batch is None:
         return True
@@ -68,7 +70,7 @@ class _Attempt:
         self._num_rows = int(rows_in(batch, self._taken))
 
     def mixes(self, place: WorkerPlace) -> bool:
-        """Return whether the workers' parts of the batch give other rows than the whole batch."""
+        """Return True if the workers' parts give different rows than the whole batch."""
         owners = deal(self._num_rows, place.num_workers, (place.rule.seed, 0, 0, 0))
         for worker in np.unique(owners):
             rows = np.flatnonzero(owners == worker)
@@ -81,21 +83,22 @@ class _Attempt:
         return False
 
     def reacts(self) -> bool:
-        """Return whether the other rows' results change with the first row.
+        """Return True if a change of the first row changes the results of the other rows.
 
-        A batch whose parts have the same maximum, or the same number of positives, shows it here.
+        `mixes` misses a map that depends on the maximum or the number of positives of a batch if
+        all parts happen to have the same one. A change of the first row reveals that map.
         """
-        others = np.arange(1, self._num_rows)
+        other_rows = np.arange(1, self._num_rows)
         try:
             changed = self._call(tf.nest.map_structure(_with_other_first_row, self._batch))
         except tf.errors.OpError:
-            return False  # what was made up for the row is not for this function
-        results = [take_rows_of(each, others, self._given) for each in (self._whole, changed)]
+            return False  # the function rejects the invented row
+        results = [take_rows_of(rows, other_rows, self._given) for rows in (self._whole, changed)]
         return not _are_alike(*results)
 
 
 def _with_other_first_row(rows: Any) -> Any:
-    """Return a dense component of a batch with a first row that stands out."""
+    """Return a dense component of a batch with its first row changed to an outlier."""
     if not tf.is_tensor(rows) or isinstance(rows, tf.SparseTensor | tf.RaggedTensor):
         return rows
     if not rows.shape.rank or rows.shape[0] < 2:
@@ -105,29 +108,29 @@ def _with_other_first_row(rows: Any) -> Any:
         first = first * 1000 + 1000
     elif rows.dtype == tf.uint8:
         first = 255 - first
-    else:  # a number may name something: only those that occur are known to
+    else:  # a number may be an identifier: only numbers of the batch are surely valid
         first = second
     return tf.concat([first, rows[1:]], axis=0)
 
 
 def _are_alike(first: Any, second: Any) -> bool:
-    """Return whether two results agree but for rounding."""
-    pairs = [tf.nest.flatten(each, expand_composites=True) for each in (first, second)]
+    """Return True if two results are equal except for rounding."""
+    pairs = [tf.nest.flatten(result, expand_composites=True) for result in (first, second)]
     if len(pairs[0]) != len(pairs[1]):
         return False
-    for one, other in zip(*pairs, strict=True):
-        if one is None or other is None:
+    for first_leaf, second_leaf in zip(*pairs, strict=True):
+        if first_leaf is None or second_leaf is None:
             continue
-        a, b = np.asarray(one), np.asarray(other)
+        a, b = np.asarray(first_leaf), np.asarray(second_leaf)
         if a.shape != b.shape:
             return False
-        if not one.dtype.is_floating:
+        if not first_leaf.dtype.is_floating:
             if not np.array_equal(a, b):
                 return False
             continue
         a, b = a.astype(np.float64), b.astype(np.float64)
         finite = np.abs(a[np.isfinite(a)])
-        limit = _ROUNDINGS * float(tf.experimental.numpy.finfo(one.dtype.as_numpy_dtype).eps)
+        limit = _ROUNDINGS * float(tf.experimental.numpy.finfo(first_leaf.dtype.as_numpy_dtype).eps)
         if not np.allclose(a, b, rtol=0, atol=limit * finite.max(initial=0), equal_nan=True):
             return False
     return True
@@ -135,33 +138,36 @@ def _are_alike(first: Any, second: Any) -> bool:
 
 @contextlib.contextmanager
 def _kept_variables(function: Any) -> Iterator[None]:
-    """Let a function's variables have the values afterwards that they have now."""
+    """Restore the values of a function's variables at the end of the block."""
     values = [(variable, variable.read_value()) for variable in function.graph.variables]
     try:
         yield
     finally:
         for variable, value in values:
-            with contextlib.suppress(AttributeError):  # one that is read only
+            with contextlib.suppress(AttributeError):  # a read-only variable
                 variable.assign(value)
 
 
 # -- the same function without random numbers ------------------------------------------------------
 
-#: Ops whose first input is the shape of what they draw.
+#: Random ops whose first input is the shape of their result.
 _DRAWS = re.compile(
     r"(Stateless)?(RandomUniform|RandomStandardNormal|RandomNormal|TruncatedNormal"
     r"|RandomUniformFullInt|RandomUniformInt)(V2)?"
 )
 _SHUFFLES = ("RandomShuffle", "StatelessShuffle")
-#: Others that draw: what they draw cannot be replaced without knowing more of each.
+#: Random ops that `_replace_draws` cannot replace by a constant.
 _OTHER_DRAWS = re.compile(r"Multinomial|Gamma|Poisson|Binomial|Parameterized|RandomDataset")
 
 
 def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
-    """Return a traced function that draws a constant; None: it draws in a way not known here."""
+    """Return a traced function whose draws are constants; None if one of its ops has none."""
     function = wrapper.function
     definition = function.graph.as_graph_def()
-    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
+    bodies = [
+        definition.node,
+        *(library_function.node_def for library_function in definition.library.function),
+    ]
     ops = {node.op for body in bodies for node in body}
     if any(_OTHER_DRAWS.search(op) for op in ops):
         return None
@@ -180,61 +186,64 @@ def _without_randomness(wrapper: Any) -> Callable[..., Any] | None:
 
 
 def _replace_draws(body: Any, suffix: str) -> None:
-    """Let every op of a graph or a function that draws give a constant, in place."""
+    """Replace every random op of a graph or a function by a constant, in place."""
     constants = []
     for node in body:
         if node.op in _SHUFFLES:
             kind = node.attr["T"].type
-            replaced = node_def_pb2.NodeDef(name=node.name, op="Identity", input=node.input[:1])
-            replaced.attr["T"].type = kind
-            node.CopyFrom(replaced)
+            replacement = node_def_pb2.NodeDef(name=node.name, op="Identity", input=node.input[:1])
+            replacement.attr["T"].type = kind
+            node.CopyFrom(replacement)
         elif _DRAWS.fullmatch(node.op):
             kind = (node.attr["Tout"] if "Tout" in node.attr else node.attr["dtype"]).type
             of_shape = (node.attr["Tshape"] if "Tshape" in node.attr else node.attr["T"]).type
             value = node_def_pb2.NodeDef(name=f"{node.name}_drawn", op="Const")
             value.attr["dtype"].type = kind
-            if "UniformInt" in node.op:  # the lowest number that it may draw
+            if "UniformInt" in node.op:  # the lowest number that the op may draw
                 lowest = node.input[-2 if not node.input[-1].startswith("^") else -3]
             else:
                 tensor = tf.make_tensor_proto(0.5 if tf.DType(kind).is_floating else 1, dtype=kind)
                 value.attr["value"].tensor.CopyFrom(tensor)
                 constants.append(value)
                 lowest = value.name + suffix
-            replaced = node_def_pb2.NodeDef(
+            replacement = node_def_pb2.NodeDef(
                 name=node.name, op="Fill", input=[node.input[0], lowest]
             )
-            replaced.attr["T"].type, replaced.attr["index_type"].type = kind, of_shape
-            node.CopyFrom(replaced)
+            replacement.attr["T"].type, replacement.attr["index_type"].type = kind, of_shape
+            node.CopyFrom(replacement)
     body.extend(constants)
 
 
 def _rename_functions(definition: graph_pb2.GraphDef) -> None:
-    """Give a graph's functions other names: TensorFlow knows those of the script already."""
-    names = {each.signature.name for each in definition.library.function}
-    other = {name: f"{name}_{id(definition)}_drawn" for name in names}
-    bodies = [definition.node, *(each.node_def for each in definition.library.function)]
+    """Rename a graph's functions: TensorFlow has registered the script's names already."""
+    names = {library_function.signature.name for library_function in definition.library.function}
+    new_names = {name: f"{name}_{id(definition)}_drawn" for name in names}
+    bodies = [
+        definition.node,
+        *(library_function.node_def for library_function in definition.library.function),
+    ]
     for node in (node for body in bodies for node in body):
-        node.op = other.get(node.op, node.op)
+        node.op = new_names.get(node.op, node.op)
         for value in node.attr.values():
             called = value.list.func if value.HasField("list") else []
-            for one in (*([value.func] if value.HasField("func") else []), *called):
-                one.name = other.get(one.name, one.name)
+            for function_attr in (*([value.func] if value.HasField("func") else []), *called):
+                function_attr.name = new_names.get(function_attr.name, function_attr.name)
     for function in definition.library.function:
-        function.signature.name = other[function.signature.name]
+        function.signature.name = new_names[function.signature.name]
     del definition.library.gradient[:]
 
 
 def _imported(definition: graph_pb2.GraphDef, function: Any) -> Callable[..., Any]:
-    """Return a graph as a function of the inputs of another, whose captures it takes over."""
+    """Return a graph as a function with the inputs and captures of the script's function."""
     inputs, outputs = function.graph.inputs, function.graph.outputs
 
     def body(*tensors: Any) -> Any:
-        by_name = {each.name: tensor for each, tensor in zip(inputs, tensors, strict=True)}
-        names = [each.name for each in outputs]
+        by_name = {symbolic.name: tensor for symbolic, tensor in zip(inputs, tensors, strict=True)}
+        names = [symbolic.name for symbolic in outputs]
         return tf.graph_util.import_graph_def(
             definition, input_map=by_name, return_elements=names, name="drawn"
         )
 
-    specs = [tf.TensorSpec(each.shape, each.dtype) for each in inputs]
+    specs = [tf.TensorSpec(symbolic.shape, symbolic.dtype) for symbolic in inputs]
     wrapped = tf.compat.v1.wrap_function(body, specs)
     return lambda *tensors: wrapped(*tensors, *function.captured_inputs)

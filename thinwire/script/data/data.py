@@ -1,4 +1,4 @@
-"""What a worker trains on of all that a script gives to `fit`."""
+"""Division of a script's training data: finds the form of the data and divides it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return the arguments of Keras' fit for this worker.
 
     Args:
-        arguments: Of Keras' fit, by name; unchanged.
-        place: This worker's.
+        arguments: Arguments of the script's call of Keras' fit, by name; not modified.
+        place: This worker's place in the run.
 
     Returns:
         The arguments with this worker's part of the training data, its batch size and its steps.
-        What Keras itself would refuse is left to it.
+        Data that Keras itself rejects is returned unchanged.
 
     Raises:
-        ConfigurationError: The data cannot be shared so that the parts are disjoint and complete,
-            or a part would be empty.
+        ConfigurationError: The data cannot be divided into disjoint and complete parts, or a part
+            would be empty.
     """
     x = arguments.get("x")
     if is_dataset(x):
@@ -58,7 +58,7 @@ def share(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
 
 
 def _unshareable(x: Any) -> str:
-    """Return what Keras would take this as; "" if it would not take it."""
+    """Return the name of a form that Keras accepts and Thinwire cannot divide; else ""."""
     if isinstance(x, types.GeneratorType):
         return "a Python generator"
     if data_adapters.is_torch_dataloader(x):
@@ -71,18 +71,20 @@ def _unshareable(x: Any) -> str:
 
 
 def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
-    """Return this worker's part of data that a script names itself, with batches as they are.
+    """Return this worker's part of data that a script passes to `shard`; batches stay whole.
 
     Args:
-        data: Arrays [N, ...], in any nesting, of which the last are the labels, which some
-            partitions look at; or one tf.data.Dataset, keras.utils.PyDataset or ray.data.Dataset.
-        place: This worker's.
+        data: Arrays [N, ...] in any nesting, or one tf.data.Dataset, keras.utils.PyDataset or
+            ray.data.Dataset. Some partitions use the last arrays as labels.
+        place: This worker's place in the run.
 
     Returns:
-        The part of each, as a tuple; of one, that part. Lists of numbers come back as arrays.
+        A tuple with the part of each array; for one array or dataset, its part alone. Lists of
+        numbers are returned as arrays.
 
     Raises:
-        ConfigurationError: As `share`, and for what has no rows.
+        ConfigurationError: The data has no rows, or cannot be divided into disjoint, complete and
+            non-empty parts.
     """
     first = data[0] if len(data) == 1 else None
     if is_dataset(first):
@@ -91,7 +93,7 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         return part_of_batches(first, place)
     if is_ray_dataset(first):
         return part_of_ray_dataset(first, place)
-    arrays = tuple(_with_arrays(each) for each in data)
+    arrays = tuple(_with_arrays(component) for component in data)
     if not are_arrays(arrays):
         kinds = ", ".join(type(leaf).__name__ for leaf in keras.tree.flatten(arrays))
         raise ConfigurationError(
@@ -100,16 +102,16 @@ def part_of_data(data: tuple[Any, ...], place: WorkerPlace) -> Any:
         )
     total = num_rows(arrays)
     labels = labels_of(arrays[-1], total, place.rule.partition)
-    mine = take_rows(arrays, split(labels, place.rule)[place.worker - 1])
-    return mine[0] if len(mine) == 1 else mine
+    parts = take_rows(arrays, split(labels, place.rule)[place.worker - 1])
+    return parts[0] if len(parts) == 1 else parts
 
 
 def _with_arrays(data: Any) -> Any:
-    """Return data with an array for each list of numbers or texts, or of such lists."""
+    """Return data with each list of numbers or texts, nested or not, replaced by an array."""
     if isinstance(data, dict):
         return {key: _with_arrays(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
         if all(isinstance(leaf, _SCALARS) for leaf in keras.tree.flatten(data)):
             return np.asarray(data)
-        return type(data)(_with_arrays(each) for each in data)
+        return type(data)(_with_arrays(component) for component in data)
     return data

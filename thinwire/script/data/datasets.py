@@ -1,10 +1,10 @@
-"""Sharing tf.data: a worker's part of a pipeline's source, with the same transformations after it.
+"""Dividing a tf.data.Dataset: takes a worker's part of a source, then repeats its transformations.
 
-A part is taken before the first shuffle, at a point up to which every worker gets the same elements
-in the same order. So it does not matter what comes after: seeds, parallel calls, random
-augmentation. Where the number of elements matters after a shuffle (`take`, `skip`, windows), the
-part is taken after that, and the shuffle must have a seed. What cannot be shown to be alike on all
-workers is refused.
+A worker takes its part before the first shuffle, at a point up to which every worker gets the same
+elements in the same order. So transformations after the point may differ by worker: seeds, parallel
+calls, random augmentation. If a transformation after a shuffle depends on the number of elements
+(`take`, `skip`, windows), the worker takes its part after that transformation, and the shuffle must
+have a seed. A pipeline that cannot be shown to give all workers the same elements is rejected.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _INSTEAD = (
     'Give distribute() shard="off" (or --shard=off) and let the script take its part with '
     "thinwire.worker_id() and thinwire.num_workers()"
 )
-#: A map's function -> number of workers -> what `mixes_rows` has found. A trial reads a batch, and
-#: a script may call `fit` once for each epoch.
+#: A map's function -> number of workers -> result of `mixes_rows`. Cached because each trial reads
+#: a batch, and a script may call `fit` once for each epoch.
 _MIXES_ROWS: MutableMapping[Any, dict[int, bool]] = weakref.WeakKeyDictionary()
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether Keras would take this as tf.data."""
+    """Return True if `data` is a tf.data.Dataset."""
     return isinstance(data, tf.data.Dataset)
 
 
@@ -46,44 +46,44 @@ def share_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a tf.data.Dataset that `fit` was given as x.
 
     Args:
-        arguments: Of Keras' fit, by name.
-        place: This worker's.
+        arguments: Arguments of Keras' fit, by name.
+        place: This worker's place in the run.
 
     Raises:
         ConfigurationError: The workers' parts cannot be shown to be disjoint and complete, a part
             would be empty, a batch in the middle of an epoch would have fewer rows than workers, or
-            the elements are no batches.
+            the elements are not batches.
     """
-    given, whole = dict(arguments), arguments["x"]
-    plan, steps = _Plan.of(whole), given.get("steps_per_epoch")
+    fit_arguments, whole = dict(arguments), arguments["x"]
+    plan, steps = _Plan.of(whole), fit_arguments.get("steps_per_epoch")
     batch_size, short_by, unfilled, part = plan.batch_size, 0, None, None
-    of_batches = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
+    batch_parts = BatchParts.of_steps(place, steps) if steps else BatchParts.alike(place)
     if place.is_shared:
         _check_shareable(whole, place)
-        given["steps_per_epoch"] = _steps_of_worker(given, plan, place)
-        has_steps = bool(given["steps_per_epoch"])
+        fit_arguments["steps_per_epoch"] = _steps_of_worker(fit_arguments, plan, place)
+        has_steps = bool(fit_arguments["steps_per_epoch"])
         if not (has_steps or plan.knows_steps) and place.one_group:
             unfilled = UnfilledRounds()
         part = _WorkerPart(plan, place, has_steps or plan.num_passes != 1, unfilled)
-        given["x"] = part.dataset()
+        fit_arguments["x"] = part.dataset()
         if not has_steps:
-            short_by, of_batches = part.short_by(), part.parts()
+            short_by, batch_parts = part.short_by(), part.parts()
     elif place.divides_batch:
         size = place.part_of_batch(_known(batch_size))
-        given["x"] = whole.rebatch(size)
+        fit_arguments["x"] = whole.rebatch(size)
     num_examples = plan.examples_of_epoch(place) if place.shard == "auto" else None
     rounds = _rounds(plan, place, part, bool(steps)) if place.divides_batch else None
-    return Shared(given, batch_size, num_examples, short_by, of_batches, rounds, unfilled)
+    return Shared(fit_arguments, batch_size, num_examples, short_by, batch_parts, rounds, unfilled)
 
 
 def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps: bool) -> Rounds:
-    """Return the rows of all workers' steps.
+    """Return the row counts of all workers' steps.
 
     Args:
         plan: Plan of the script's dataset.
-        place: This worker's; it divides batches.
-        part: Its part of the dataset; None: the script gives each worker a dataset of its own.
-        has_steps: Whether the script gives a number of steps.
+        place: Place of this worker, which takes a part of each batch.
+        part: This worker's part of the dataset; None if the script divides its data itself.
+        has_steps: True if the script sets steps_per_epoch.
     """
     size, batching = plan.batch_size, plan.batching
     if size is None:
@@ -100,9 +100,10 @@ def _rounds(plan: _Plan, place: WorkerPlace, part: _WorkerPart | None, has_steps
 
 
 def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> int | None:
-    """Return this worker's steps_per_epoch; refuse a batch with fewer rows than workers.
+    """Return this worker's steps_per_epoch; reject a batch with fewer rows than workers.
 
-    Where the number of rows is known only while they are read, such a batch is refused then.
+    If the number of rows is unknown before the data is read, `deal_elements` or `cut_batches`
+    rejects the batch during the epoch.
     """
     steps, size, total = given.get("steps_per_epoch"), plan.batch_size, plan.rows_of_pass
     if size is None or total is None or plan.drops_rest or not plan.knows_steps:
@@ -111,10 +112,10 @@ def _steps_of_worker(given: dict[str, Any], plan: _Plan, place: WorkerPlace) -> 
 
 
 def part_of_dataset(dataset: Pipeline, place: WorkerPlace) -> Pipeline:
-    """Return this worker's part of a dataset, batched or not, with its batches as they are.
+    """Return this worker's part of a dataset, batched or not; batches keep their size.
 
     Raises:
-        ConfigurationError: As `share_dataset`.
+        ConfigurationError: The parts cannot be shown to be disjoint and complete, or one is empty.
     """
     place = dataclasses.replace(place, batch="worker")
     return _WorkerPart(_Plan.of(dataset), place, False).dataset() if place.is_shared else dataset
@@ -138,7 +139,7 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
         )
     if any(shape.rank == 0 for shape in pipeline.shapes_of(dataset)):
         raise ConfigurationError(
-            f"the elements of the tf.data.Dataset given to fit are no batches: "
+            f"the elements of the tf.data.Dataset given to fit are not batches: "
             f"{dataset.element_spec}. Expected a first axis of rows in each component: add "
             ".batch(n)."
         )
@@ -146,12 +147,13 @@ def _check_shareable(dataset: Pipeline, place: WorkerPlace) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A pipeline as far as one transformation follows the other.
+    """Chain of transformations of a pipeline through which a part of the input gives a part.
 
     Attributes:
-        nodes: From the dataset itself towards its source; parts of the input of each give parts of
-            its output, but for the last, of which that is not known.
-        batching: Which of them makes the batches; None if none of these does.
+        nodes: Transformations from the dataset itself towards its source. For each node except the
+            last, parts of the node's input give parts of its output.
+        batching: Index in `nodes` of the transformation that makes the batches; None if no node
+            does.
     """
 
     nodes: tuple[Pipeline, ...]
@@ -160,7 +162,9 @@ class _Plan:
     @classmethod
     def of(cls, dataset: Pipeline) -> _Plan:
         nodes, batching = [dataset], None
-        may_batch = True  # the rows of a batching before that are no examples of the script's
+        # A batching nearer to the source, or before an unbatching, does not make the script's
+        # batches: its rows are not the script's examples.
+        may_batch = True
         while pipeline.commutes(nodes[-1]):
             if pipeline.name_of(nodes[-1]) in pipeline.BATCHES:
                 if not may_batch:
@@ -172,7 +176,7 @@ class _Plan:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows of a full batch; None if they cannot be known."""
+        """Rows of a full batch; None if the batch size is unknown."""
         node = self.nodes[0]
         while pipeline.name_of(node) not in pipeline.BATCHES:
             sources = pipeline.inputs_of(node)
@@ -184,7 +188,7 @@ class _Plan:
 
     @property
     def num_examples(self) -> int | None:
-        """Rows of the training set, once through; None if they cannot be known."""
+        """Rows of one pass over the training set; None if the number is unknown."""
         if self.batching is None:
             return None
         for node in self.nodes[self.batching + 1 :]:
@@ -195,7 +199,7 @@ class _Plan:
 
     @property
     def rows_of_pass(self) -> int | None:
-        """Rows that the batching takes until it makes its last batch; None if not known."""
+        """Rows that the batching consumes in one pass; None if the number is unknown."""
         if self.batching is None or self.batching + 1 == len(self.nodes):
             return None
         total = int(self.nodes[self.batching + 1].cardinality())
@@ -203,7 +207,7 @@ class _Plan:
 
     @property
     def num_passes(self) -> int:
-        """How often the batches are repeated; -1: without an end."""
+        """Number of times that the batches are repeated; -1 means without end."""
         number = 1
         for node in self.nodes[: self.batching or 0]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -212,23 +216,23 @@ class _Plan:
 
     @property
     def drops_rest(self) -> bool:
-        """Whether the batching leaves out a last, short batch."""
+        """True if the batching drops a last batch that is not full."""
         return self.batching is not None and pipeline.drops_remainder(self.nodes[self.batching])
 
     @property
     def keeps_batches(self) -> bool:
-        """Whether all of the batching's batches are in the dataset, as many as there are."""
+        """True if no transformation after the batching may drop a batch."""
         return self.batching is not None and not any(
             pipeline.may_drop(node) for node in self.nodes[: self.batching]
         )
 
     @property
     def knows_steps(self) -> bool:
-        """Whether the number of batches of a pass is known before it is read."""
+        """True if the number of batches in a pass is known before the data is read."""
         return self.rows_of_pass is not None and self.keeps_batches
 
     def examples_of_epoch(self, place: WorkerPlace) -> int | None:
-        """Return the rows that all workers train on, once through; None if not known."""
+        """Return the rows that all workers together train on in one pass; None if unknown."""
         total, size = self.num_examples, self.batch_size
         if total is None or size is None or not self.drops_rest:
             return total
@@ -237,7 +241,7 @@ class _Plan:
         return sum(rows - rows % size for rows in place.dealt_rows(total, place.run_batch(size)))
 
     def repeats_between(self, point: int) -> int:
-        """Return how often what is dealt out at a point is repeated before the batching."""
+        """Return the number of repetitions between a point and the batching; -1 means no end."""
         number = 1
         for node in self.nodes[(self.batching or 0) + 1 : point]:
             if pipeline.name_of(node) == pipeline.REPEAT:
@@ -246,9 +250,9 @@ class _Plan:
 
     @property
     def fixes_rows(self) -> bool:
-        """Whether finished batches cannot be made of fewer rows.
+        """True if the pipeline cannot make batches with fewer rows.
 
-        No batching of the pipeline has made them, or functions were traced for their size.
+        The source delivers finished batches, or functions were traced for a static batch size.
         """
         if self.batching is None:
             return True
@@ -257,14 +261,14 @@ class _Plan:
         )
 
     def first(self, is_wanted: Callable[[Pipeline], bool], within: int) -> int:
-        """Return the first of some transformations nearest to the source; -1 if there is none.
+        """Return the index of the matching transformation nearest to the source; -1 if no match.
 
         Args:
-            is_wanted: Of which.
-            within: Only transformations after this one count.
+            is_wanted: Returns True for a matching transformation.
+            within: Index of a transformation; the search covers the transformations after it.
         """
-        found = [number for number in range(within) if is_wanted(self.nodes[number])]
-        return max(found, default=-1)
+        indices = [number for number in range(within) if is_wanted(self.nodes[number])]
+        return max(indices, default=-1)
 
 
 class _WorkerPart:
@@ -277,22 +281,23 @@ class _WorkerPart:
         is_repeated: bool,
         unfilled: UnfilledRounds | None = None,
     ) -> None:
-        """Begin at the source.
+        """Prepare the division, starting at the pipeline's source.
 
         Args:
-            plan: The pipeline.
-            place: This worker's.
-            is_repeated: Whether an epoch of `fit` may go on with the next pass.
-            unfilled: Counts the rounds that this worker turns out to have no rows for.
+            plan: Plan of the pipeline.
+            place: This worker's place in the run.
+            is_repeated: True if an epoch of `fit` may continue into the next pass over the data.
+            unfilled: Counter of rounds for which reading the data shows that this worker has no
+                rows; None: not counted.
         """
         self._plan, self._place = plan, place
         self._is_repeated, self._unfilled = is_repeated, unfilled
         self._nodes = plan.nodes
-        # From the source on, as far as `_node` has been.
+        # Rebuilt transformations from the source onward, as far as `_node` has needed them.
         self._in_order = [self._source(plan.nodes[-1])]
 
     def _node(self, number: int) -> Pipeline:
-        """Return a transformation, with a fixed order where the script left that open."""
+        """Return a transformation that gives every worker the same order, rebuilt if necessary."""
         fixed = self._in_order
         while len(fixed) < len(self._nodes) - number:
             node, source = self._nodes[-1 - len(fixed)], fixed[-1]
@@ -304,13 +309,14 @@ class _WorkerPart:
         return fixed[len(self._nodes) - 1 - number]
 
     def dataset(self) -> Pipeline:
-        """Return it. Raises ConfigurationError."""
+        """Return the dataset of this worker's part. Raises ConfigurationError."""
         place, plan, point = self._place, self._plan, self._dealt_at
         if self._cuts_batches:
             part = self._cut_batches(point)
         else:
             deals_rows = self._behind is None and plan.batching is not None
-            # The rest of a pass that is repeated before the batching is no batch.
+            # If a repeat() before the batching repeats the rows, a batch spans the end of a pass:
+            # a short last window is then not a short batch and must not be rejected.
             ends_batch = not deals_rows or plan.repeats_between(point) == 1
             deal_out = functools.partial(
                 deal_elements,
@@ -328,14 +334,14 @@ class _WorkerPart:
         return part
 
     def parts(self) -> BatchParts:
-        """Return how much of the script's batches each mini-batch of a pass is."""
+        """Return the parts of the script's batches in each mini-batch of a pass."""
         rows, size = self.rows_of_workers(), self._plan.batch_size
         if rows is None or size is None:
             return BatchParts.alike(self._place)
         return BatchParts.of_rows(self._place, size, rows, self._plan.drops_rest)
 
     def short_by(self) -> int:
-        """Return `Shared.short_by` of this worker."""
+        """Return the steps by which this worker's epoch is shorter than the longest one."""
         rows, plan, place = self.rows_of_workers(), self._plan, self._place
         if rows is None or plan.batch_size is None or plan.num_passes < 0:
             return 0
@@ -343,7 +349,7 @@ class _WorkerPart:
         return place.short_by(steps) * plan.num_passes
 
     def rows_of_workers(self) -> tuple[int, ...] | None:
-        """Return the rows that each worker batches in one pass; None if they are not known."""
+        """Return the number of rows of each worker in one pass; None if unknown."""
         plan, place = self._plan, self._place
         total, size = plan.rows_of_pass, plan.batch_size
         if not total or size is None or not plan.keeps_batches:
@@ -351,7 +357,7 @@ class _WorkerPart:
         window = place.run_batch(size)
         if self._cuts_batches:
             return place.dealt_rows(total - (total % size if plan.drops_rest else 0), window)
-        # Rows may be repeated, or made of other elements, between there and the batching.
+        # Elements may be repeated or expanded between the dealing point and the batching.
         dealt = int(self._nodes[self._dealt_at].cardinality())
         if dealt <= 0 or total % dealt:
             return None
@@ -364,22 +370,22 @@ class _WorkerPart:
 
     @property
     def _cuts_batches(self) -> bool:
-        """Whether every worker makes the whole batches and keeps its part of their rows."""
+        """True if every worker makes the whole batches and keeps its part of their rows."""
         return self._place.divides_batch and (self._plan.fixes_rows or self._behind is not None)
 
     @functools.cached_property
     def _dealt_at(self) -> int:
-        """The transformation whose output is dealt out or cut."""
+        """Index of the transformation whose output is dealt out or cut."""
         if self._cuts_batches:
             return self._behind or 0
         return self._point() if self._behind is None else self._point_behind(self._behind)
 
     def _last_behind_batches(self) -> int | None:
-        """Return the last transformation behind the batching that needs whole batches, if any.
+        """Return the last transformation after the batching that needs whole batches, or None.
 
-        Before it every worker has the script's whole batches. A `filter` chooses among these. A
-        `map` may compute a row's values from all rows of a batch; that matters where a worker
-        takes a part of each batch.
+        Every worker must make the script's whole batches up to this transformation. A `filter`
+        accepts or drops whole batches. A `map` may compute a row from all rows of a batch, which
+        matters if workers take parts of each batch.
         """
         plan, divides = self._plan, self._place.divides_batch
         if plan.batching is None or (divides and plan.fixes_rows):
@@ -393,7 +399,7 @@ class _WorkerPart:
         return None
 
     def _mixes_rows(self, number: int) -> bool:
-        """Return whether a map gives other rows for parts of a batch than for the whole."""
+        """Return True if a map gives different rows for parts of a batch than for the whole."""
         function = self._nodes[number]._map_func
         known = _MIXES_ROWS.setdefault(function, {})
         if self._place.num_workers not in known:
@@ -401,34 +407,41 @@ class _WorkerPart:
                 batch = pipeline.first_element(self._nodes[number + 1])
                 known[self._place.num_workers] = mixes_rows(function, batch, self._place)
             except tf.errors.OpError:
-                return False  # as it fails for the script alone
+                return False  # the pipeline fails without Thinwire too
         return known[self._place.num_workers]
 
     def _source(self, node: Pipeline) -> Pipeline:
-        """Return what the last known transformation gives, with this fit's seeds before it.
+        """Return the last node of the plan, rebuilt with the seeds of this fit.
 
-        The script's own object goes on with its generators as often as it was iterated over. A
-        worker that has passed over fits has not iterated, so what can be made again is.
+        The random generators of the script's dataset advance with each iteration over it. A
+        restarted worker skips fits without iterating, so its generators would lag behind. So the
+        transformations that can be rebuilt get seeds that depend on the number of the fit.
         """
         fit, sources = self._place.fit, pipeline.inputs_of(node)
-        has_cache = any(pipeline.name_of(each) in pipeline.KEEPING for each in (*self._nodes, node))
+        has_cache = any(
+            pipeline.name_of(transformation) in pipeline.KEEPING
+            for transformation in (*self._nodes, node)
+        )
         if fit is None or not fit.uses or len(sources) != 1 or has_cache:
             return node
         source = self._source(sources[0]) if pipeline.is_rebuilt_whole(node) else sources[0]
-        known = pipeline.seed_of(node) if pipeline.name_of(node) == pipeline.SHUFFLE else None
-        is_new = known is not None and pipeline.reshuffles(node)
+        script_seed = pipeline.seed_of(node) if pipeline.name_of(node) == pipeline.SHUFFLE else None
+        is_new = script_seed is not None and pipeline.reshuffles(node)
         if source is sources[0] and not is_new:
             return node
-        seed = mixed_seed(known, fit.uses) if known is not None and is_new else known
+        seed = (
+            mixed_seed(script_seed, fit.uses) if script_seed is not None and is_new else script_seed
+        )
         return pipeline.rebuild_in_order(node, source, self._place.worker, seed)
 
     def _seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle on all workers; None: the transformation is another one.
+        """Return the seed that all workers use for a shuffle; None if the node is not a shuffle.
 
-        A dataset that is iterated over again goes on with its shuffle's generator, and so has
-        another order in another `fit`. What is made here for each `fit` begins with another seed,
-        unless the order stays: by reshuffle_each_iteration=False, or in a cache behind it. A new
-        dataset with the same seed begins with the same order, and one without with another.
+        A tf.data shuffle draws a new order in each iteration, so each `fit` of a script alone has
+        another order. A rebuilt shuffle starts from its seed, so its seed depends on the number of
+        the `fit`. The seed stays the same if the order must stay: for
+        reshuffle_each_iteration=False, or with a cache after the shuffle. A newly made dataset
+        with an explicit seed starts with the same order; without a seed it starts with a new one.
         """
         node, fit = self._nodes[number], self._place.fit
         if pipeline.name_of(node) != pipeline.SHUFFLE:
@@ -437,25 +450,29 @@ class _WorkerPart:
         if seed is None:
             before_data = 0 if fit is None else fit.before_data
             seed = mixed_seed(self._place.rule.seed, before_data)
-        is_kept = any(pipeline.name_of(each) in pipeline.KEEPING for each in self._nodes[:number])
+        is_kept = any(
+            pipeline.name_of(transformation) in pipeline.KEEPING
+            for transformation in self._nodes[:number]
+        )
         if fit is None or is_kept or not pipeline.reshuffles(node):
             return seed
         return mixed_seed(seed, fit.uses)
 
     def _own_seed(self, number: int) -> int | None:
-        """Return the seed of a shuffle of this worker's part; None: no matter which."""
+        """Return the seed of a shuffle of this worker's part; None if any seed will do."""
         seed, place = self._seed(number), self._place
         if seed is None or (place.fit is None and pipeline.seed_of(self._nodes[number]) is None):
             return None
         return own_seed(seed, place.worker)
 
     def _point(self) -> int:
-        """Return the transformation whose output is shared.
+        """Return the index of the transformation whose output is dealt out.
 
-        The last one before the first shuffle, and before the batching, up to which all workers get
-        the same: there the parts are most even. What comes of one file or window stays together
-        only where it must. A `filter` behind the shuffle leaves each worker another number of rows,
-        and so of steps; so rows are dealt out behind it if the shuffle can be the same everywhere.
+        It is the last transformation before the first shuffle and before the batching up to which
+        all workers get the same elements: the workers' parts are most even there. The rows of one
+        file or window stay together only if necessary. A `filter` after a shuffle would leave the
+        workers different numbers of rows and steps. So rows are dealt out after the `filter` if
+        the shuffle can be the same on all workers.
         """
         last, reason = len(self._nodes) - 1, ""
         first = 0 if self._plan.batching is None else self._plan.batching + 1
@@ -482,7 +499,7 @@ class _WorkerPart:
         )
 
     def _point_behind(self, behind: int) -> int:
-        """Return the transformation whose output, whole batches, is dealt out."""
+        """Return the index of the transformation whose output, whole batches, is dealt out."""
         point, reason = self._point_within(behind, None)
         if point is None:
             raise _unsure(reason, *self._named(behind))
@@ -491,20 +508,21 @@ class _WorkerPart:
         return point
 
     def _named(self, number: int) -> tuple[str, str]:
-        """Return how an error calls a transformation behind the batching, and what helps."""
+        """Return the reason and the advice of an error about a transformation after batch()."""
         name = pipeline.plain_name(self._nodes[number])
         why = (
-            f"{name} stands behind batch() and needs the script's whole batches, so that every "
-            "worker has to prepare the same ones: "
+            f"{name} comes after batch() and needs the script's whole batches, so every worker "
+            "must make the same batches, but "
         )
         return why, f"Put {name} before batch(), or give "
 
     def _point_within(self, end: int, batching: int | None) -> tuple[int | None, str]:
-        """Return the point among the transformations up to `end`, or why there is none.
+        """Return the transformation to deal out at, or None and the reason why none is possible.
 
         Args:
-            end: The first that may be it.
-            batching: It has to be before this one; None: it may be any.
+            end: Index of the candidate nearest to the source.
+            batching: Index of the batching, which must come after the point; None: any point will
+                do.
         """
         last = -1 if batching is None else batching
         shuffle = self._plan.first(lambda node: pipeline.name_of(node) == pipeline.SHUFFLE, end)
@@ -523,7 +541,7 @@ class _WorkerPart:
         return total < 0 or total >= self._place.num_workers
 
     def _window(self, in_batches: bool) -> int:
-        """Return the elements of a window that is dealt out."""
+        """Return the number of elements in a full window."""
         place, plan = self._place, self._plan
         if not in_batches and plan.batching is not None:
             return place.run_batch(_known(plan.batch_size))
@@ -534,11 +552,12 @@ class _WorkerPart:
     def _push_up(
         self, node: Pipeline, deal_out: Callable[..., Pipeline], place: WorkerPlace
     ) -> Pipeline:
-        """Return a worker's part of what a transformation gives, taken as early as possible."""
+        """Return a worker's part of a transformation's output, taken as early as possible."""
         name = pipeline.name_of(node)
         if name == pipeline.ZIP and pipeline.are_equally_long(node):
             parts = (
-                self._push_up(each, deal_out, place) for each in tf.nest.flatten(node._datasets)
+                self._push_up(component, deal_out, place)
+                for component in tf.nest.flatten(node._datasets)
             )
             return tf.data.Dataset.zip(tf.nest.pack_sequence_as(node._datasets, list(parts)))
         if pipeline.is_one_to_one(node):
@@ -550,11 +569,11 @@ class _WorkerPart:
         return deal_out(node, place=place)
 
     def _dealing(self, point: int) -> WorkerPlace:
-        """Return the place that decides how the output of a transformation is dealt out.
+        """Return the place that determines how the output of a transformation is dealt out.
 
-        Where the script's own order stays the same, or begins alike with each new dataset, so do
-        the workers' parts: a cache, even one in a file, keeps the first part, and a shuffle that
-        repeats its order would otherwise order other rows each time.
+        If the script's order stays the same in each fit, or starts alike with each new dataset, the
+        workers' parts do so too. Otherwise a cache, in memory or in a file, would replay the part
+        of the first fit, and a shuffle that repeats its order would order different rows.
         """
         place, behind = self._place, self._nodes[:point]
         shuffles = [node for node in behind if pipeline.name_of(node) == pipeline.SHUFFLE]
@@ -568,7 +587,7 @@ class _WorkerPart:
         return dataclasses.replace(place, fit=fit)
 
     def _drops_rest(self, point: int) -> bool:
-        """Return whether a last, short window is the script's last batch, which it drops."""
+        """Return True if a short last window is the short last batch that the script drops."""
         plan, batching = self._plan, self._plan.batching
         if not (plan.drops_rest and self._place.divides_batch) or batching is None:
             return False
@@ -578,7 +597,7 @@ class _WorkerPart:
         )
 
     def _cut_batches(self, point: int) -> Pipeline:
-        """Return each batch of a transformation's with the rows that are this worker's."""
+        """Return the batches of a transformation, each with this worker's rows only."""
         whole, place, plan = self._node(point), self._place, self._plan
         reason = pipeline.why_unsure(whole, self._nodes[0])
         if reason and plan.fixes_rows:
@@ -597,7 +616,7 @@ class _WorkerPart:
         )
 
     def _rest(self) -> int | None:
-        """Return the rows of a last, short batch, 0 if there is none; None: not known."""
+        """Return the rows of a short last batch; 0 without a short batch; None if unknown."""
         plan, size, total = self._plan, self._plan.batch_size, self._plan.rows_of_pass
         if plan.drops_rest or (plan.batching is None and size is not None):
             return 0
@@ -607,12 +626,12 @@ class _WorkerPart:
 
 
 def _unsure(reason: str, why: str = "", help_first: str = "Give ") -> ConfigurationError:
-    """Return the refusal of a dataset that workers may see differently.
+    """Return the error for a dataset whose elements or order may differ between workers.
 
     Args:
-        reason: What they may see differently.
-        why: Why they have to see the same there.
-        help_first: Other help than seeds and orders, up to "give".
+        reason: Property of the dataset that may differ between workers.
+        why: Reason why all workers need the same elements at that point; may be empty.
+        help_first: Advice that comes before the advice to set seeds and orders, up to "give".
     """
     return ConfigurationError(
         "the workers' parts of the tf.data.Dataset given to fit cannot be shown to be disjoint "

@@ -1,8 +1,9 @@
-"""What the transformations of a tf.data pipeline do to the order and number of elements.
+"""Effects of tf.data transformations on the order and number of elements.
 
 TensorFlow keeps a dataset's transformations as objects of private classes, each with its input and
-arguments (tensorflow 2.21, which this package requires). They are known here by their names. What
-is not known here counts as unknown: its elements cannot be shown to be the same on every worker.
+arguments (tensorflow 2.21, which this package requires). This module identifies transformations by
+the names of these classes. A transformation that this module does not list is rejected: its
+elements cannot be shown to be the same on every worker.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from tensorflow.python.framework import op_def_registry
 
 Pipeline = Any  # a tf.data.Dataset: TensorFlow has no types
 
-#: Where the reader function of `Dataset.load` is from if it was given none.
+#: Module of the default reader function of `Dataset.load`.
 _LOAD_MODULE = "tensorflow.python.data.ops.load_op"
 _DETERMINISTIC: Mapping[str, bool | None] = {"default": None, "true": True, "false": False}
-#: Of an `interleave` that has none, which would take the machine's number of cores.
+#: Cycle length for an `interleave` without one. TensorFlow would use the machine's number of cores,
+#: which may differ between workers.
 _CYCLE_LENGTH = 8
 
 
@@ -31,21 +33,21 @@ def name_of(dataset: Pipeline) -> str:
 
 
 def inputs_of(dataset: Pipeline) -> list[Pipeline]:
-    """Return what a dataset's last transformation reads from."""
+    """Return the inputs of a dataset's last transformation."""
     return list(dataset._inputs())
 
 
 def shapes_of(dataset: Pipeline) -> list[tf.TensorShape]:
-    """Return the shapes of an element's components; None among these has no shape."""
+    """Return the shapes of an element's components, except components that are None."""
     specs = tf.nest.flatten(dataset.element_spec)
     return [spec.shape for spec in specs if not isinstance(spec, tf.NoneTensorSpec)]
 
 
 def _again(wrapper: Any) -> Callable[..., Any]:
-    """Return a traced function as one that another dataset of the same elements can take.
+    """Return a traced function as a function for another dataset with the same elements.
 
-    The function is called as it was traced. Tracing the script's own anew would see what its
-    variables have become since.
+    The returned function calls the existing trace. Tracing the script's Python function again would
+    read Python variables that may have changed since the script built its dataset.
     """
     takes_tuple = type(wrapper._input_structure) is tuple
 
@@ -74,23 +76,27 @@ def _order(node: Pipeline, in_order: bool) -> bool | None:
     """Return the argument `deterministic` of a parallel transformation."""
     if in_order:
         return True
-    kept = getattr(node, "_deterministic", None)
-    return _attribute(node, "deterministic") if kept is None else _DETERMINISTIC[kept]
+    deterministic = getattr(node, "_deterministic", None)
+    return (
+        _attribute(node, "deterministic")
+        if deterministic is None
+        else _DETERMINISTIC[deterministic]
+    )
 
 
 def _attribute(node: Pipeline, name: str) -> bool | None:
-    """Return an attribute of the last transformation's op that its object does not keep."""
+    """Return an attribute that only the op of the last transformation has, not the object."""
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
-    except tf.errors.OpError:  # something in it cannot be written down
+    except tf.errors.OpError:  # a part of the pipeline cannot be serialized
         return False
     last = [entry for entry in graph.node if name in entry.attr][-1]
     return _DETERMINISTIC[last.attr[name].s.decode()]
 
 
-#: Transformation -> (its object, another input, whether in a fixed order) -> the same on that
-#: input. All of them give the same elements, in whatever order, where each worker's input is a part
-#: of the whole.
+#: Class name of a transformation -> function of (transformation, new input, True for a fixed order)
+#: that returns the transformation on the new input. For all transformations listed, parts of the
+#: input give parts of the output, in any order.
 _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
     "_MapDataset": lambda node, source, _: source.map(_again(node._map_func)),
     "_ParallelMapDataset": lambda node, source, in_order: source.map(
@@ -120,7 +126,8 @@ _REBUILD: dict[str, Callable[[Pipeline, Pipeline, bool], Pipeline]] = {
         source, tf.int64
     ),
 }
-#: The same of transformations that need the whole input: parts of it do not give parts.
+#: Class name of a transformation that needs the whole input -> function of (transformation, new
+#: input) that returns the transformation on the new input.
 _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
     "_TakeDataset": lambda node, source: source.take(node._count),
     "_SkipDataset": lambda node, source: source.skip(node._count),
@@ -128,7 +135,7 @@ _REBUILD_WHOLE: dict[str, Callable[[Pipeline, Pipeline], Pipeline]] = {
         node._size, node._shift, node._stride, node._drop_remainder
     ),
 }
-#: Of these, each element of the input becomes one of the output, in the same order.
+#: Transformations that make one output element of each input element, in the same order.
 _ONE_TO_ONE = (
     "_MapDataset",
     "_ParallelMapDataset",
@@ -138,14 +145,14 @@ _ONE_TO_ONE = (
     "_DenseToRaggedDataset",
     "CacheDataset",
 )
-#: They take other batch sizes, seeds or files on each worker.
+#: Transformations that need a different seed, batch size or file on each worker.
 SHUFFLE, CACHE, ZIP = "_ShuffleDataset", "CacheDataset", "_ZipDataset"
 _CHOICE = "_DirectedInterleaveDataset"
 BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
 REPEAT, SNAPSHOT = "_RepeatDataset", "_SnapshotDataset"
-#: They give the elements of their first pass again.
+#: Transformations that replay the elements of their first pass.
 KEEPING = (CACHE, SNAPSHOT)
-#: After these an element is no longer a batch of the batching before.
+#: Transformations whose output elements are not the batches of an earlier batching.
 _OTHER_ELEMENTS = (
     "_UnbatchDataset",
     "_FlatMapDataset",
@@ -153,71 +160,72 @@ _OTHER_ELEMENTS = (
     "_ParallelInterleaveDataset",
     "ParallelInterleaveDataset",
 )
-#: They hold functions that were traced for a certain shape of the elements.
+#: Transformations with functions that were traced for a fixed shape of the elements.
 _WITH_FUNCTIONS = ("_MapDataset", "_ParallelMapDataset", "_FilterDataset", SNAPSHOT)
 
 
 def is_one_to_one(node: Pipeline) -> bool:
-    """Return whether the k-th element is made of the k-th of its input, and of nothing else."""
+    """Return True if the k-th output element depends on the k-th input element only."""
     return name_of(node) in _ONE_TO_ONE
 
 
 def changes_elements(node: Pipeline) -> bool:
-    """Return whether an element is something else than one of the input's."""
+    """Return True if an output element is not one element of the input."""
     return name_of(node) in _OTHER_ELEMENTS
 
 
 def has_functions(node: Pipeline) -> bool:
-    """Return whether there is a function that was traced for the shape of the elements."""
+    """Return True if a transformation has a function traced for the shape of the elements."""
     return name_of(node) in _WITH_FUNCTIONS
 
 
 def may_drop(node: Pipeline) -> bool:
-    """Return whether a transformation may keep or drop a whole element, by what is in it."""
+    """Return True if a transformation may drop whole elements, depending on their content."""
     return name_of(node) in ("_FilterDataset", "_IgnoreErrorsDataset")
 
 
 def is_map(node: Pipeline) -> bool:
-    """Return whether each element is a function of one of the input's."""
+    """Return True if a transformation is a `map`."""
     return name_of(node) in ("_MapDataset", "_ParallelMapDataset")
 
 
 def repeats(node: Pipeline) -> int:
-    """Return how often a repetition gives its input; -1: without an end."""
+    """Return the number of repetitions of a `repeat`; -1 means without end."""
     count = int(node._count)
     return count if count >= 0 else -1
 
 
 def has_batches(node: Pipeline) -> bool:
-    """Return whether elements seem to be batches: some transformation before has made batches."""
-    return name_of(node) in BATCHES or any(has_batches(each) for each in inputs_of(node))
+    """Return True if a transformation of the pipeline makes batches."""
+    return name_of(node) in BATCHES or any(has_batches(source) for source in inputs_of(node))
 
 
 def are_equally_long(node: Pipeline) -> bool:
-    """Return whether all inputs of a transformation have the same number of elements."""
-    lengths = {int(each.cardinality()) for each in inputs_of(node)}
+    """Return True if all inputs of a transformation have the same known number of elements."""
+    lengths = {int(source.cardinality()) for source in inputs_of(node)}
     return len(lengths) == 1 and tf.data.UNKNOWN_CARDINALITY not in lengths
 
 
 def first_element(node: Pipeline) -> Any:
-    """Return an element as a transformation gives it; None if there is none to be had.
+    """Return an output element of a transformation; None if the pipeline gives no element.
 
-    Shuffles and caches are passed by: a shuffle fills its buffer and has another order in the next
-    pass, and a cache would keep what was read. So nothing changes for the script's own passes.
+    The element is read without the pipeline's shuffles and caches, so that the script's later
+    passes do not change: reading through a shuffle would change the order of its next pass, and a
+    cache would keep the element read.
 
     Raises:
-        tf.errors.OpError: The pipeline fails.
+        tf.errors.OpError: Reading the pipeline fails.
     """
     passed_by = _passed_by(node)
     return None if passed_by is None else next(iter(passed_by.take(1)), None)
 
 
 def _passed_by(node: Pipeline) -> Pipeline | None:
-    """Return a transformation without the shuffles and caches before it; None: not known how."""
+    """Return a transformation rebuilt without shuffles and caches; None if this is impossible."""
     sources = inputs_of(node)
     if name_of(node) in (SHUFFLE, CACHE):
         return _passed_by(sources[0])
-    parts = [_passed_by(each) for each in sources]
+    parts = [_passed_by(dataset) for dataset in sources]
     if all(part is source for part, source in zip(parts, sources, strict=True)):
         return node
     if any(part is None for part in parts):
@@ -232,12 +240,12 @@ def _passed_by(node: Pipeline) -> Pipeline | None:
 
 
 def commutes(node: Pipeline) -> bool:
-    """Return whether parts of the input give parts of the output."""
+    """Return True if parts of a transformation's input give parts of its output."""
     return name_of(node) in _REBUILD or name_of(node) in (SHUFFLE, *KEEPING, *BATCHES)
 
 
 def is_rebuilt_whole(node: Pipeline) -> bool:
-    """Return whether `rebuild_in_order` knows a transformation, on another whole input."""
+    """Return True if `rebuild_in_order` can rebuild a transformation on another whole input."""
     return commutes(node) or name_of(node) in _REBUILD_WHOLE
 
 
@@ -251,11 +259,11 @@ def rebuild(
     """Return a transformation on another input.
 
     Args:
-        node: The transformation; `commutes` is true of it.
-        source: Its input.
-        worker: Whose; its caches have files of their own.
-        batch_size: Another than its own, of a batching.
-        seed: Of a shuffle.
+        node: The transformation, for which `commutes` is True.
+        source: New input of the transformation.
+        worker: Number of the worker, which becomes part of the names of cache files.
+        batch_size: Rows of a batch, for a batching; None: the batch size stays.
+        seed: Seed of the order, for a shuffle; None: the shuffle gets no seed.
     """
     return _rebuilt(node, source, worker, batch_size, seed, False)
 
@@ -264,21 +272,21 @@ def rebuild_in_order(node: Pipeline, source: Pipeline, worker: int, seed: int | 
     """Return a transformation on another input, with the same order on every worker.
 
     Args:
-        node: The transformation; `is_rebuilt_whole` is true of it.
-        source: Its input.
-        worker: Whose; its caches have files of their own.
-        seed: Of a shuffle.
+        node: The transformation, for which `is_rebuilt_whole` is True.
+        source: New input of the transformation.
+        worker: Number of the worker, which becomes part of the names of cache files.
+        seed: Seed of the order, for a shuffle; None for other transformations.
     """
     return _rebuilt(node, source, worker, None, seed, True)
 
 
 def seed_of(node: Pipeline) -> int | None:
-    """Return the seed of a shuffle; None: it has none."""
+    """Return the seed of a shuffle; None if the shuffle has no seed."""
     return int(node._seed2) if _is_seeded(node) else None
 
 
 def reshuffles(node: Pipeline) -> bool:
-    """Return whether a shuffle has another order each time it is iterated over."""
+    """Return True if a shuffle draws a new order in each iteration."""
     return bool(node._reshuffle_each_iteration)
 
 
@@ -294,8 +302,8 @@ def _rebuilt(
     if name in _REBUILD_WHOLE:
         return _REBUILD_WHOLE[name](node, source)
     if name == SHUFFLE:
-        again = node._reshuffle_each_iteration
-        return source.shuffle(node._buffer_size, seed, reshuffle_each_iteration=again)
+        reshuffle = node._reshuffle_each_iteration
+        return source.shuffle(node._buffer_size, seed, reshuffle_each_iteration=reshuffle)
     if name == CACHE:
         file = node._filename.numpy().decode()
         return source.cache(f"{file}-worker-{worker}" if file else "")
@@ -313,12 +321,12 @@ def _rebuilt(
 
 
 def size_of_batch(node: Pipeline) -> int:
-    """Return the rows of a full batch of a batching."""
+    """Return the number of rows in a full batch of a batching."""
     return int(node._batch_size.numpy())
 
 
 def drops_remainder(node: Pipeline) -> bool:
-    """Return whether a batching leaves out a last, short batch."""
+    """Return True if a batching drops a last batch that is not full."""
     return bool(node._drop_remainder.numpy())
 
 
@@ -340,9 +348,9 @@ def _is_seeded(node: Pipeline) -> bool:
     return hasattr(node, "_seed2") and bool(int(node._seed) or int(node._seed2))
 
 
-# -- whether every worker gets the same elements in the same order --------------------------------
+# -- checks that every worker gets the same elements in the same order -----------------------------
 
-#: Transformations that keep the order of their inputs, or change it always alike.
+#: Transformations whose order depends only on the order of their inputs.
 _KEEP_ORDER = (
     "_TensorSliceDataset",
     "_TensorDataset",
@@ -374,7 +382,7 @@ _KEEP_ORDER = (
     "_AssertCardinalityDataset",
     "_DirectedInterleaveDataset",
 )
-#: Transformations that do so if their functions do.
+#: Transformations with a fixed order if their functions are pure -> attributes of the functions.
 _FUNCTIONS_OF: Mapping[str, tuple[str, ...]] = {
     "_FilterDataset": ("_predicate",),
     "_TakeWhileDataset": ("_predicate",),
@@ -412,13 +420,13 @@ _PURE_OPS = (
 
 
 def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
-    """Return whether a transformation's order is open, but `rebuild_in_order` fixes it.
+    """Return True if a transformation's order may vary, and `rebuild_in_order` fixes the order.
 
-    A shuffle's is: its next order hangs on how often the script has iterated over it.
+    The order of a shuffle varies: it depends on the number of iterations so far.
 
     Args:
         node: The transformation.
-        whole: The dataset that it is part of, whose options it follows.
+        whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
     name = name_of(node)
@@ -426,20 +434,20 @@ def has_open_order(node: Pipeline, whole: Pipeline) -> bool:
 
 
 def why_unsure(node: Pipeline, whole: Pipeline) -> str:
-    """Return why workers may get other elements, or another order of them; "" if they do not.
+    """Return why workers may get different elements or orders; "" if all workers get the same.
 
-    The contents of sources are the script's: the arrays and files that it names.
+    The script itself must provide the same arrays and files on every worker.
 
     Args:
-        node: The transformation whose elements matter.
-        whole: The dataset that it is part of, whose options it follows.
+        node: The transformation whose output is compared.
+        whole: The dataset that contains the transformation and sets its tf.data options.
     """
     unordered = whole.options().deterministic is False
     return next(filter(None, _reasons(node, unordered)), "")
 
 
 def _reasons(node: Pipeline, unordered: bool) -> Iterator[str]:
-    """Yield what is unsure about a transformation and all before it, sources first."""
+    """Yield the reasons of a transformation and of all transformations before it, sources first."""
     if name_of(node) == "DatasetV1Adapter":
         yield from _reasons(node._dataset, unordered)
         return
@@ -464,7 +472,7 @@ def _reason(node: Pipeline, unordered: bool) -> str:
 
 
 def _impure(graph: Any) -> str:
-    """Return what in a function's graph may give another result at each call; "" for nothing."""
+    """Return the name of an op in a graph whose result may change from call to call; else ""."""
     bodies = [graph.node, *(function.node_def for function in graph.library.function)]
     for node in (node for body in bodies for node in body):
         definition = op_def_registry.get(node.op)
@@ -490,8 +498,8 @@ def plain_name(node: Pipeline) -> str:
 
 def _seeds(node: Pipeline, unordered: bool) -> str:
     del unordered
-    what = "a shuffle" if name_of(node) == SHUFFLE else plain_name(node)
-    return "" if _is_seeded(node) else f"{what} has no seed"
+    name = "a shuffle" if name_of(node) == SHUFFLE else plain_name(node)
+    return "" if _is_seeded(node) else f"{name} has no seed"
 
 
 def _parallel(node: Pipeline, unordered: bool) -> str:
@@ -520,7 +528,7 @@ def _records(node: Pipeline, unordered: bool) -> str:
 
 
 def _loaded(node: Pipeline, unordered: bool) -> str:
-    """Check what `Dataset.load` gives: the shards that `save` has written, by a reader function."""
+    """Check the order in which `Dataset.load` reads the shards that `save` wrote."""
     reader = node._reader_func
     is_default = getattr(reader._func, "__module__", "") == _LOAD_MODULE
     if is_default and len(tf.io.gfile.glob(f"{node._path}/*/*/")) > 1:
@@ -535,13 +543,13 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
 
 
 def _snapshot(node: Pipeline, unordered: bool) -> str:
-    """Have the input of a snapshot shared, not what it gives: each worker has its own files."""
+    """Reject the output of a snapshot: workers divide its input and write separate files."""
     del node, unordered
     return "snapshot keeps files that workers must not share"
 
 
 def _graph(node: Pipeline, unordered: bool) -> str:
-    """Check a dataset that is known by its graph only."""
+    """Check a dataset by its serialized graph, if its transformations are unknown."""
     del unordered
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
@@ -563,7 +571,7 @@ _CHECKS: Mapping[str, Callable[[Pipeline, bool], str]] = {
     "_LoadDataset": _loaded,
     SNAPSHOT: _snapshot,
 }
-#: Transformations whose order can be fixed.
+#: Transformations whose order `rebuild_in_order` can fix.
 _WITH_OPEN_ORDER = (
     "_ParallelMapDataset",
     "_ParallelBatchDataset",

@@ -1,4 +1,4 @@
-"""A worker's place in a run, as far as it decides about data: which rows, how many at a time."""
+"""A worker's place in a run: determines which rows of data the worker trains on."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from thinwire.script.data.fit_counts import FitNumber
 
 @dataclasses.dataclass(frozen=True)
 class WorkerPlace:
-    """Who shares data with how many others, and how.
+    """A worker's number in a run, and the rules by which the workers divide data.
 
     Args:
-        worker: This worker, 1..num_workers.
-        num_workers: Workers of the run.
-        one_group: Whether all workers step together: one group, every mini-batch exchanged.
-        rule: How rows are dealt out, and the run's seed; its nb_workers is `num_workers`.
-        batch: "global": the script's batch size is the run's, and each worker takes its part of
-            it; "worker": it is each worker's. None: global where one group steps together.
-        shard: "auto": the workers share what the script gives; "off": each script gives its own.
-        fit: The number of the `fit` that the data is for, by which it is shuffled; None: it is for
-            none that is known.
-        deals_alike: Whether rows are dealt in the same way in each `fit` and each epoch.
+        worker: Number of this worker, 1..num_workers.
+        num_workers: Number of workers in the run.
+        one_group: True if all workers step together: one group that exchanges every mini-batch.
+        rule: Rule by which rows are dealt out, with the run's seed; its nb_workers is
+            `num_workers`.
+        batch: "global" if the script's batch size is the batch size of all workers together, so
+            that each worker takes a part of the batch; "worker" if it is the batch size of each
+            worker. None: global if `one_group` and the data is divided by Thinwire, else worker.
+        shard: "auto" if Thinwire divides the script's data; "off" if the script divides its data.
+        fit: Number of the `fit` that uses the data, which goes into shuffle seeds; None if no
+            `fit` is known.
+        deals_alike: True if rows are dealt out equally in each `fit` and each epoch.
     """
 
     worker: int
@@ -57,20 +59,20 @@ class WorkerPlace:
 
     @property
     def fits_before(self) -> int:
-        """Fits of the script before the one that the data is for."""
+        """Number of the script's fits before the `fit` that uses the data."""
         return 0 if self.fit is None else self.fit.before
 
     @property
     def is_shared(self) -> bool:
-        """Whether data is dealt out here."""
+        """True if Thinwire divides the data among several workers."""
         return self.shard == "auto" and self.num_workers > 1
 
     @property
     def divides_batch(self) -> bool:
-        """Whether a worker takes a part of the script's batch size.
+        """True if a worker takes a part of each batch of the script.
 
-        Where a script shares its data itself, its batch size is for its part, unless --batch is
-        given.
+        If a script divides its data itself, the default is that its batch size is for its own part;
+        --batch=global overrides the default.
         """
         if self.num_workers == 1:
             return False
@@ -78,22 +80,26 @@ class WorkerPlace:
         return (self.batch or usual) == "global"
 
     def in_loop(self) -> WorkerPlace:
-        """Return the place of a loop of the script's own, whose data the script shares itself.
+        """Return the place for a training loop that the script writes and divides data for.
 
-        Where one group steps together, a step of all workers is one step of the script.
+        If all workers step together, one step of all workers is one step of the script.
         """
         return dataclasses.replace(self, shard="auto")
 
     @property
     def parts_of_batch(self) -> int:
-        """How much of a batch of the script's a mini-batch of a worker is; see `BatchParts`."""
+        """Parts in one mini-batch of a worker; `num_workers` parts are one batch of the script."""
         return 1 if self.divides_batch else self.num_workers
 
     def part_of_batch(self, batch_size: int, worker: int = 0) -> int:
-        """Return the rows that a worker (0: this one) takes of each batch of the script's.
+        """Return the rows that a worker takes of each batch of the script.
+
+        Args:
+            batch_size: Rows of a full batch of the script.
+            worker: Number of the worker; 0 means this worker.
 
         Raises:
-            ConfigurationError: There are fewer rows than workers.
+            ConfigurationError: The batch has fewer rows than the run has workers.
 
         >>> rule = PartitionRule("iid", 3, seed=1)
         >>> [WorkerPlace(i, 3, True, rule).part_of_batch(32) for i in (1, 2, 3)]
@@ -103,19 +109,20 @@ class WorkerPlace:
             return batch_size
         if batch_size < self.num_workers:
             raise ConfigurationError(
-                f"a batch of {batch_size} cannot be divided among {self.num_workers} workers: the "
-                "batch size is the whole run's here. Expected at least one row each: raise the "
-                f"script's batch size to {self.num_workers} or more, or give --batch=worker, with "
-                "which every worker takes batches of the script's size."
+                f"a batch of {batch_size} rows cannot be divided among {self.num_workers} workers: "
+                "with --batch=global, the default if all workers step together, the script's batch "
+                "size is for all workers. Expected at least one row for each worker: raise the "
+                f"script's batch size to {self.num_workers} or more, or give --batch=worker, which "
+                "makes every worker take batches of the script's size."
             )
         return self.num_dealt(batch_size, worker)
 
     def run_batch(self, batch_size: int) -> int:
-        """Return the rows of all workers' batches together: the window that rows are dealt in."""
+        """Return the rows of one window: one batch of every worker, together."""
         return batch_size if self.divides_batch else batch_size * self.num_workers
 
     def positions(self, num_rows: int, epoch: int, window: int) -> NDArray[np.int64]:
-        """Return the positions of this worker's rows in a window; see `deal`.
+        """Return the positions of this worker's rows in a window, as `deal` deals them.
 
         Args:
             num_rows: Rows of the window.
@@ -130,69 +137,72 @@ class WorkerPlace:
         return np.flatnonzero(deal(num_rows, self.num_workers, seed) == self.worker)
 
     def num_dealt(self, num_rows: int, worker: int = 0) -> int:
-        """Return how many rows of a window a worker (0: this one) has."""
+        """Return the number of a worker's rows in a window; worker 0 means this worker."""
         return len(range((worker or self.worker) - 1, num_rows, self.num_workers))
 
     def dealt_rows(self, total: int, window: int) -> tuple[int, ...]:
-        """Return how many rows each worker has of `total`, dealt out window by window.
+        """Return the number of rows of each worker if `total` rows are dealt window by window.
 
         >>> WorkerPlace(1, 2, True, PartitionRule("iid", 2, seed=1)).dealt_rows(7, window=5)
         (4, 3)
         """
-        full, rest = divmod(total, window)
+        num_windows, num_remaining = divmod(total, window)
         workers = range(1, self.num_workers + 1)
         return tuple(
-            full * self.num_dealt(window, worker) + self.num_dealt(rest, worker)
+            num_windows * self.num_dealt(window, worker) + self.num_dealt(num_remaining, worker)
             for worker in workers
         )
 
     def steps_of_rows(
         self, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> tuple[int, ...]:
-        """Return how many mini-batches each worker makes of its rows in one pass over them.
+        """Return the number of mini-batches of each worker in one pass over its rows.
 
         Args:
-            batch_size: The script's batch size.
-            rows: Rows of each worker.
-            drops_rest: Whether a last batch with fewer rows is left out.
+            batch_size: Batch size of the script, in rows.
+            rows: Number of rows of each worker.
+            drops_rest: True if a last batch with fewer rows is dropped.
         """
         sizes = [self.part_of_batch(batch_size, worker + 1) for worker in range(self.num_workers)]
         pairs = zip(rows, sizes, strict=True)
-        return tuple(own // size if drops_rest else -(-own // size) for own, size in pairs)
+        return tuple(
+            num_rows // size if drops_rest else -(-num_rows // size) for num_rows, size in pairs
+        )
 
     def short_by(self, steps: Sequence[int]) -> int:
-        """Return by how many steps this worker's epoch is shorter; see `Shared.short_by`.
+        """Return the steps by which this worker's epoch is shorter than the longest one.
 
         Args:
-            steps: Steps of each worker in an epoch.
+            steps: Number of steps of each worker in an epoch.
         """
         return max(steps) - steps[self.worker - 1] if self.one_group else 0
 
     def lacks_rows(self, num_rows: int) -> bool:
-        """Return whether a batch of the run has rows, but fewer than workers to divide it among."""
+        """Return True if workers divide batches and a batch has rows, but fewer than workers."""
         return self.divides_batch and 0 < num_rows < self.num_workers
 
     def short_batch(self, num_rows: int, where: str) -> ConfigurationError:
-        """Return the refusal of a batch with fewer rows than workers that is not an epoch's last.
+        """Return the error for a batch in mid-epoch that has fewer rows than the run has workers.
 
         Args:
             num_rows: Rows of the batch.
-            where: The batch and its data, as the subject of a sentence: "batch 3 of the PyDataset".
+            where: Name of the batch, as the subject of a sentence: "batch 3 of the PyDataset".
         """
         return ConfigurationError(
             f"{where} has {num_rows} rows, which cannot be divided among {self.num_workers} "
             "workers, and further batches follow it in the same epoch; expected at least one row "
-            "for each worker, but in the last batch of an epoch. Change the batch size or the "
-            "number of workers, leave out the short batch (drop_remainder=True), repeat() before "
-            "batch(), leave out steps_per_epoch, or give --batch=worker, with which every worker "
-            "takes batches of the script's size."
+            "for each worker, except in the last batch of an epoch. Change the batch size or the "
+            "number of workers, drop the short batch (drop_remainder=True), call repeat() before "
+            "batch(), leave out steps_per_epoch, or give --batch=worker, which makes every worker "
+            "take batches of the script's size."
         )
 
     def steps(self, num_steps: int) -> int:
-        """Return this worker's steps where the script gives a number of them.
+        """Return this worker's steps for a script that sets a number of steps.
 
-        They stay as many where each takes its part of every batch; else the workers share them.
-        One group's workers get equally many, so that none waits.
+        If workers take parts of each batch, every worker takes all steps; else the workers divide
+        the steps. Workers that step together get equal numbers, rounded up, because a worker
+        waits in each step for all workers of its group.
         """
         if self.divides_batch or not self.is_shared:
             return num_steps
@@ -202,38 +212,40 @@ class WorkerPlace:
 
 
 class UnfilledRounds:
-    """Counts the rounds for which this worker has no rows, where only reading the data shows it.
+    """Counter of rounds without rows for this worker that are found while the data is read.
 
-    A data set whose rows are filtered or come from files does not know how many it has. A last
-    batch with fewer rows than workers then leaves some workers a step less.
+    A data set with a filter, or from files, does not know its number of rows in advance. If its
+    last batch has fewer rows than workers, the workers without rows have one step fewer.
     """
 
     def __init__(self) -> None:
         self._number = 0
 
     def note(self) -> None:
-        """Count one more."""
+        """Count one round."""
         self._number += 1
 
     def take(self) -> int:
-        """Return how many there were since the last call."""
+        """Return the number of rounds counted since the last call."""
         number, self._number = self._number, 0
         return number
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchParts:
-    """How much of the script's batches each mini-batch of a worker is, for schedules.
+    """Weights of a worker's mini-batches in units of script batches, for learning rate schedules.
 
-    As many parts as there are workers are one batch, so that sums of them are whole numbers. A
-    worker that takes its part of each batch has one part in a step; a worker with batches of the
-    script's size has all. At the end of an epoch the workers' rests may be more mini-batches
-    together than the script alone has there. So the last ones count what the script has left.
+    In a run of n workers a batch of the script has n parts, so that all sums are whole numbers. A
+    mini-batch has one part if workers divide each batch, and n parts if it has the script's size.
+    At the end of a pass the workers' short mini-batches may be more than the script's remaining
+    batches. So the last mini-batches of the workers divide the parts that remain of the script's
+    batches, and a pass advances schedules as far as it does without Thinwire.
 
     Attributes:
         each: Parts of a mini-batch.
-        num_steps: This worker's mini-batches of one pass over the data; None: all are alike.
-        last: Parts of the last one of a pass.
+        num_steps: Number of this worker's mini-batches in one pass over the data; None if all
+            mini-batches have `each` parts.
+        last: Parts of the last mini-batch of a pass.
     """
 
     each: int = 1
@@ -241,26 +253,26 @@ class BatchParts:
     last: int = 1
 
     def of_step(self, step: int) -> int:
-        """Return the parts of a mini-batch, by its number in a `fit`, from 0."""
+        """Return the parts of a mini-batch; `step` is its number within the `fit`, from 0."""
         ends_pass = self.num_steps is not None and (step + 1) % self.num_steps == 0
         return self.last if ends_pass else self.each
 
     @classmethod
     def alike(cls, place: WorkerPlace) -> BatchParts:
-        """Return the parts where nothing is known of an end, or there is none."""
+        """Return equal parts for all mini-batches, for data without a known end."""
         return cls(place.parts_of_batch)
 
     @classmethod
     def of_rows(
         cls, place: WorkerPlace, batch_size: int, rows: Sequence[int], drops_rest: bool = False
     ) -> BatchParts:
-        """Return the parts of a pass over rows.
+        """Return the parts of the mini-batches in a pass over a known number of rows.
 
         Args:
-            place: This worker's.
-            batch_size: The script's batch size.
-            rows: Rows of each worker.
-            drops_rest: Whether a last batch with fewer rows is left out.
+            place: This worker's place in the run.
+            batch_size: Batch size of the script, in rows.
+            rows: Number of rows of each worker.
+            drops_rest: True if a last batch with fewer rows is dropped.
 
         >>> places = [WorkerPlace(i, 2, False, PartitionRule("iid", 2, seed=1)) for i in (1, 2)]
         >>> [BatchParts.of_rows(place, 10, [13, 12]).last for place in places]
@@ -273,7 +285,7 @@ class BatchParts:
 
     @classmethod
     def of_steps(cls, place: WorkerPlace, num_steps: int) -> BatchParts:
-        """Return the parts of an epoch for which the script gives a number of steps."""
+        """Return the parts of the mini-batches in an epoch of a given number of steps."""
         workers = range(1, place.num_workers + 1)
         steps = [dataclasses.replace(place, worker=worker).steps(num_steps) for worker in workers]
         return cls._of_pass(place, num_steps, steps, steps)
@@ -282,56 +294,58 @@ class BatchParts:
     def _of_pass(
         cls, place: WorkerPlace, num_batches: int, steps: Sequence[int], full: Sequence[int]
     ) -> BatchParts:
-        """Let the last mini-batches of a pass count what its full ones leave of its batches.
+        """Give the last mini-batches of a pass the parts that the full mini-batches leave.
 
         Args:
-            place: This worker's.
-            num_batches: Batches of the script alone.
-            steps: Mini-batches of each worker.
-            full: Mini-batches of each worker that have all their rows.
+            place: This worker's place in the run.
+            num_batches: Number of the script's batches in a pass without Thinwire.
+            steps: Number of mini-batches of each worker.
+            full: Number of full mini-batches of each worker.
         """
-        own, workers = place.worker - 1, range(place.num_workers)
-        each, left = place.parts_of_batch, place.num_workers * num_batches
-        left -= each * sum(full)
+        index, workers = place.worker - 1, range(place.num_workers)
+        parts, num_left = place.parts_of_batch, place.num_workers * num_batches
+        num_left -= parts * sum(full)
         short = [n for n in workers if steps[n] > full[n]]
         takers = short or [n for n in workers if steps[n]]
-        last = each
-        if own in takers:
-            share, rest = divmod(left, len(takers))
-            last = share + (takers.index(own) < rest) + (0 if short else each)
-        # Where parts differ much in size, as by --partition=dirichlet, all count alike.
+        last = parts
+        if index in takers:
+            share, num_extra = divmod(num_left, len(takers))
+            last = share + (takers.index(index) < num_extra) + (0 if short else parts)
+        # If workers have very unequal rows, as with --partition=dirichlet, the remaining parts may
+        # be negative or exceed MOST_BATCHES. Then all mini-batches get equal parts.
         is_plain = 0 <= last <= MOST_BATCHES * place.num_workers
-        return cls(each, steps[own] or None, last if is_plain else each)
+        return cls(parts, steps[index] or None, last if is_plain else parts)
 
 
 class Rounds(Protocol):
-    """The rounds of an epoch: in each, every worker takes one step."""
+    """Rounds of an epoch; every worker takes one step in each round."""
 
     def num_rows(self, step: int, own: int) -> int:
         """Return the rows of all workers in a step.
 
         Args:
             step: Number of the step within the epoch, from 0.
-            own: Rows that this worker trains on in that step.
+            own: Number of rows that this worker trains on in the step.
 
         Raises:
-            ConfigurationError: The number cannot be known.
+            ConfigurationError: The number of rows is unknown, or `own` is not the expected number.
         """
 
 
 @dataclasses.dataclass(frozen=True)
 class Shared:
-    """What a worker trains on.
+    """Arguments of a worker's `fit` after the division of the data, and facts about the division.
 
     Attributes:
-        arguments: Those of Keras' fit for this worker.
-        batch_size: The script's own batch size; None if it cannot be known.
-        num_examples: Rows of the whole training set; None if they cannot be known.
-        short_by: Steps by which this worker's epoch is shorter than the longest of the others,
-            which one group has to do without it.
-        parts: How much of the script's batches each mini-batch is.
-        rounds: The rows of all workers in each step; None: batches are not divided.
-        unfilled: Further such steps, counted while the data is read; None: all are known before.
+        arguments: Arguments of Keras' fit for this worker, by name.
+        batch_size: Batch size of the script, in rows; None if unknown.
+        num_examples: Number of rows of the whole training set; None if unknown.
+        short_by: Steps by which this worker's epoch is shorter than the longest epoch of a worker.
+            In a run of one group, the group takes these steps without this worker.
+        parts: Parts of the script's batches in each mini-batch of this worker.
+        rounds: Row counts of all workers in each step; None if workers do not divide batches.
+        unfilled: Counter of further steps without rows for this worker, found while the data is
+            read; None if `short_by` counts all such steps.
     """
 
     arguments: dict[str, Any]
@@ -344,20 +358,21 @@ class Shared:
 
 
 def deal(num_rows: int, num_workers: int, seed: Sequence[int]) -> NDArray[np.int64]:
-    """Return which worker has each row of one window of the run's rows.
+    """Return the worker of each row in one window of the run's rows.
 
-    A window is a batch of the run, or as many batches as there are workers. Its rows are dealt in a
-    random order: rows that follow a pattern, such as classes that alternate, would give each
-    worker only some of the classes if every n-th row were dealt to the same worker.
+    A window is one batch of the script, or n batches for n workers. The rows are dealt in a random
+    order. If every n-th row went to the same worker, rows with a pattern, for example alternating
+    classes, would give each worker only some of the classes.
 
     Args:
-        num_rows: Rows of the window; the last window of an epoch may have fewer than the others.
-        num_workers: Workers.
-        seed: The seed of the run, and the numbers of the fit, the epoch and the window.
+        num_rows: Number of rows in the window; the last window of an epoch may be shorter.
+        num_workers: Number of workers.
+        seed: Seed of the run, then the numbers of the fit, the epoch and the window.
 
     Returns:
-        [num_rows] int64, each 1..num_workers. Worker i has len(range(i - 1, num_rows, num_workers))
-        of the rows, so that the first workers have one more where the rows do not divide evenly.
+        [num_rows] int64 worker numbers, 1..num_workers. Worker i has
+        len(range(i - 1, num_rows, num_workers)) rows. If the rows do not divide evenly, the first
+        workers have one row more.
 
     >>> owners = deal(7, 2, seed=(0, 0, 0, 0))
     >>> np.bincount(owners).tolist()

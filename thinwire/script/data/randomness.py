@@ -1,4 +1,4 @@
-"""What a worker draws at random during `fit`: something else than the others."""
+"""Random numbers that differ by worker during `fit`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _FitOfThread(threading.local):
-    """The `fit` of this thread.
+    """State of the `fit` that runs in this thread.
 
     Attributes:
-        place: This worker's; None: there is no `fit`, or one worker.
-        common: State of Keras' global generator that all workers have alike; None: Keras has no
-            generator so far.
+        place: This worker's place in the run; None if no `fit` runs or the run has one worker.
+        common: State of Keras' global generator that is equal on all workers; None if Keras has no
+            generator yet.
     """
 
     place: WorkerPlace | None = None
@@ -40,17 +40,18 @@ class _FitOfThread(threading.local):
             generator.state.assign(self.common + np.uint32(place.worker - 1))
 
     def new_generator(self, place: WorkerPlace) -> keras.random.SeedGenerator:
-        """Return a generator that differs by worker, at the cost of the same random numbers."""
+        """Return a generator that differs by worker; the seed costs one draw on every worker."""
         seed = seed_generator.make_default_seed()
         self.common = np.array([seed, 0])
         return keras.random.SeedGenerator(seed + place.worker - 1)
 
     def end(self) -> None:
-        """Let the generator draw the same numbers on all workers.
+        """Reset Keras' generator so that it draws the same numbers on all workers.
 
-        How often each worker drew from it may differ. The seeds that the others had in this `fit`
-        are left out: no worker draws in the next one what another has drawn in this. Where nothing
-        drew, the script draws behind its `fit` what it would alone.
+        Workers may have drawn differently often, so the state depends on `common` only. It skips
+        the n states that the n workers started from, so that no worker repeats in the next `fit`
+        the numbers of another worker in this one. If this worker drew nothing, the state is
+        `common`: the script then draws the numbers that it draws without Thinwire.
         """
         place, common, generator = self.place, self.common, _generator()
         self.place = None
@@ -64,14 +65,15 @@ _FIT = _FitOfThread()
 
 @contextlib.contextmanager
 def own_randomness(place: WorkerPlace) -> Iterator[None]:
-    """Let random ops draw other numbers than on the other workers.
+    """Make random ops draw different numbers on each worker for the time of the block.
 
-    The launcher seeds all workers alike, so that a script's own draws agree. Within `fit` that
-    would give each worker the same noise. Worker 1 draws what the script alone would. Afterwards
-    all workers agree again. The seeds of a model's layers are not among these.
+    The launcher seeds all workers alike, so that the script's draws agree on all workers. Within
+    `fit` equal seeds would give each worker the same noise. Worker 1 draws the numbers that the
+    script draws without Thinwire. After the block all workers agree again. The seeds of a model's
+    layers do not change.
 
     Args:
-        place: This worker's.
+        place: This worker's place in the run.
     """
     if place.num_workers == 1:
         yield
@@ -79,7 +81,7 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
     _watch_generator()
     tensorflow, seed = context.context(), context.global_seed()
     _FIT.begin(place)
-    if seed is not None:  # what is traced in `fit` takes its seeds from it
+    if seed is not None:  # functions traced in `fit` derive op seeds from it
         tensorflow._seed = own_seed(seed, place.worker)
     try:
         yield
@@ -89,24 +91,26 @@ def own_randomness(place: WorkerPlace) -> Iterator[None]:
 
 
 def _generator() -> Any:
-    """Return Keras' global generator; None: nothing has drawn from it so far."""
+    """Return Keras' global generator; None if nothing has drawn from the generator yet."""
     return global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
 
 
 @functools.cache
 def _watch_generator() -> None:
-    """Vary a global generator that Keras makes within a `fit`; once for the process.
+    """Patch Keras so that a global generator made within a `fit` differs by worker.
 
-    Keras makes it where something first draws from it. Its seed comes from Python's `random`, from
-    which later models have their initial weights. So it is not made before a script needs it.
+    Keras creates its global generator at the first draw and takes the seed from Python's `random`.
+    Initial weights of later models come from `random` too. So Thinwire must not create the
+    generator earlier than the script does; the patch acts at the first draw. It is installed once
+    in a process.
     """
-    alone = seed_generator.global_seed_generator
+    original = seed_generator.global_seed_generator
 
-    @functools.wraps(alone)
+    @functools.wraps(original)
     def global_seed_generator() -> Any:
         if _generator() is None and _FIT.place is not None:
             new = _FIT.new_generator(_FIT.place)
             global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, new)
-        return alone()
+        return original()
 
     seed_generator.global_seed_generator = global_seed_generator

@@ -1,6 +1,6 @@
-"""Sharing a ray.data.Dataset: rows of named columns, which Ray reads and prepares as they are used.
+"""Dividing a ray.data.Dataset, whose rows have named columns, among workers.
 
-Ray is not imported here: who has none of its data sets has no need of it.
+This module does not import Ray, so that a script without Ray data sets does not need Ray.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _MODULE = "ray.data"
 
 
 def is_ray_dataset(data: Any) -> bool:
-    """Return whether this is a data set of Ray Data."""
-    module = sys.modules.get(_MODULE)  # else nobody can have made one
+    """Return True if `data` is a ray.data.Dataset."""
+    module = sys.modules.get(_MODULE)  # a script that made a Ray data set has imported Ray
     return module is not None and isinstance(data, module.Dataset)
 
 
 def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
     """Return this worker's part of a ray.data.Dataset that `fit` was given as x.
 
-    `y` and `sample_weight` name columns, `y` several in a list; all other columns are x: one as it
-    is, several as a dict. Every worker reads all rows, in order, and keeps those of each batch of
-    the run that are dealt to it.
+    `y` names a column or a list of columns, and `sample_weight` names a column. All other columns
+    are x: an array for one column, a dict for several. Every worker reads all rows, in order, and
+    keeps the rows of each window that are dealt to the worker.
 
     Args:
-        arguments: Of Keras' fit, by name.
-        place: This worker's.
+        arguments: Arguments of Keras' fit, by name.
+        place: This worker's place in the run.
 
     Raises:
-        ConfigurationError: Columns that are not there or that differ in shape from row to row, or
-            fewer rows than workers.
+        ConfigurationError: A named column does not exist, a column's cells differ in shape, or the
+            data set has fewer rows than the run has workers.
     """
-    given, dataset = dict(arguments), arguments["x"]
+    fit_arguments, dataset = dict(arguments), arguments["x"]
     if place.is_shared and place.rule.partition != "iid":
         raise ConfigurationError(
             f"--partition={place.rule.partition} deals out arrays, and fit was given a "
             "ray.data.Dataset. Use --partition=iid, or give fit arrays."
         )
-    size = given.get("batch_size") or DEFAULT_BATCH_SIZE
-    own, run_batch = place.part_of_batch(size), place.run_batch(size)
+    size = fit_arguments.get("batch_size") or DEFAULT_BATCH_SIZE
+    worker_batch, run_batch = place.part_of_batch(size), place.run_batch(size)
     total = int(dataset.count())
     workers = place.num_workers if place.is_shared else 1
     if total < workers:
@@ -57,31 +57,33 @@ def share_ray_dataset(arguments: dict[str, Any], place: WorkerPlace) -> Shared:
             f"{total} rows of a ray.data.Dataset cannot be shared by {workers} workers; expected "
             f"at least one each. Use --nb_workers={max(total, 1)} at most, or more data."
         )
-    columns = _Columns.of(dataset, given)
-    given["x"] = _batches(dataset, columns, total, run_batch if place.is_shared else own, place)
-    given |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
-    short_by, of_batches, rows = 0, BatchParts.alike(place), None
+    columns = _Columns.of(dataset, fit_arguments)
+    fit_arguments["x"] = _batches(
+        dataset, columns, total, run_batch if place.is_shared else worker_batch, place
+    )
+    fit_arguments |= {"y": None, "sample_weight": None, "batch_size": None, "shuffle": False}
+    short_by, batch_parts, rows = 0, BatchParts.alike(place), None
     if place.is_shared:
         rows = place.dealt_rows(total, run_batch)
-        steps = given.get("steps_per_epoch")
-        given["steps_per_epoch"] = steps_of_worker(given, total, size, place)
-        if steps and given["steps_per_epoch"]:
-            of_batches = BatchParts.of_steps(place, steps)
+        steps = fit_arguments.get("steps_per_epoch")
+        fit_arguments["steps_per_epoch"] = steps_of_worker(fit_arguments, total, size, place)
+        if steps and fit_arguments["steps_per_epoch"]:
+            batch_parts = BatchParts.of_steps(place, steps)
         else:
             short_by = place.short_by(place.steps_of_rows(size, rows))
-            of_batches = BatchParts.of_rows(place, size, rows)
+            batch_parts = BatchParts.of_rows(place, size, rows)
     num_examples = total if place.shard == "auto" else None
     rounds = None
     if place.divides_batch:
-        rounds = dealt_rounds(place, size, rows, bool(given.get("steps_per_epoch")))
-    return Shared(given, size, num_examples, short_by, of_batches, rounds)
+        rounds = dealt_rounds(place, size, rows, bool(fit_arguments.get("steps_per_epoch")))
+    return Shared(fit_arguments, size, num_examples, short_by, batch_parts, rounds)
 
 
 def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
-    """Return a ray.data.Dataset of this worker's rows, which follow each other.
+    """Return a ray.data.Dataset of this worker's rows, one contiguous range.
 
     Raises:
-        ConfigurationError: There are fewer rows than workers.
+        ConfigurationError: The data set has fewer rows than the run has workers.
     """
     if not place.is_shared:
         return dataset
@@ -97,12 +99,12 @@ def part_of_ray_dataset(dataset: Any, place: WorkerPlace) -> Any:
 
 
 def _keep_order(dataset: Any) -> None:
-    """Let Ray give the rows in the same order to every worker."""
+    """Make Ray deliver the rows in the same order to every worker."""
     dataset.context.execution_options.preserve_order = True
 
 
 class _Columns:
-    """Which columns of a data set are what, and how a row of each looks."""
+    """Roles of the columns of a data set: x, labels and sample weight."""
 
     def __init__(self, x: list[str], y: list[str], weight: str | None) -> None:
         self._x, self._y, self._weight = x, y, weight
@@ -116,30 +118,30 @@ class _Columns:
         if not all(isinstance(name, str) and name in known for name in named):
             raise ConfigurationError(
                 f"fit was given a ray.data.Dataset with the columns {known}, y={y!r:.80} and "
-                f"sample_weight={weight!r:.80}; expected names of columns there: the labels' as "
-                'y, such as fit(dataset, y="label"). All others are x.'
+                f"sample_weight={weight!r:.80}; expected names of columns of the data set: the "
+                'label column as y, for example fit(dataset, y="label"). All other columns are x.'
             )
         return cls([name for name in known if name not in named], labels, weight)
 
     def element(self, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Return a batch as Keras takes it."""
+        """Return a batch as Keras expects it: (x,), (x, y) or (x, y, weight)."""
         x, y = ([(name, batch[name]) for name in names] for names in (self._x, self._y))
-        found: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
+        parts: tuple[Any, ...] = (x[0][1] if len(x) == 1 else dict(x),)
         if y or self._weight is not None:
             labels = [column for _, column in y]
-            found += (labels[0] if len(labels) == 1 else tuple(labels),)
-        return found if self._weight is None else (*found, batch[self._weight])
+            parts += (labels[0] if len(labels) == 1 else tuple(labels),)
+        return parts if self._weight is None else (*parts, batch[self._weight])
 
 
 def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: WorkerPlace) -> Any:
-    """Return a tf.data.Dataset of this worker's rows of each batch.
+    """Return a tf.data.Dataset of batches with this worker's rows.
 
     Args:
-        dataset: The script's.
-        columns: Of it.
-        total: Its rows.
-        size: Rows of a batch of all workers.
-        place: This worker's.
+        dataset: ray.data.Dataset of the script.
+        columns: Roles of the columns of `dataset`.
+        total: Number of rows in `dataset`.
+        size: Number of rows in a window, which all workers divide.
+        place: This worker's place in the run.
     """
     _keep_order(dataset)
     epochs = itertools.count()
@@ -151,8 +153,8 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
             whole = {name: _checked(name, column) for name, column in batch.items()}
             if place.is_shared:
                 num_rows = len(next(iter(whole.values())))
-                own = place.positions(num_rows, epoch, number)
-                whole = {name: column[own] for name, column in whole.items()}
+                positions = place.positions(num_rows, epoch, number)
+                whole = {name: column[positions] for name, column in whole.items()}
             if all(len(column) for column in whole.values()):
                 yield columns.element(whole)
 
@@ -160,8 +162,10 @@ def _batches(dataset: Any, columns: _Columns, total: int, size: int, place: Work
     signature = tf.nest.map_structure(
         lambda column: tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype)), sample
     )
-    full, rest = divmod(total, size)
-    number = full + (rest > 0 if not place.is_shared else place.num_dealt(rest) > 0)
+    full, num_remaining = divmod(total, size)
+    number = full + (
+        num_remaining > 0 if not place.is_shared else place.num_dealt(num_remaining) > 0
+    )
     batches = tf.data.Dataset.from_generator(rows, output_signature=signature)
     return batches.apply(tf.data.experimental.assert_cardinality(number)).prefetch(1)
 
@@ -171,14 +175,18 @@ def _sample(dataset: Any) -> dict[str, Any]:
 
 
 def _checked(name: str, column: Any) -> Any:
-    """Return a column of a batch as an array [rows, ...] of numbers or texts."""
+    """Return a column of a batch as an array [rows, ...] of numbers or texts.
+
+    Raises:
+        ConfigurationError: The cells of the column differ in shape.
+    """
     array = np.asarray(column)
     if array.dtype == object and len(array) and not isinstance(array[0], str | bytes):
         shapes = {np.shape(cell) for cell in array}
         if len(shapes) > 1:
             raise ConfigurationError(
                 f"the column {name!r} of a ray.data.Dataset has cells of the shapes "
-                f"{sorted(shapes)}; expected one shape. Pad them by map_batches."
+                f"{sorted(shapes)}; expected one shape. Pad the cells with map_batches."
             )
         array = np.stack(list(array))
     return array

@@ -1,7 +1,8 @@
-"""How many rows all workers train on together in each step of an epoch.
+"""Number of rows that all workers together train on in each step of an epoch.
 
-A sum over a worker's rows is a part of the sum over the rows of a round. A server takes the mean of
-the workers' gradients, weighted by rows. So a worker has to know the rows of the whole round.
+A loss that sums over rows must sum over the rows of all workers in a round. A server takes the mean
+of the workers' gradients, weighted by rows. So a worker must know the number of rows of the whole
+round to scale its gradient.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from thinwire.script.data.place import Rounds, WorkerPlace
 
 @dataclasses.dataclass(frozen=True)
 class EvenRounds:
-    """Workers that do not wait for each other: all are taken to have as many rows as this one.
+    """Rounds of workers that do not wait for each other, estimated from this worker's rows.
 
     Args:
         num_workers: Number of workers in the run.
@@ -31,12 +32,12 @@ class EvenRounds:
 
 @dataclasses.dataclass(frozen=True)
 class DealtRounds:
-    """Rounds of workers that cut their own rows into batches.
+    """Rounds of workers that each cut a known number of rows into batches.
 
     Args:
-        worker: This one, 1..num_workers.
-        sizes: Rows in a full batch of each worker.
-        totals: Rows of each worker in an epoch; None: all batches are full.
+        worker: Number of this worker, 1..num_workers.
+        sizes: Number of rows in a full batch of each worker.
+        totals: Number of rows of each worker in an epoch; None if all batches are full.
 
     >>> rounds = DealtRounds(1, (2, 1), (5, 2))
     >>> [rounds.num_rows(step, own) for step, own in enumerate((2, 2, 1))]
@@ -59,16 +60,16 @@ class DealtRounds:
 
 @dataclasses.dataclass(frozen=True)
 class UnknownRounds:
-    """Rounds whose rows cannot be known.
+    """Rounds with an unknown number of rows.
 
     Args:
-        reason: Why, as the end of a sentence.
+        reason: Reason why the number is unknown, as the end of a sentence.
     """
 
     reason: str
 
     def num_rows(self, step: int, own: int) -> int:
-        """Refuse to count the rows of a step."""
+        """Raise ConfigurationError: the number of rows is unknown."""
         del step, own
         raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
 
@@ -79,10 +80,10 @@ def dealt_rounds(
     """Return the rounds of workers that each take a part of the script's batch size.
 
     Args:
-        place: This worker's; it divides batches.
-        batch_size: The script's.
-        totals: Rows of each worker in one pass over the data; None: not known.
-        repeats: Whether an epoch may be another number of passes than one.
+        place: Place of this worker, which takes a part of each batch.
+        batch_size: Batch size of the script, in rows.
+        totals: Number of rows of each worker in one pass over the data; None if unknown.
+        repeats: True if an epoch may be more or less than one pass.
     """
     if not place.one_group:
         return EvenRounds(place.num_workers)
@@ -105,7 +106,7 @@ def dealt_rounds(
 
 
 def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
-    """Return the rounds where every batch is full, however many there are."""
+    """Return the rounds of an epoch in which every batch is full."""
     if not place.one_group:
         return EvenRounds(place.num_workers)
     workers = range(1, place.num_workers + 1)
@@ -114,13 +115,13 @@ def full_rounds(place: WorkerPlace, batch_size: int) -> Rounds:
 
 
 def check_rows(step: int, own: int, expected: int) -> None:
-    """Refuse a batch of another size than planned: then the others' sizes are not known either.
+    """Check the size of this worker's batch: if it is unexpected, the other sizes are unknown too.
 
     Raises:
-        ConfigurationError: It has another size.
+        ConfigurationError: `own` is not `expected`.
     """
     if own != expected:
         raise ConfigurationError(
-            f"step {step} of the epoch has {own} rows on this worker; expected {expected}, by the "
-            "batch size and the number of rows"
+            f"step {step} of the epoch has {own} rows on this worker; expected {expected}, "
+            "computed from the batch size and the number of rows"
         )

@@ -1,7 +1,8 @@
-"""The rows of a mini-batch: how many there are, and which of its arrays have one of each.
+"""Number of rows in a mini-batch, and the arrays of the batch that have one row per example.
 
-A batch may hold arrays without rows, such as sizes of anchors next to images and boxes. So no
-single array shows how many rows there are: weights of rows and labels do, and else most arrays.
+A batch may hold arrays without rows, for example anchor sizes next to images and boxes. So the
+length of one array does not show the number of rows. Sample weights or labels determine the number;
+if their lengths differ, the most frequent length in the batch does.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """An array of a batch, with a first axis.
+    """Shape of a batch's array that has a first axis.
 
     Attributes:
-        length: Length of that axis: a number, or a scalar int64 tensor known in the step.
-        rank: Number of its axes.
+        length: Length of the first axis: a number, or a scalar int64 tensor whose value is known
+            only when the step runs.
+        rank: Number of axes.
     """
 
     length: Any
@@ -28,22 +30,24 @@ class _Leaf:
 
     @property
     def is_known(self) -> bool:
-        """Whether the length is a number."""
+        """True if the length is a number."""
         return isinstance(self.length, int)
 
     @staticmethod
     def of(array: Any) -> _Leaf | None:
-        """Return what there is to know of an array; None: it has no first axis."""
+        """Return the shape of an array; None if the array has no first axis."""
         shape = getattr(array, "shape", None)
         if array is None or shape is None:
             return None
         if isinstance(array, tf.RaggedTensor | tf.SparseTensor):
             rows = array.nrows() if isinstance(array, tf.RaggedTensor) else array.dense_shape[0]
-            known = shape[0] if shape.rank else None
-            known = tf.get_static_value(rows) if known is None else known
+            static_length = shape[0] if shape.rank else None
+            static_length = tf.get_static_value(rows) if static_length is None else static_length
             rank = shape.rank or 1
-            return _Leaf(tf.cast(rows, tf.int64) if known is None else int(known), rank)
-        if getattr(shape, "rank", 0) is None:  # TensorFlow does not know it before the step
+            return _Leaf(
+                tf.cast(rows, tf.int64) if static_length is None else int(static_length), rank
+            )
+        if getattr(shape, "rank", 0) is None:  # the rank is unknown before the step runs
             return _Leaf(tf.shape(array, tf.int64)[0], 1)
         if not len(shape):
             return None
@@ -52,14 +56,15 @@ class _Leaf:
 
 
 def num_rows(batch: Any) -> Any:
-    """Return the number of rows of a mini-batch, as Keras takes it: x, (x, y) or (x, y, weights).
+    """Return the number of rows of a mini-batch: x, (x, y) or (x, y, weights), as in Keras.
 
-    The weights of rows decide, without them the labels, and without labels x. Where their arrays
-    differ in length, most arrays of the batch decide. If that leaves two lengths, the one counts
-    that differs from step to step, and then the length of the array with more axes.
+    The sample weights determine the number; without weights the labels do, and without labels x.
+    If these arrays differ in length, the length that is most frequent in the whole batch counts. Of
+    two equally frequent lengths, a length that varies from step to step counts first, then the
+    length of the array with more axes.
 
     Returns:
-        A number; where only the step knows it a scalar int64 tensor.
+        A number, or a scalar int64 tensor if the number is known only when the step runs.
 
     >>> import numpy as np
     >>> num_rows({"anchor_sizes": np.zeros(3), "image": np.zeros((8, 4, 4, 1))})
@@ -67,14 +72,14 @@ def num_rows(batch: Any) -> Any:
     """
     try:
         x, y, weights = keras.utils.unpack_x_y_sample_weight(batch)
-    except ValueError:  # a structure of the script's own
+    except ValueError:  # not a structure that Keras unpacks
         x, y, weights = batch, None, None
-    found = [
+    leaves_of_parts = [
         [leaf for leaf in map(_Leaf.of, tf.nest.flatten(part)) if leaf is not None]
         for part in (weights, y, x)
     ]
-    everything = [leaf for part in found for leaf in part]
-    candidates = next((part for part in found if part), [])
+    everything = [leaf for part in leaves_of_parts for leaf in part]
+    candidates = next((part for part in leaves_of_parts if part), [])
     if len(candidates) <= 1:
         return candidates[0].length if candidates else 1
     if all(leaf.is_known for leaf in everything):
@@ -84,25 +89,25 @@ def num_rows(batch: Any) -> Any:
 
 
 def _most_frequent(candidates: Sequence[_Leaf], everything: Sequence[_Leaf]) -> Any:
-    """Return the length, within the graph of a step."""
-    own, lengths = (
+    """Return the most frequent length, computed in the graph of a step."""
+    candidate_lengths, lengths = (
         tf.stack([tf.cast(leaf.length, tf.int64) for leaf in leaves])
         for leaves in (candidates, everything)
     )
-    votes = tf.reduce_sum(tf.cast(own[:, None] == lengths[None, :], tf.int64), axis=1)
-    most = 1 + max(leaf.rank for leaf in candidates)
-    preferred = [leaf.rank + most * (not leaf.is_known) for leaf in candidates]
-    return own[tf.argmax(2 * most * votes + tf.constant(preferred, tf.int64))]
+    votes = tf.reduce_sum(tf.cast(candidate_lengths[:, None] == lengths[None, :], tf.int64), axis=1)
+    rank_bound = 1 + max(leaf.rank for leaf in candidates)
+    preferred = [leaf.rank + rank_bound * (not leaf.is_known) for leaf in candidates]
+    return candidate_lengths[tf.argmax(2 * rank_bound * votes + tf.constant(preferred, tf.int64))]
 
 
 def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
-    """Return, of each array of a mini-batch, whether it has a row of each example.
+    """Return for each array of a mini-batch True if the array has one row for each example.
 
-    The number of rows is open where a last batch may be shorter. An array whose length is known all
-    the same has others.
+    In a dataset whose last batch may be shorter, arrays with rows have an unknown length. An array
+    with a static length then has no rows.
 
     Args:
-        batch: As `num_rows` takes it, or its spec in a data set.
+        batch: A mini-batch in a form that `num_rows` accepts, or the element_spec of a dataset.
     """
     leaves = [_first_axis(leaf) for leaf in tf.nest.flatten(batch)]
     if None in leaves:
@@ -112,7 +117,7 @@ def arrays_of_rows(batch: Any) -> tuple[bool, ...]:
 
 
 def _first_axis(leaf: Any) -> int | None:
-    """Return the length of an array's first axis; None: it is open; -1: there is no axis."""
+    """Return the length of an array's first axis; None if unknown, -1 without an axis."""
     shape = tf.TensorShape(getattr(leaf, "shape", ()))
     if shape.rank == 0:
         return -1
@@ -120,15 +125,16 @@ def _first_axis(leaf: Any) -> int | None:
 
 
 def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
-    """Return a mini-batch with `take` applied to the arrays that have a row of each example.
+    """Return a mini-batch with `take` applied to the arrays that have one row for each example.
 
-    What is no row of the batch stays as it is.
+    Arrays without rows do not change.
 
     Args:
-        take: Function of an array that returns its chosen rows.
-        batch: As `num_rows` takes it.
-        of_rows: As `arrays_of_rows` has it of the batch's spec, or of another batch, whose number
-            of rows is another one; not given: of this one, whose lengths may agree by chance.
+        take: Function that returns the chosen rows of an array.
+        batch: A mini-batch in a form that `num_rows` accepts.
+        of_rows: Result of `arrays_of_rows` for the batch's spec, or for another batch of the same
+            structure. None: computed from this batch, where an array without rows may by chance be
+            as long as the batch.
 
     >>> import numpy as np
     >>> batch = {"sizes": np.arange(3), "x": np.zeros((4, 1))}
@@ -141,5 +147,5 @@ def map_rows(take: Callable[[Any], Any], batch: Any, of_rows: Sequence[bool] | N
 
 
 def count_rows(batch: Any) -> Any:
-    """Return `num_rows` as a scalar tensor, for the graph of a step."""
+    """Return the number of rows of a mini-batch as a scalar int32 tensor."""
     return tf.cast(num_rows(batch), tf.int32)

@@ -1,9 +1,9 @@
 """Dealing out the elements of a tf.data.Dataset, or the rows of its batches, window by window.
 
-How the rows of a window are dealt depends on the number of the epoch and on that of the window, so
-both are counted while a dataset is iterated over. An epoch is one pass over what is dealt out: each
-repetition of a `repeat()` behind it is an epoch. All workers count alike as long as all iterate
-equally often.
+The seed by which a window is dealt contains the number of the epoch and the number of the window.
+The dataset counts epochs and windows during iteration. An epoch is one pass over the elements dealt
+out, so each repetition of a later `repeat()` is an epoch. All workers count alike if all workers
+iterate equally often.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _Dataset = Any  # a tf.data.Dataset: TensorFlow has no types
 
 
 def count_epochs() -> _Dataset:
-    """Return a dataset of one element, which is the number of passes over it before, from 0."""
+    """Return a dataset of one element: the number of earlier passes over the dataset."""
     numbers = itertools.count()
 
     def count() -> Any:
         return np.int64(next(numbers))
 
     def begin(_: Any) -> Any:
-        # Counted at the first element: Keras makes iterators that it never reads from.
+        # Count when the element is read, not when an iterator is made: Keras makes iterators that
+        # it never reads, and a count of these would differ between workers.
         return tf.ensure_shape(tf.numpy_function(count, [], tf.int64), [])
 
     return tf.data.Dataset.from_tensors(0).map(as_traced(begin))
@@ -44,17 +45,18 @@ def deal_elements(
     is_repeated: bool,
     unfilled: UnfilledRounds | None = None,
 ) -> _Dataset:
-    """Return the elements of a dataset that are this worker's.
+    """Return this worker's elements of a dataset.
 
-    A window is collected before it is dealt out: only then the size of the last one is known.
+    A window is collected before it is dealt out, because the size of the last window is known only
+    after it is read.
 
     Args:
-        whole: Gives the same elements in the same order to every worker.
-        window: Elements of a full window.
-        place: This worker's.
-        drops_rest: Whether a last window with fewer elements is left out.
-        is_repeated: Whether an epoch of `fit` may go on with the next pass.
-        unfilled: Counts the windows that this worker has no elements of.
+        whole: Dataset with the same elements in the same order on every worker.
+        window: Number of elements in a full window.
+        place: This worker's place in the run.
+        drops_rest: True if a last window with fewer elements is dropped.
+        is_repeated: True if an epoch of `fit` may continue into the next pass.
+        unfilled: Counter of windows without elements for this worker; None: not counted.
     """
 
     def owned(epoch: Any, number: Any, num_elements: Any) -> Any:
@@ -77,8 +79,10 @@ def deal_elements(
     dealt = tf.data.Dataset.zip((_epoch_of_each(), windows)).flat_map(as_traced(open_window))
     part, total = _with_none(dealt, whole.element_spec), int(whole.cardinality())
     if total >= 0:
-        full, rest = divmod(total, window)
-        total = full * place.num_dealt(window) + (0 if drops_rest else place.num_dealt(rest))
+        full, num_remaining = divmod(total, window)
+        total = full * place.num_dealt(window) + (
+            0 if drops_rest else place.num_dealt(num_remaining)
+        )
     if total == tf.data.UNKNOWN_CARDINALITY:
         return part
     return part.apply(tf.data.experimental.assert_cardinality(total))
@@ -95,14 +99,15 @@ def cut_batches(
     """Return each batch of a dataset with this worker's rows only.
 
     Args:
-        whole: Gives the same batches in the same order to every worker.
-        place: This worker's.
-        rest: Rows of a last, short batch, 0 if there is none; None: not known. Only an epoch's last
-            batch may have fewer rows than there are workers; those without rows have a step less.
-        is_repeated: Whether an epoch of `fit` may go on with the next pass.
-        unfilled: Counts the batches that this worker has no rows of.
+        whole: Dataset with the same batches in the same order on every worker.
+        place: This worker's place in the run.
+        rest: Number of rows in a short last batch; 0 without a short batch, None if unknown. Only
+            the last batch of an epoch may have fewer rows than the run has workers; a worker
+            without rows then has one step fewer.
+        is_repeated: True if an epoch of `fit` may continue into the next pass.
+        unfilled: Counter of batches without rows for this worker; None: not counted.
     """
-    short: dict[int, int] = {}  # epoch -> rows of a batch that has to be its last
+    short: dict[int, int] = {}  # epoch -> rows of a short batch, which must be its last
 
     def positions(epoch: Any, number: Any, num_rows: Any) -> Any:
         if int(epoch) in short:
@@ -117,18 +122,18 @@ def cut_batches(
 
     def cut(epoch: Any, numbered: Any) -> Any:
         number, batch = numbered
-        own = tf.numpy_function(positions, [epoch, number, rows_in(batch)], tf.int64)
-        return take_rows_of(batch, tf.ensure_shape(own, [None]))
+        taken = tf.numpy_function(positions, [epoch, number, rows_in(batch)], tf.int64)
+        return take_rows_of(batch, tf.ensure_shape(taken, [None]))
 
     def has_rows(*batch: Any) -> Any:
         return rows_in(batch) > 0
 
     part = tf.data.Dataset.zip((_epoch_of_each(), whole.enumerate())).map(as_traced(cut))
-    total, lacks = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
-    part = part.filter(as_traced(has_rows)) if lacks else part
+    total, may_be_empty = int(whole.cardinality()), rest is None or place.lacks_rows(rest)
+    part = part.filter(as_traced(has_rows)) if may_be_empty else part
     if rest is None or total == tf.data.UNKNOWN_CARDINALITY:
         return part
-    total -= int(total > 0 and lacks and not place.num_dealt(rest))
+    total -= int(total > 0 and may_be_empty and not place.num_dealt(rest))
     return part.apply(tf.data.experimental.assert_cardinality(total))
 
 
@@ -138,7 +143,7 @@ def _short(place: WorkerPlace, number: Any, num_rows: Any) -> Exception:
 
 
 def _epoch_of_each() -> _Dataset:
-    """Return a dataset that gives the number of the present pass again and again."""
+    """Return a dataset that repeats the number of the current pass without end."""
 
     def repeat(epoch: Any) -> _Dataset:
         return tf.data.Dataset.from_tensors(epoch).repeat()
@@ -147,7 +152,7 @@ def _epoch_of_each() -> _Dataset:
 
 
 def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that TensorFlow traces as it is: no `if` or loop in it is for a graph."""
+    """Return a function that TensorFlow traces without AutoGraph, which it does not need."""
     converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(function)
     return converted
 
@@ -166,7 +171,7 @@ def _slices(values: Any) -> _Dataset:
     return tf.data.Dataset.from_tensor_slices(values)
 
 
-# -- components of None, which a window cannot hold ------------------------------------------------
+# -- None components, which a window cannot hold ---------------------------------------------------
 
 
 def _without_none(dataset: _Dataset) -> _Dataset:
@@ -181,7 +186,7 @@ def _without_none(dataset: _Dataset) -> _Dataset:
 
 
 def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
-    """Return the elements of `_without_none` in the structure of `spec` again."""
+    """Return the elements of a `_without_none` dataset with the structure of `spec` restored."""
     leaves = tf.nest.flatten(spec)
     if not any(isinstance(leaf, tf.NoneTensorSpec) for leaf in leaves):
         return dataset
@@ -198,7 +203,12 @@ def _with_none(dataset: _Dataset, spec: Any) -> _Dataset:
 
 
 def rows_in(batch: Any, of_rows: Sequence[bool] | None = None) -> Any:
-    """Return the number of rows of a batch, a scalar; `of_rows` as `take_rows_of`."""
+    """Return the number of rows of a batch as a scalar int64 tensor.
+
+    Args:
+        batch: Tensors, ragged tensors and sparse tensors, in any nesting.
+        of_rows: Result of `arrays_of_rows`; None: computed from `batch`.
+    """
     kinds = of_rows or arrays_of_rows(batch)
     rows = tf.nest.flatten(batch)[kinds.index(True)]
     if isinstance(rows, tf.SparseTensor):
@@ -212,9 +222,9 @@ def take_rows_of(batch: Any, positions: Any, of_rows: Sequence[bool] | None = No
     """Return the rows of a batch at ascending positions.
 
     Args:
-        batch: Tensors, ragged and sparse ones, in any nesting.
-        positions: [n] int64.
-        of_rows: As `map_rows` takes it.
+        batch: Tensors, ragged tensors and sparse tensors, in any nesting.
+        positions: [n] int64 row numbers, ascending.
+        of_rows: Result of `arrays_of_rows`; None: computed from `batch`.
     """
     return map_rows(lambda rows: _take(rows, positions), batch, of_rows)
 
@@ -226,7 +236,7 @@ def _take(rows: Any, positions: Any) -> Any:
     num_taken = tf.size(positions, tf.int64)
     place_of = tf.scatter_nd(
         positions[:, None], tf.range(1, num_taken + 1), rows.dense_shape[:1]
-    )  # [rows] int64, 0 for those that are not taken
+    )  # [rows] int64 new row number + 1; 0 for a row that is not taken
     new_row = tf.gather(place_of, rows.indices[:, 0]) - 1
     is_taken = new_row >= 0
     indices = tf.concat([new_row[:, None], rows.indices[:, 1:]], axis=1)

@@ -1,8 +1,9 @@
-"""What a script assigns to shared variables itself, where its own optimizers step them as well.
+"""Sums up a script's own assignments to shared variables that local optimizers also step.
 
-The weights alone do not show then what was a step and what was not. So `keras.Variable.assign` is
-looked at, by which layers, callbacks and train_steps set weights, within a graph too. Optimizers of
-Keras assign otherwise, and so does what comes from the run.
+With local optimizers the weights alone do not show whether a change came from a step or from the
+script. So calls of `keras.Variable.assign` are recorded, eagerly and within a graph: layers,
+callbacks and train_steps set weights with this method. Keras' optimizers and Thinwire itself
+assign by other methods, so their changes are not recorded.
 """
 
 from __future__ import annotations
@@ -20,49 +21,57 @@ if TYPE_CHECKING:
 
 
 class Assignments:
-    """Adds up by how much variables were changed by assignments, until it is taken."""
+    """Sum of the changes that assignments made to each variable, until `take` returns the sum."""
 
     def __init__(self) -> None:
         self._sums: dict[int, Any] = {}  # id of a variable -> [its shape] float32
-        # Made before any step is traced: TensorFlow traces a step again that makes a variable.
+        # Create the flag before any step is traced: TensorFlow traces a step a second time if the
+        # step creates a variable.
         with tf.init_scope():
             self._flag = tf.Variable(False, trainable=False, name=f"{OWN_PREFIX}has_assigned")
 
     @property
     def has_any(self) -> Any:
-        """Whether there were any, a scalar tensor."""
+        """Scalar bool tensor: True if the script assigned a variable since the last `take`."""
         return self._flag.read_value()
 
     def record(self, variable: Any, before: Any) -> None:
-        """Add an assignment, eagerly or as part of a graph.
+        """Add the change of one assignment, eagerly or as part of a graph.
 
         Args:
-            variable: Of Keras, with its new value.
-            before: Its value before, a tensor.
+            variable: Keras variable, which already has the new value.
+            before: Value of the variable before the assignment, a tensor.
         """
         if id(variable) not in self._sums:
             with tf.init_scope():
                 self._sums[id(variable)] = _new_sum(variable)
         change = tf.cast(variable.value, tf.float32) - tf.cast(before, tf.float32)
         total = self._sums[id(variable)].assign_add(change)
-        with tf.control_dependencies([total]):  # whoever sees the flag sees the sum
+        with tf.control_dependencies([total]):  # a reader that sees the flag also sees the sum
             self._flag.assign(True)
 
     def take(self, variables: Sequence[Any]) -> Float32 | None:
-        """Return the sum since the last call, of some variables: [n] float32; None: nothing."""
+        """Return the assigned changes since the last call, and clear them.
+
+        Args:
+            variables: Variables whose changes are returned, in this order.
+
+        Returns:
+            [n] float32 changes of all values of the variables; None if nothing has changed.
+        """
         if not self._sums:
             return None
-        shapes = ([int(size) for size in each.shape] for each in variables)
-        found = [
-            np.ravel(self._sums[id(each)].numpy()) if id(each) in self._sums else np.zeros(shape)
-            for each, shape in zip(variables, shapes, strict=True)
+        shapes = ([int(size) for size in variable.shape] for variable in variables)
+        changes = [
+            np.ravel(self._sums[id(var)].numpy()) if id(var) in self._sums else np.zeros(shape)
+            for var, shape in zip(variables, shapes, strict=True)
         ]
         self.clear()
-        flat = np.concatenate([np.ravel(each) for each in found]).astype(np.float32)
+        flat = np.concatenate([np.ravel(change) for change in changes]).astype(np.float32)
         return flat if flat.any() else None
 
     def clear(self) -> None:
-        """Forget what there was."""
+        """Set all sums to zero."""
         for total in self._sums.values():
             total.assign(tf.zeros_like(total))
         self._flag.assign(False)

@@ -1,7 +1,8 @@
-"""What a run costs, in the logs of `fit`; scripts find it as `thinwire.callbacks`.
+"""Callbacks that add the costs of a run to the logs of `fit`; exported as `thinwire.callbacks`.
 
-Put them before callbacks that read the logs, such as CSVLogger and TensorBoard. History has their
-keys in any case. Where the model trains alone they log what that costs: nothing.
+Put these callbacks before callbacks that read the logs, for example CSVLogger and TensorBoard.
+History has the keys at any position of the callbacks. If the model trains alone, the callbacks log
+zeros.
 """
 
 from __future__ import annotations
@@ -14,40 +15,40 @@ from thinwire.script.keras.traffic import EpochTraffic
 
 
 class Traffic(keras.callbacks.Callback):
-    """Logs the bytes of an epoch: ``bytes_up`` and ``bytes_down`` of this worker, as integers."""
+    """Logs ``bytes_up`` and ``bytes_down``: bytes this worker sent and received in the epoch."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add both to the logs."""
+        """Add the two byte counts to the logs."""
         del epoch
         if logs is not None:
-            found = _traffic(self.model)
-            logs |= {"bytes_up": found.bytes_up, "bytes_down": found.bytes_down}
+            traffic = _traffic(self.model)
+            logs |= {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
 
 
 class Staleness(keras.callbacks.Callback):
-    """Logs how far the model had moved on when this worker's updates were merged.
+    """Logs the staleness of this worker's updates: updates merged since the worker's last pull.
 
-    ``staleness`` is the mean over the epoch's exchanges, ``staleness_max`` the largest, both in
-    updates; 0 where all workers step together.
+    ``staleness`` is the mean over the epoch's exchanges, ``staleness_max`` the maximum. The unit
+    is updates. Staleness is 0 if all workers step together.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add both to the logs."""
+        """Add the mean and the maximum staleness to the logs."""
         del epoch
         if logs is not None:
-            found = _traffic(self.model)
-            mean = found.staleness / max(1, found.num_exchanges)
-            logs |= {"staleness": mean, "staleness_max": found.largest_staleness}
+            traffic = _traffic(self.model)
+            mean = traffic.staleness / max(1, traffic.num_exchanges)
+            logs |= {"staleness": mean, "staleness_max": traffic.largest_staleness}
 
 
 class Version(keras.callbacks.Callback):
-    """Logs ``version``: the updates that are in the model, those of all workers.
+    """Logs ``version``: the number of updates of all workers that the model contains.
 
-    Where the model trains alone these are the optimizer's steps.
+    If the model trains alone, ``version`` is the number of the optimizer's steps.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add it to the logs."""
+        """Add the version to the logs."""
         del epoch
         session = getattr(self.model, "thinwire", None)
         if logs is None:

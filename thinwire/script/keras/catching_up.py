@@ -1,7 +1,7 @@
-"""A script that was started again: it passes over the fits that its run has behind it.
+"""Catching up after a restart: a restarted script skips the fits that the run has completed.
 
-What such a fit has made of its variables it takes over from the shards, which keep what the models
-of former phases have ended with.
+The shards keep the final weights of each completed phase. For a skipped fit the script loads the
+final weights of the fit's model from the shards.
 """
 
 from __future__ import annotations
@@ -19,40 +19,45 @@ from thinwire.script.session import Session
 from thinwire.supervisor.evaluation_requests import CentralModel
 from thinwire.worker.script import LeftBehind
 
-#: Variables of an optimizer that has no state: its steps and its rate.
+#: Number of variables of an optimizer without slots: the step count and the learning rate.
 _WITHOUT_STATE = 2
 
 
 class CatchUp:
-    """What a script has passed over so far, one for all of its models.
+    """The fits that a restarted script has skipped; all models of the script share one object.
 
     Attributes:
-        is_behind: Whether the run is in a later phase than this script.
+        is_behind: True if the run is in a later phase than this script.
     """
 
     def __init__(self) -> None:
         self.is_behind = False
-        # Whose values are not known here:
-        self._passed_over: set[str] = set()  # paths of variables
-        self._lost: dict[int, Any] = {}  # by identity: variables of models before the present one
-        self._taken: tuple[Session, int] | None = None  # what was taken over last
-        # By identity of optimizer and variable, the former: states that are not known here.
+        # Paths of variables of the current model whose values this process does not know, because
+        # the fit that trained them was skipped.
+        self._passed_over: set[str] = set()
+        # Variables of earlier models whose values this process does not know, by identity.
+        self._lost: dict[int, Any] = {}
+        # Session and phase whose final weights were loaded last.
+        self._taken: tuple[Session, int] | None = None
+        # (identity of optimizer, identity of variable) -> optimizer: slots that this process does
+        # not know.
         self._stateless: dict[tuple[int, int], Any] = {}
 
     def open(self, session: Session, phase: int | None) -> bool:
-        """Join, unless the run is in a later phase of the script than this worker.
+        """Join the run, unless the run is in a later phase than this script.
 
         Args:
-            session: Of the present phase.
-            phase: The newest that this script may be in; None: it has been in none.
+            session: Session of the current phase.
+            phase: Newest phase that this script may be in; None if it has been in no phase.
 
         Returns:
-            As `Session.open`; False where the run is in a later one.
+            The result of `Session.open`; False if the run is in a later phase.
 
         Raises:
-            ConfigurationError: What was passed over has trained what is not shared any more.
-            LeftBehind: So it has, and the launcher has started this worker again.
-            RequestRejected: For another reason.
+            ConfigurationError: A skipped fit trained variables that the run does not share now.
+            LeftBehind: A skipped fit trained variables that the run does not share now, and the
+                launcher restarted this worker.
+            RequestRejected: A shard rejected the worker for a reason other than its phase.
         """
         try:
             return self._open(session)
@@ -64,24 +69,29 @@ class CatchUp:
             session.go_to_phase(newest)
             return self._open(session)
         if not self.is_behind:
-            logging.warning("this fit is passed over: the run has it behind it")
+            logging.warning("skipping this fit: the run has completed it already")
         self.is_behind = True
-        # What a fit ends with is of the last phase before the next fit's.
+        # Phase 2n begins at the start of the n-th fit and phase 2n + 1 at its end (see
+        # `FitBarriers.phase`). The odd phase has the final weights: callbacks at the end of the
+        # fit may have set them.
         if self._take_ended(session, (phase or 2) | 1):
-            self._passed_over -= {each.path for each in session.shared.variables}
-            for each in session.shared.variables:
-                self._lost.pop(id(each), None)
+            self._passed_over -= {variable.path for variable in session.shared.variables}
+            for variable in session.shared.variables:
+                self._lost.pop(id(variable), None)
         else:
-            self._passed_over |= {each.path for each in session.shared.variables}
+            self._passed_over |= {variable.path for variable in session.shared.variables}
         session.stay_behind()
         return False
 
     def _take_ended(self, session: Session, phase: int) -> bool:
-        """Give the model what a phase has ended with; return whether the shards know that yet.
+        """Load the final weights and statistics of a completed phase into the model.
 
         Args:
-            session: Of a phase before.
-            phase: Of the script.
+            session: Session of an earlier phase.
+            phase: Number of the completed phase.
+
+        Returns:
+            True if the shards had the final weights of the phase.
         """
         if self._taken == (session, phase):
             return True
@@ -103,7 +113,7 @@ class CatchUp:
         return True
 
     def forget_states(self, optimizers: Iterable[Any]) -> None:
-        """Note that a fit was passed over, and not what it has made of its optimizers."""
+        """Mark the slots of some optimizers as unknown: their fit was skipped."""
         self._stateless |= {
             (id(optimizer), id(variable)): optimizer
             for optimizer in optimizers
@@ -112,53 +122,54 @@ class CatchUp:
         }
 
     def remember_states(self, optimizers: Iterable[Any]) -> None:
-        """Note that what these step is with the run, with all that belongs to it."""
+        """Mark the slots of some optimizers as known: the run has their variables and slots."""
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
                 self._stateless.pop((id(optimizer), id(variable)), None)
 
     def check_states(self, session: Session, optimizers: Iterable[Any]) -> None:
-        """Refuse to offer optimizers to the run whose state is not known here.
+        """Reject optimizers whose slots this process does not know, before they are offered.
 
         Args:
-            session: Of the phase that is about to begin.
-            optimizers: That it steps with.
+            session: Session of the phase that is about to begin.
+            optimizers: Optimizers of the phase.
 
         Raises:
-            ConfigurationError: There is one.
-            LeftBehind: So there is, and the launcher has started this worker again.
+            ConfigurationError: The slots of an optimizer are unknown.
+            LeftBehind: The slots of an optimizer are unknown, and the launcher restarted this
+                worker.
         """
         for optimizer in optimizers if self._stateless else ():
             for variable in optimizer._trainable_variables:
                 if (id(optimizer), id(variable)) in self._stateless:
                     self._refuse(
                         session,
-                        f"the state of {named(optimizer)} for {variable.path} is not kept, which "
-                        "an earlier fit has made",
+                        f"an earlier fit trained the state of {named(optimizer)} for "
+                        f"{variable.path}, and no shard has kept it",
                     )
 
     def go_to_next_model(self, variables: Iterable[Any]) -> None:
-        """Begin with another model of the script.
+        """Switch to another model of the script.
 
         Args:
-            variables: What the one before has shared.
+            variables: Shared variables of the previous model.
         """
         if self._passed_over:
-            self._lost |= {id(each): each for each in variables}
+            self._lost |= {id(variable): variable for variable in variables}
         self._passed_over.clear()
 
     def _open(self, session: Session) -> bool:
-        """Join, after passing over fits or not; see `Session.open`."""
+        """Join the run; then reject variables of skipped fits that the run does not share now."""
         opened, self.is_behind = session.open(), False
-        shared = {each.path for each in session.shared.variables}
+        shared = {variable.path for variable in session.shared.variables}
         missing = sorted(self._passed_over - shared)
-        known = {id(each) for each in session.shared.variables}
-        missing += [each.path for number, each in self._lost.items() if number not in known]
+        known = {id(variable) for variable in session.shared.variables}
+        missing += [variable.path for number, variable in self._lost.items() if number not in known]
         if missing:
             self._refuse(
                 session,
-                f"{missing[0]} and {len(missing) - 1} more variables that an earlier fit has "
-                "trained are not shared any more, and their values not kept",
+                f"an earlier fit trained {missing[0]} and {len(missing) - 1} more variables; the "
+                "run does not share these variables any more, and no shard has kept their values",
             )
         self._passed_over.clear()
         self._lost.clear()
@@ -166,10 +177,10 @@ class CatchUp:
 
     @staticmethod
     def _refuse(session: Session, what: str) -> NoReturn:
-        text = f"this script was started again in a later phase of its run: {what}"
+        text = f"this script was restarted in a later phase of its run: {what}"
         if session.own.num_restarts:
-            raise LeftBehind(f"{text}; the other workers go on without this one.")
+            raise LeftBehind(f"{text}; the other workers continue without this worker.")
         raise ConfigurationError(
-            f"{text}; expected a run that goes on with all that it has trained. Start it anew "
-            "with --overwrite."
+            f"{text}; expected a run whose shards have all trained values. Start a new run with "
+            "--overwrite."
         )

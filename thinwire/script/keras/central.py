@@ -1,4 +1,4 @@
-"""What the shards hold, put into the script's model and its optimizers: for callbacks and files."""
+"""Copies the shards' weights and optimizer state into a model, for callbacks and saved files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from thinwire.worker.script import RECORD
 
 
 class CentralAccess:
-    """Brings a model, or the optimizers of its script, to what is on the shards.
+    """Loads the weights and optimizer state that the shards hold.
 
     Args:
-        member: The model's place in the run.
-        optimizers: Of the script.
+        member: The model's membership in the run.
+        optimizers: Optimizers of the script.
     """
 
     def __init__(self, member: RunMember, optimizers: ScriptOptimizers) -> None:
@@ -33,7 +33,7 @@ class CentralAccess:
 
     @property
     def writes_files(self) -> bool:
-        """Whether this worker's script writes the files that all scripts would."""
+        """True if this worker writes the files that the scripts of all workers would write."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return True
@@ -41,7 +41,7 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def saving(self, is_own: bool) -> Iterator[bool]:
-        """Have the model as it is to be saved; see `thinwire.script.keras.saving.SavingWorker`."""
+        """Load the state to be saved into the model; see `SavingWorker.saving`."""
         member, writes = self._member, self.writes_files
         with self.lent() if writes or is_own else contextlib.nullcontext():
             yield writes or is_own
@@ -52,17 +52,17 @@ class CentralAccess:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Have weights, statistics and the optimizer as they are on the shards, in mid-`fit`.
+        """Lend the model the shards' weights, statistics and optimizer state during a `fit`.
 
-        Afterwards this worker goes on with its own weights. Weights that a callback has put into
-        the model stay there.
+        Afterwards the model has this worker's weights and statistics again. If a callback has set
+        other weights, the model keeps the weights of the callback.
         """
         session = self._member.present
         if session is None or not self._member.in_fit:
             yield
             return
-        own = session.variables.read(), session.statistics.read()
-        is_own = is_like(own[0], session.weights)
+        worker_values = session.variables.read(), session.statistics.read()
+        is_own = is_like(worker_values[0], session.weights)
         state = self._fetch(session, weights=True) if is_own else None
         if state is None:
             yield
@@ -72,10 +72,10 @@ class CentralAccess:
         try:
             yield
         finally:
-            session.assign(own)
+            session.assign(worker_values)
 
     def refresh_averages(self) -> None:
-        """Let the compiled optimizer have the PS's moving averages of the weights, in mid-`fit`."""
+        """Load the PS's moving averages of the weights into the optimizer, during a `fit`."""
         session = self._member.present
         if session is None:
             return
@@ -84,19 +84,21 @@ class CentralAccess:
             self.fill_slots(session)
 
     def fill_slots(self, session: Session) -> bool:
-        """Let the optimizers have the state that the PS has made.
+        """Load the PS's optimizer state into the script's optimizers.
 
         Returns:
-            Whether a PS has made one.
+            True if the PS had an optimizer state.
         """
         state = self._fetch(session)
         return state is not None and self._fill_slots(session, state)
 
     def take_final(self, session: Session) -> bool:
-        """Take over what a run has ended with, while its shards wait for this worker to leave.
+        """Load the final weights and optimizer state of an ended run.
+
+        The shards of an ended run wait until this worker has left.
 
         Returns:
-            As `fill_slots`.
+            True if the PS had an optimizer state.
         """
         is_over = session.stopped and session.stop_reason in END_REASONS
         if not is_over or self._member.catch_up.is_behind or not session.part.run_id:
@@ -108,14 +110,14 @@ class CentralAccess:
         return self._fill_slots(session, state)
 
     def _fetch(self, session: Session, weights: bool = False) -> CentralState | None:
-        """Return what the shards hold; None: a PS steps with no optimizer, or does not answer."""
+        """Return the shards' state; None if the PS has no optimizer or does not answer."""
         offer = None if self._member.succeeds else session.offer
         if offer is None or not (offer.optimizers or weights):
             return None
         try:
             return session.fetch(weights)
         except (StreamLost, Unreachable, RequestRejected) as error:
-            logging.warning("the model keeps its own state: %s", error)
+            logging.warning("cannot fetch the shards' state, the model keeps its own: %s", error)
             return None
 
     def _fill_slots(self, session: Session, state: CentralState) -> bool:
@@ -127,14 +129,19 @@ class CentralAccess:
             with steps_allowed():
                 session.fill_slots([step.inner for step in steps], state)
         except (ConfigurationError, ValueError) as error:
-            logging.warning("the compiled optimizer keeps its own state: %s", error)
+            logging.warning(
+                "cannot load the PS's optimizer state, the compiled optimizer keeps its own: %s",
+                error,
+            )
             return False
         for step, rate in zip(steps, before, strict=True):
             if state.scale_streak is not None:
                 step.assign_streak(state.scale_streak)
             if rate is None:
                 continue
-            was_set = rate != np.float32(step.known_rate)  # after the last push, as callbacks may
+            # A callback may set the rate after the last push. The fetched state would overwrite
+            # this rate before the next push reports it, so the rate is assigned again.
+            was_set = rate != np.float32(step.known_rate)
             step.known_rate = float(step.rate.numpy())
             if was_set:
                 step.assign_rate(rate)

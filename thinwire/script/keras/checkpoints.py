@@ -1,8 +1,9 @@
-"""TensorFlow's own checkpoints: one worker writes them, with what the PS holds.
+"""TensorFlow's own checkpoints: one worker writes the files, with the state of the shards.
 
-`tf.train.Checkpoint` and `tf.train.CheckpointManager` belong to no model, so they are changed as
-classes, for this process. On the other workers they count, number and return what they do alone,
-and touch no file: what they restore is the writer's.
+`tf.train.Checkpoint` and `tf.train.CheckpointManager` belong to no model, so their classes are
+patched for the whole process. On workers that do not write, the two classes return the usual paths
+and count and number checkpoints as usual, but touch no file. All workers restore the files that
+the writing worker saved.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ from thinwire.script.keras.saving import SavingWorker, is_own_file
 
 
 class CheckpointingWorker(Protocol):
-    """The worker behind what a checkpoint holds."""
+    """Worker that trains a model or an optimizer of a checkpoint."""
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return whether a model or an optimizer of it is among these, by identity."""
+        """Return whether this worker has a model or an optimizer with one of these identities."""
 
     def checkpointing(self) -> SavingWorker:
-        """Bring the model up to date, as far as that is due; return what saves it."""
+        """Refresh the model from the shards if necessary; return the object that saves it."""
 
 
-#: What functions of TensorFlow that change files look at, by thread.
+#: Per thread: `is_silent` is True while TensorFlow's functions must not change files.
 _STATE = threading.local()
-#: The functions by which a manager lists its checkpoints in a file, and removes old ones.
+#: Functions of TensorFlow by which a manager lists its checkpoints in a file, or removes old ones.
 _OF_MANAGERS = ("update_checkpoint_state_internal", "_delete_file_if_exists")
 
 
 def write_checkpoints_once(
     workers: Callable[[], Sequence[CheckpointingWorker]], writes: Callable[[], bool]
 ) -> None:
-    """Let one worker write the checkpoints of all.
+    """Let only one worker of the run write TensorFlow's checkpoints.
 
     Args:
-        workers: Returns those of this process, the newest last.
-        writes: Whether this process writes what belongs to none of them.
+        workers: Returns the workers of this process, the newest last.
+        writes: Returns whether this process writes checkpoints that contain no worker's model or
+            optimizer.
     """
     _guard_classes()
     _WORKERS[:] = [(workers, writes)]
@@ -54,7 +56,7 @@ _WORKERS: list[tuple[Callable[[], Sequence[CheckpointingWorker]], Callable[[], b
 
 @functools.cache
 def _guard_classes() -> None:
-    """Replace what writes, once for the process."""
+    """Patch the functions of TensorFlow that write checkpoints, once per process."""
     tf.train.Checkpoint._write = _once(tf.train.Checkpoint._write)
     module = sys.modules[tf.train.CheckpointManager.__module__]
     for name in _OF_MANAGERS:
@@ -62,7 +64,10 @@ def _guard_classes() -> None:
 
 
 def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Return Checkpoint's method through which all of its writing goes, for one worker."""
+    """Return a replacement for `Checkpoint._write` that writes on one worker only.
+
+    All saving methods of `Checkpoint` call `_write`.
+    """
 
     @functools.wraps(alone)
     def write(checkpoint: Any, file_prefix: Any, options: Any = None) -> Any:
@@ -71,10 +76,12 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
             if writes:
                 return alone(checkpoint, file_prefix, options)
             path = os.fspath(file_prefix)
-            given = None if options is None else options.experimental_write_callbacks
+            callbacks = None if options is None else options.experimental_write_callbacks
             with _silent():
-                for callback in given or ():
-                    if callback.__module__.startswith("tensorflow."):  # of a manager
+                for callback in callbacks or ():
+                    # Only a manager's callback runs without a file: the manager counts its
+                    # checkpoints in this callback. A callback of the script may read the file.
+                    if callback.__module__.startswith("tensorflow."):
                         callback(path)
             return path
 
@@ -83,14 +90,14 @@ def _once(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _saving(checkpoint: Any, is_own: bool) -> Iterator[bool]:
-    """Have what a checkpoint holds as it is to be saved; yields whether this worker writes."""
+    """Load the state to be saved into a checkpoint's objects; yield whether this worker writes."""
     workers, writes = _WORKERS[0]
-    tracked = {id(each) for each in tf.train.TrackableView(checkpoint).descendants()}
-    found = next((each for each in reversed(workers()) if each.holds(tracked)), None)
-    if found is None:
+    tracked = {id(tracked) for tracked in tf.train.TrackableView(checkpoint).descendants()}
+    worker = next((worker for worker in reversed(workers()) if worker.holds(tracked)), None)
+    if worker is None:
         yield is_own or writes()
         return
-    with found.checkpointing().saving(is_own) as is_writer:
+    with worker.checkpointing().saving(is_own) as is_writer:
         yield is_writer
 
 

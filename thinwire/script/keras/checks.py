@@ -1,4 +1,4 @@
-"""What of a script's model cannot be trained by exchanges, refused before anything is sent."""
+"""Rejects models and optimizers that cannot be trained in a distributed run, before it starts."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.script.data.place import WorkerPlace
 from thinwire.script.keras.plan import named
 
-#: Setting of a Keras optimizer -> what does the same here.
+#: Setting of a Keras optimizer -> the setting of Thinwire with the same effect.
 _INSTEAD = {
-    "momentum": "mode dgs or dgc, whose momentum it then is; or `momentum` for all nodes",
+    "momentum": "mode dgs or dgc, which apply the momentum; or `momentum` for all nodes",
     "weight_decay": "`worker_weight_decay` for the worker",
     "global_clipnorm": "`clip_norm` for the worker",
     "clipnorm": "`clip_norm` for the worker, which clips all gradients together",
 }
+#: Settings of a Keras optimizer that may differ from the server's.
 _FREE = ("name", "learning_rate")
 
-#: Optimizers whose steps are in proportion to gradients, or to which the script itself gives rates.
+#: Optimizers whose steps are proportional to gradients, or whose rates the script itself sets.
 _IN_PROPORTION = ("sgd", "momentum", "script")
 
 
 def check_model(model: Any) -> None:
-    """Refuse what is no Keras model. Raises ConfigurationError."""
+    """Reject an object that is no Keras model, with a ConfigurationError."""
     if not isinstance(model, keras.Model):
         raise ConfigurationError(
             f"distribute() was given a {type(model).__name__}; expected a keras.Model."
@@ -40,10 +41,11 @@ def check_model(model: Any) -> None:
 
 
 def check_exchanges(model: Any) -> None:
-    """Refuse a model that cannot be trained by exchanges at all.
+    """Reject a model that cannot be trained in a distributed run.
 
     Raises:
-        ConfigurationError: Another backend, or variables that tf.distribute has made.
+        ConfigurationError: Keras uses a backend other than TensorFlow, or a strategy of
+            tf.distribute created the model's variables.
     """
     if keras.backend.backend() != "tensorflow":
         raise ConfigurationError(
@@ -52,55 +54,60 @@ def check_exchanges(model: Any) -> None:
     strategy = getattr(model, "_distribute_strategy", None)
     if strategy is not None:
         raise ConfigurationError(
-            f"{model.name!r} was made in the scope of a {type(strategy).__name__} of tf.distribute "
-            f"({strategy.num_replicas_in_sync} replicas); expected none: a worker trains on one "
-            "device, and the exchange takes the strategy's place. Leave `with strategy.scope():` "
-            "out, and start a worker for each device."
+            f"{model.name!r} was created in the scope of a {type(strategy).__name__} of "
+            f"tf.distribute ({strategy.num_replicas_in_sync} replicas); expected no strategy: a "
+            "worker trains on one device, and Thinwire exchanges the gradients between the "
+            "workers. Remove `with strategy.scope():`, and start one worker for each device."
         )
 
 
 def check_states(model: Any, place: WorkerPlace) -> None:
-    """Refuse stateful layers where the workers share the rows of a data set.
+    """Reject stateful layers if the rows of a data set are divided among the workers.
+
+    Args:
+        model: Keras model.
+        place: How the data set is divided among the workers.
 
     Raises:
-        ConfigurationError: The model has one.
+        ConfigurationError: The model has a stateful layer, and the rows are divided.
     """
     layers = model._flatten_layers() if place.is_shared else ()
     for layer in layers:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ConfigurationError(
-                f"{layer.path} of {model.name!r} is stateful: each row of a batch goes on where "
-                "that row of the batch before has ended, and the parts of a data set that is "
-                'shared by rows do not. Give distribute() shard="off" (or --shard=off), and let '
-                "the script give each worker sequences of its own, by thinwire.worker_id() and "
+                f"{layer.path} of {model.name!r} is stateful: each row of a batch must continue "
+                "the same row of the previous batch, but the workers divide the rows of the data "
+                'set. Give distribute() shard="off" (or --shard=off), and let the script select '
+                "the sequences of each worker with thinwire.worker_id() and "
                 "thinwire.num_workers()."
             )
 
 
 def momentum_of(optimizer: Any) -> float | None:
-    """Return the momentum of a compiled optimizer, if it is SGD and has one."""
+    """Return the momentum of a compiled SGD; None for other optimizers and for momentum 0."""
     if not isinstance(optimizer, keras.optimizers.SGD) or not optimizer.momentum:
         return None
     return float(optimizer.momentum)
 
 
 def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> None:
-    """Refuse an optimizer that does what neither the server nor the method will do.
+    """Reject a compiled optimizer whose settings would have no effect, because the server steps.
 
-    Plain SGD stands for whatever they do; else it must be what the server steps with.
+    Plain SGD is always accepted. Any other optimizer must equal the server's optimizer.
 
     Args:
-        optimizer: Compiled.
-        method: Of the run.
-        takes_momentum: Whether the method has taken over the optimizer's momentum.
+        optimizer: Compiled optimizer.
+        method: Training method of the run.
+        takes_momentum: True if the method applies the optimizer's momentum itself.
 
     Raises:
-        ConfigurationError: A setting that would have no effect.
+        ConfigurationError: A setting of the optimizer would have no effect.
     """
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigurationError(
-            "the model scales its loss, as mixed_float16 does, and this server's model comes from "
-            "flags; expected float32 or mixed_bfloat16. Start the script with `thinwire run`."
+            "the model scales its loss, as with mixed_float16, but a server that has its model "
+            "from flags does not support loss scaling; expected float32 or mixed_bfloat16. Or "
+            "start the script with `thinwire run`, whose server supports loss scaling."
         )
     compiled = optimizer.get_config()
     if not isinstance(compiled["learning_rate"], float):
@@ -111,7 +118,9 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
         )
     if takes_momentum:
         compiled["momentum"] = 0.0
-    plain = keras.optimizers.SGD()  # with local steps that of the server is no one's of gradients
+    # With local steps the server's optimizer applies changes of weights, not gradients. It is then
+    # no counterpart of a compiled optimizer, so only plain SGD is accepted.
+    plain = keras.optimizers.SGD()
     server = plain if method.takes_local_steps else keras_optimizer(method.server)
     for known in (plain, server):
         if type(known) is type(optimizer) and not _differences(compiled, known.get_config()):
@@ -120,27 +129,32 @@ def check_optimizer(optimizer: Any, method: Method, takes_momentum: bool) -> Non
     if type(like) is not type(optimizer):
         raise ConfigurationError(
             f"the model is compiled with {type(optimizer).__name__}, but the server steps with "
-            f"{type(server).__name__}. Start the script with `thinwire run`, whose server steps "
-            "with what the script compiles; or compile it with SGD, or give all nodes a "
-            "`server_optimizer`."
+            f"{type(server).__name__}. Start the script with `thinwire run`, whose server uses "
+            "the compiled optimizer; or compile the model with SGD, or set `server_optimizer` on "
+            "all nodes."
         )
     name = _differences(compiled, like.get_config())[0]
-    instead = f"; instead there is {_INSTEAD[name]}" if name in _INSTEAD else ""
+    instead = f"; to set it in the run, use {_INSTEAD[name]}" if name in _INSTEAD else ""
     raise ConfigurationError(
-        f"the optimizer's {name}={compiled[name]!r} would have no effect: the server steps. "
-        f"Expected {like.get_config()[name]!r} here{instead}. Or start the script with "
-        "`thinwire run`, whose server steps with what the script compiles."
+        f"the optimizer's {name}={compiled[name]!r} would have no effect, because the server "
+        f"steps; expected {name}={like.get_config()[name]!r}{instead}. Or start the script with "
+        "`thinwire run`, whose server uses the compiled optimizer."
     )
 
 
 def check_rate_change(rate: float, method: Method) -> None:
-    """Refuse a learning rate that this worker's gradients cannot be scaled to.
+    """Reject a learning rate that this worker cannot realize by scaling its gradients.
+
+    Args:
+        rate: Learning rate that the script has set.
+        method: Training method of the run.
 
     Raises:
-        ConfigurationError: Not a rate, or the method does not step in proportion to gradients.
+        ConfigurationError: The rate is negative or not finite, or the method's steps are not
+            proportional to gradients.
     """
     if not 0 <= rate < math.inf:
-        raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number from 0 on.")
+        raise ConfigurationError(f"learning_rate={rate:g}: expected a finite number >= 0.")
     blind = (
         (
             method.server.optimizer not in _IN_PROPORTION,
@@ -155,94 +169,104 @@ def check_rate_change(rate: float, method: Method) -> None:
     for is_used, flag in blind:
         if is_used:
             raise ConfigurationError(
-                f"learning_rate={rate:g}: a worker changes its own rate by scaling its gradients, "
-                f"to which steps are not in proportion with {flag}; expected none of "
-                "LearningRateScheduler, ReduceLROnPlateau or the like. Give the server "
+                f"learning_rate={rate:g}: a worker changes its rate by scaling its gradients, but "
+                f"with {flag} steps are not proportional to gradients. Remove the callback that "
+                "sets the rate (LearningRateScheduler, ReduceLROnPlateau), and give the server "
                 "--lr_schedule."
             )
 
 
 def check_variables(variables: Iterable[Any]) -> None:
-    """Refuse constraints, which a server of flags does not know of. Raises ConfigurationError."""
+    """Reject variables with a constraint, for a server that has its model from flags.
+
+    Raises:
+        ConfigurationError: A variable has a constraint.
+    """
     for variable in variables:
         if variable.constraint is not None:
             raise ConfigurationError(
-                f"{variable.path} has a constraint, which the server would not keep; expected "
-                "none. Leave it out of the layer, or the variable out of W_global; or start the "
-                "script with `thinwire run`, whose server learns of it."
+                f"{variable.path} has a constraint, which the server would not apply; expected no "
+                "constraint. Remove the constraint from the layer, or the variable from W_global; "
+                "or start the script with `thinwire run`, whose server receives constraints."
             )
 
 
 def check_same_variables(shared: Sequence[Any], stepped: Sequence[Any]) -> None:
-    """Refuse variables that would be trained here alone: others of the model than are shared.
+    """Reject trainable variables that the run does not share: only this worker would train them.
 
-    Those that a script leaves out of W_global on purpose are its own affair.
+    If W_global is set, the script has chosen the shared variables, and every choice is accepted.
+
+    Args:
+        shared: Variables that the run shares.
+        stepped: Variables that the model's optimizers step.
 
     Raises:
-        ConfigurationError: The script has made further ones trainable without a new `compile`.
+        ConfigurationError: The script made variables trainable without a new `compile`.
     """
     known = {id(variable) for variable in shared}
     new = [variable for variable in stepped if id(variable) not in known]
     if new and not W_global:
         raise ConfigurationError(
             f"{new[0].path} and {len(new) - 1} more variables have become trainable since the "
-            "model was compiled, and a run shares those that were; expected the same. Compile the "
-            "model again after `trainable` has changed, as Keras alone wants it, too."
+            "model was compiled; expected the variables that were trainable then, because the run "
+            "shares only these. Compile the model again after changing `trainable`, as Keras "
+            "requires too."
         )
 
 
 def refuse_step_alone(
     optimizer: Any, variables: Sequence[Any], shared: Iterable[Any], name: str
 ) -> None:
-    """Refuse an optimizer that steps some of a model's variables without an exchange.
+    """Reject an optimizer that steps shared variables without an exchange.
 
     Args:
-        optimizer: Not distributed, or not known at the first step.
-        variables: Those that it steps.
-        shared: Those that only exchanges may change.
-        name: Of the model.
+        optimizer: Optimizer that is not distributed, or was not known at the first step.
+        variables: Variables that the optimizer steps.
+        shared: Shared variables of the model, which only exchanges may change.
+        name: Name of the model.
 
     Raises:
-        ConfigurationError: It steps one of these.
+        ConfigurationError: The optimizer steps a shared variable.
     """
-    known = {id(each) for each in shared}
+    known = {id(variable) for variable in shared}
     touched = [variable for variable in variables if id(variable) in known]
     if not touched:
         return
     raise ConfigurationError(
         f"{named(optimizer)} steps {touched[0].path} and {len(touched) - 1} more variables of "
-        f"{name!r} on this worker alone; expected an optimizer that exchanges. In a "
-        "train_step let it step in the first call already, for what steps there is shared; in "
-        "a loop of your own write `optimizer = thinwire.distribute(optimizer, model=model)`."
+        f"{name!r} on this worker alone; expected a distributed optimizer. In a train_step call "
+        "the optimizer in the first step already: Thinwire finds the optimizers of a train_step "
+        "there. In a custom loop write `optimizer = thinwire.distribute(optimizer, model=model)`."
     )
 
 
 def check_offered_step(
     optimizer: Any, number: int, variables: Sequence[Any], shared: SharedModel, offer: Offer
 ) -> None:
-    """Refuse other variables than those that the PS steps with an optimizer.
+    """Reject a step whose variables differ from the variables of the optimizer in the offer.
 
     Args:
-        optimizer: About to step.
-        number: Its own among those of the offer.
-        variables: Those that it is given.
-        shared: The model.
-        offer: As the PS has it.
+        optimizer: Optimizer that is about to step.
+        number: Number of the optimizer in the offer.
+        variables: Variables of the step.
+        shared: Shared part of the model.
+        offer: Offer that the PS has accepted.
 
     Raises:
-        ConfigurationError: Those of another optimizer, or not all of its own.
+        ConfigurationError: The step has a variable of another optimizer, or lacks one of its own
+            variables.
     """
-    unused, given = set(offer.unused), {id(variable) for variable in variables}
+    unused, stepped = set(offer.unused), {id(variable) for variable in variables}
     for owner, numbers in enumerate(offer.groups()):
-        for each in numbers:
-            variable, path = shared.variables[each], shared.spec.tensors[each].path
-            is_given = id(variable) in given
-            if is_given == (owner == number) or (not is_given and path in unused):
+        for index in numbers:
+            variable, path = shared.variables[index], shared.spec.tensors[index].path
+            is_stepped = id(variable) in stepped
+            if is_stepped == (owner == number) or (not is_stepped and path in unused):
                 continue
-            what = "steps" if is_given else "does not step"
+            what = "steps" if is_stepped else "does not step"
             raise ConfigurationError(
-                f"{named(optimizer)} {what} {path}, and the PS steps with it what was "
-                "known of it at the first step; expected the same variables in each step. "
+                f"{named(optimizer)} {what} {path}, unlike in the first step, which fixed the "
+                "variables of each optimizer on the PS; expected the same variables in each step. "
                 "Distribute each optimizer with the model that it steps, as in "
                 "thinwire.distribute(optimizer, model=generator), or build it before the loop: "
                 "optimizer.build(generator.trainable_variables)."

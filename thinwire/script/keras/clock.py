@@ -1,10 +1,10 @@
-"""The count at which a schedule of learning rates is read on a worker, and what reads it there.
+"""Lets learning-rate schedules follow the run's batch count instead of this worker's step count.
 
-Keras alone reads a schedule at its optimizer's count of steps, and so do callbacks, TensorBoard and
-scripts: by `optimizer.learning_rate`, or by a call of the schedule with `optimizer.iterations`. In
-a run that is this worker's count, and the schedule follows the batches that all have consumed. So
-a call of a schedule with its optimizer's count gives the rate of the run's count instead. The
-optimizer's own count stays what it is, for bias corrections and for scripts.
+Keras evaluates a schedule at its optimizer's step count. Callbacks, TensorBoard and scripts do the
+same, by `optimizer.learning_rate` or by calling the schedule with `optimizer.iterations`. In a run
+the optimizer counts only this worker's steps, but a schedule must follow the batches that all
+workers have consumed. So calling a schedule with its optimizer's count returns the rate at the
+run's count. The optimizer's own count does not change: bias corrections and scripts need it.
 """
 
 from __future__ import annotations
@@ -17,33 +17,35 @@ import keras
 
 from thinwire.script.keras.own_states import OWN_PREFIX
 
-#: Attribute of an optimizer's count that leads to the clock of its schedule.
+#: Attribute of an optimizer's `iterations` variable that holds the `RunClock` of its schedule.
 _CLOCK = "_thinwire_clock"
 
 
 class RunClock:
-    """The count that the schedule of one optimizer is read at, as this worker knows it.
+    """The run's batch count at which one optimizer's schedule is evaluated on this worker.
 
     Attributes:
-        variable: The count, which the graph of a step reads; of the kind that optimizers have.
-        own: The optimizer's own count at the last exchange, where it steps on this worker.
-        count: Its value, which may be ahead of the variable: a graph assigns to that when it can.
+        variable: Keras variable with the run's count, for the graph of a step.
+        own: Keras variable with the optimizer's own step count at the last exchange, for an
+            optimizer that steps on this worker.
+        count: The run's count as an int. It may be ahead of `variable`, which the graph of a step
+            assigns later.
 
     Args:
-        optimizer: Keras optimizer with a schedule; without a loss scaling around it.
+        optimizer: Keras optimizer with a schedule, without a loss-scaling wrapper.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self.count = int(optimizer._iterations)
         self.variable, self.own = self._new_variable(), self._new_variable()
-        self._read_at = self._new_variable()  # which no graph assigns to
+        self._read_at = self._new_variable()  # no graph assigns to this variable
 
     def _new_variable(self) -> keras.Variable:
-        """Return a variable that TensorFlow does not count as made by the step it is tracing.
+        """Return a new variable that does not belong to the trace in progress.
 
-        A step that makes variables is traced a second time, and `tf.init_scope` does not hide them.
-        Another thread is in no trace.
+        TensorFlow traces a step a second time if the step creates variables, even within
+        `tf.init_scope`. Another thread is outside of any trace, so the variable is created there.
         """
         with futures.ThreadPoolExecutor(1) as outside:
             return outside.submit(
@@ -56,7 +58,7 @@ class RunClock:
             ).result()
 
     def go_on(self, count: int) -> None:
-        """Let the schedule be read at a count of the run from now on, outside of any step."""
+        """Evaluate the schedule at a count of the run; call this method outside of any step."""
         self.count = count
         self.variable.assign(count)
         self.own.assign(int(self._optimizer._iterations))
@@ -65,13 +67,14 @@ class RunClock:
         _read_at_clocks(kind)
 
     def pause(self) -> None:
-        """Let the schedule be read at the optimizer's own count, which the script has set."""
+        """Evaluate the schedule at the optimizer's own count, because the script has set it."""
         setattr(self._optimizer._iterations, _CLOCK, None)
 
     def read(self, schedule: Any) -> float:
-        """Return a schedule's rate at the count.
+        """Return a schedule's rate at `count`.
 
-        A graph may not have assigned that yet when its next exchange reads it.
+        `variable` cannot be used: the graph may assign the new count only after the next exchange
+        has read the rate.
         """
         self._read_at.assign(self.count)
         return float(schedule(self._read_at))
@@ -79,10 +82,10 @@ class RunClock:
 
 @functools.cache
 def _read_at_clocks(kind: Any) -> None:
-    """Let schedules of a class be read at the run's count, once for the process.
+    """Patch `__call__` of a schedule class to use the run's count, once per process.
 
-    That is so where one is called with the count of an optimizer that has a clock; any other call
-    is as it was.
+    The patch applies to calls with the `iterations` variable of an optimizer that has a clock. All
+    other calls are unchanged.
     """
     alone: Any = vars(kind).get("__call__", kind.__call__)
 

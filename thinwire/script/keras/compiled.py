@@ -1,4 +1,4 @@
-"""What a script compiles, in words: for the comparison of a run with the run that it continues."""
+"""Describes a compiled model as text, to compare a resumed run with the original run."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from thinwire.ops.offer import Offer
 from thinwire.runtime.run.program import digest_of_bytes
 from thinwire.script.keras.plan import StepPlan
 
-#: Arguments of Keras' objects that change no result.
+#: Arguments of Keras objects that change no result.
 _NAMES = ("name", "dtype", "module", "registered_name", "build_config")
 _RATE = "learning_rate"
-#: Parts of an offer that are compared in addition to what is described here.
+#: Fields of an offer that are compared in addition to the model, optimizer and loss.
 _OF_OFFER = ("constraints", "loss_scale", "num_examples", "statistics", "unused")
 
 
 def describe_compiled(
     model: Any, plan: StepPlan, offer: Offer, batch_size: int | None = None
 ) -> dict[str, str]:
-    """Return what is compiled -> its description.
+    """Return a description of each compiled part: name of the part -> text.
 
-    A learning rate counts until the optimizer has taken its first step: training may change it
-    afterwards, and a script that loads its optimizer from a file has the changed one.
+    The learning rate is part of the description only before the optimizer's first step. Training
+    may change the rate later, and a script that loads its optimizer from a file has the new rate.
 
     Args:
-        model: The Keras model, or one of those that a loop trains.
-        plan: What the script steps.
-        offer: What this worker offers to the PS.
-        batch_size: Batch size of the script alone; None: not known.
+        model: Keras model, or one of the models that a loop trains.
+        plan: Optimizers of the script and the variables they step.
+        offer: Offer of this worker to the PS.
+        batch_size: Batch size that the script gives to fit; None if unknown.
     """
-    found = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
+    description = {"optimizer": " + ".join(_optimizer(step.optimizer) for step in plan.steps)}
     for name, value in _losses(model):
-        found[name] = value
-    signature = [[each.path, list(each.shape)] for each in offer.spec.tensors]
+        description[name] = value
+    signature = [[tensor.path, list(tensor.shape)] for tensor in offer.spec.tensors]
     digest = digest_of_bytes(json.dumps(signature).encode())[:8]
-    found["model"] = (
+    description["model"] = (
         f"{len(signature)} variables with {offer.spec.num_parameters:,} values (digest {digest})"
     )
     if batch_size:
-        found["batch size"] = str(batch_size)
+        description["batch size"] = str(batch_size)
     document = json.loads(offer.to_json())
     for name in _OF_OFFER:
         if document[name]:
-            found[name] = json.dumps(document[name])
-    return found
+            description[name] = json.dumps(document[name])
+    return description
 
 
 def _optimizer(optimizer: Any) -> str:
-    """Return for example ``SGD(learning_rate=0.02, momentum=0.9)``: what is set, defaults left out.
+    """Return an optimizer's class and its arguments that are not defaults.
 
     >>> import keras
     >>> _optimizer(keras.optimizers.SGD(0.25, momentum=0.5))
@@ -71,20 +71,20 @@ def _optimizer(optimizer: Any) -> str:
 
 
 def _losses(model: Any) -> Iterable[tuple[str, str]]:
-    """Yield the loss and its weights, as far as they are known."""
+    """Yield (name, description) of the compiled loss and of its weights, if known."""
     loss = getattr(model, "loss", None)
     if loss:
         yield "loss", _described(loss)
     try:
         config = model.get_compile_config() or {}
-    except Exception:  # noqa: BLE001 - objects of the script's own may be no plain data
+    except Exception:  # noqa: BLE001 - classes of the script may raise any error
         return
     if config.get("loss_weights"):
         yield "loss weights", _described(config["loss_weights"])
 
 
 def _described(value: Any) -> str:
-    """Return a value in one line: a class with its arguments, a function by its name."""
+    """Return a one-line description: a class with its arguments, a function by its name."""
     if isinstance(value, bool | int | str) or value is None:
         return str(value)
     if isinstance(value, float):
@@ -99,13 +99,13 @@ def _described(value: Any) -> str:
     if hasattr(value, "get_config"):
         try:
             return f"{type(value).__name__}({_arguments(value.get_config())})"
-        except Exception:  # noqa: BLE001 - of the script's own class
+        except Exception:  # noqa: BLE001 - a class of the script may raise any error
             return type(value).__name__
     return str(getattr(value, "__name__", type(value).__name__))
 
 
 def _arguments(config: Mapping[str, Any]) -> str:
-    """Return arguments that are set, without names."""
+    """Return the arguments that are set as ``key=value``, without names and dtypes of objects."""
     shown = (
         f"{name}={_described(value)}"
         for name, value in config.items()

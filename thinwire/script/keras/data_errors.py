@@ -1,8 +1,8 @@
-"""Errors of Keras and TensorFlow that a script's data brings about, in words that name the data.
+"""Replaces data errors of Keras and TensorFlow by messages that name the data and the fix.
 
-They are found by their text when a step has failed already, so that a step that fits costs nothing
-and no data is refused that Keras takes. Data comes in every form that `fit` knows: arrays, dicts,
-tf.data, generators.
+The errors are recognized by their text, after a step has failed. So a successful step costs
+nothing, and data that Keras accepts is never rejected. The data may have any form that `fit`
+accepts: arrays, dicts, tf.data or generators.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import tensorflow as tf
 from thinwire.ops.types import ConfigurationError
 from thinwire.script.data.place import WorkerPlace
 
-#: What an error has in its text that a fixed number of rows may have brought about.
+#: Words in the text of an error that a fixed number of rows in the model may have caused.
 _OF_ROWS = re.compile(r"shape|rank|dimension|size|batch", re.IGNORECASE)
-#: An error of this library's, raised while TensorFlow was reading the data.
+#: A ConfigurationError of Thinwire, raised while TensorFlow was reading the data.
 _REFUSED = re.compile(rf"{ConfigurationError.__name__}: ([^\n]*)")
 _LABEL = re.compile(r"label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
-#: An input of another width or rank, or none; one of another number of rows is `explain_batch`'s.
+#: A missing input, or an input whose width or rank is wrong. `explain_batch` handles an input with
+#: a wrong number of rows.
 _INPUTS = re.compile(
     r"Input \d+ [^\n]*is incompatible with the layer: expected (?!shape=\(\d)[^\n\x1b]*"
     r"|Expected shape \(None[^\n\x1b]*"
@@ -37,13 +38,13 @@ _TARGETS = re.compile(
 
 @contextlib.contextmanager
 def refusing_unfit(model: Any) -> Iterator[None]:
-    """Refuse data that does not fit a model, where Keras has failed with it.
+    """Replace an error of Keras or TensorFlow by a clear one if the data does not fit the model.
 
     Args:
         model: Keras model.
 
     Raises:
-        ConfigurationError: In the place of Keras' or TensorFlow's error; all others stay.
+        ConfigurationError: The data does not fit the model. All other errors pass unchanged.
     """
     try:
         yield
@@ -55,46 +56,46 @@ def refusing_unfit(model: Any) -> Iterator[None]:
 
 
 def _mismatch(text: str, model: Any) -> str | None:
-    """Return what does not fit, by the text of an error; None: it is of something else."""
-    if found := _REFUSED.search(text):
-        return found[1]
-    if found := _LABEL.search(text):
-        label, classes = found.groups()
+    """Return a message about data that does not fit; None if the error has another cause."""
+    if match := _REFUSED.search(text):
+        return match[1]
+    if match := _LABEL.search(text):
+        label, classes = match.groups()
         return (
             f"a batch has the label {label}, and {model.name!r} has {classes} outputs; expected "
-            f"labels 0 to {int(classes) - 1}. Give its last layer a unit for each class, or number "
-            "the classes from 0."
+            f"labels 0 to {int(classes) - 1}. Give the model's last layer one unit for each class, "
+            "or number the classes from 0."
         )
-    if found := _INPUTS.search(text):
+    if match := _INPUTS.search(text):
         taken = getattr(model, "input_shape", None) if getattr(model, "inputs", None) else None
         takes = "" if taken is None else f", which takes {taken}"
         return (
-            f"a batch does not fit {model.name!r}{takes}: {found[0].strip()}. Give its keras.Input "
-            "the shape of one example, or change the data."
+            f"a batch does not fit {model.name!r}{takes}: {match[0].strip()}. Give the model's "
+            "keras.Input the shape of one example, or change the data."
         )
-    if found := _TARGETS.search(text):
-        labels, outputs = found["target"] or found["first"], found["output"] or found["second"]
+    if match := _TARGETS.search(text):
+        labels, outputs = match["target"] or match["first"], match["output"] or match["second"]
         return (
-            f"a batch has labels of the shape {labels}, and {model.name!r} has outputs of "
-            f"{outputs}; the loss expected the same of both. Give its last layer as many units as "
-            "a label has values, or take a loss for the labels as they are."
+            f"a batch has labels of shape {labels}, and {model.name!r} has outputs of shape "
+            f"{outputs}; the loss expected equal shapes. Give the model's last layer as many units "
+            "as a label has values, or choose a loss that fits the labels."
         )
     return None
 
 
 def explain_batch(error: BaseException, place: WorkerPlace | None, batch_size: int | None) -> None:
-    """Add to an error of a script's first step that its batches are parts here.
+    """Add a note to an error of the first step: the workers divide each batch among themselves.
 
     Args:
-        error: Of the step.
-        place: This worker's; None: the script shares its data itself.
-        batch_size: The script's, as far as it is known.
+        error: Error of the step.
+        place: How the data is divided among the workers; None if the script divides it itself.
+        batch_size: Batch size that the script gives to fit, in rows; None if unknown.
     """
     is_foreign = isinstance(error, ValueError | tf.errors.InvalidArgumentError)
     if not (is_foreign and _OF_ROWS.search(str(error))) or place is None or not place.divides_batch:
         return
     error.add_note(
-        f"Thinwire: a batch of {batch_size or 'fit'} is the whole run's here, and each of "
-        f"{place.num_workers} workers takes its part of the rows. If the model or its train_step "
-        "fixes a number of rows, give --batch=worker: every batch is then as the script makes it."
+        f"Thinwire: {place.num_workers} workers divide the rows of each batch of "
+        f"{batch_size or 'fit'} among themselves. If the model or its train_step requires a fixed "
+        "number of rows, give --batch=worker: every worker then trains on whole batches."
     )

@@ -1,4 +1,4 @@
-"""`distribute`: a Keras model, or the optimizers of a loop, that train together with others."""
+"""`distribute`: makes a Keras model, or the optimizers of a loop, train in a distributed run."""
 
 from __future__ import annotations
 
@@ -43,29 +43,31 @@ def distribute(
     num_train: int | None = None,
     **settings: Any,
 ) -> Any:
-    """Let a model's `fit`, or an optimizer of a training loop, train together with other workers.
+    """Make a model's `fit`, or an optimizer of a training loop, train with the other workers.
 
-    A model joins the run at the first step of `fit`, or of `train_on_batch`, and then has the
-    server's weights. `fit` ends when the run ends, or by itself; the next `fit` joins again. Where
-    nothing names a run, it trains alone, exactly as before.
+    A model joins the run at the first step of `fit` or `train_on_batch`, and then gets the
+    server's weights. `fit` ends after its epochs or when the run ends; the next `fit` joins again.
+    If no setting names a run, the model trains alone, exactly as without this call.
 
-    An optimizer exchanges wherever the script calls its `apply` or `apply_gradients`, eagerly or
-    within a `tf.function`. A loop with several, as of a GAN, distributes each, with the models that
-    it steps, before the first step. The loop's data is the script's own affair.
+    A distributed optimizer exchanges gradients or weights wherever the script calls its `apply` or
+    `apply_gradients`, eagerly or within a `tf.function`. A loop with several optimizers, for
+    example of a GAN, distributes each optimizer, with the models it steps, before the first step.
+    Thinwire does not divide the data of a loop among the workers.
 
     Args:
-        trained: A Keras model, compiled before or after this call, built or not; or an optimizer.
-        args: See thinwire.script.settings.
-        model: With an optimizer: the model, or the models, that it steps; built.
-        num_train: Size of the whole training set, which dgc's warm-up needs.
-        **settings: Further flags by name, such as ``id_worker=2``.
+        trained: Keras model, compiled before or after this call, built or not; or an optimizer.
+        args: Settings of the worker; `thinwire.script.settings` lists the accepted types.
+        model: Built model or models that the optimizer steps; None if `trained` is a model.
+        num_train: Number of rows of the whole training set, which dgc's warm-up needs; None if
+            unknown.
+        **settings: Further flags by name, for example ``id_worker=2``.
 
     Returns:
-        The same object. Its `thinwire` attribute, and that of the models, is its
+        The object `trained`. The `thinwire` attribute of the object and of the models is the
         `thinwire.script.keras.session.ModelSession`.
 
     Raises:
-        ConfigurationError: Settings or a model that cannot work.
+        ConfigurationError: The settings are invalid, or the model cannot be distributed.
     """
     record_temporary()
     report_held()
@@ -77,7 +79,7 @@ def distribute(
         _distribute_optimizer(trained, models_of(trained, model), args, num_train, settings)
     elif model is not None:
         raise ConfigurationError(
-            f"distribute() was given model= beside a {type(trained).__name__}; expected a Keras "
+            f"distribute() was given model= with a {type(trained).__name__}; expected a Keras "
             "optimizer: optimizer = thinwire.distribute(optimizer, model=model)."
         )
     else:
@@ -88,7 +90,7 @@ def distribute(
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
-    """The arguments of a call of `distribute`, by which a second one is compared with the first."""
+    """Arguments of a call of `distribute`, to compare a second call with the first."""
 
     args: Any
     model: Any
@@ -96,36 +98,37 @@ class _Call:
     settings: Mapping[str, Any]
 
     def check_repeats(self, trained: Any, session: ModelSession) -> None:
-        """Refuse to distribute the same object in another way.
+        """Reject a second call of `distribute` for an object if the arguments differ.
 
         Raises:
-            ConfigurationError: It was distributed with other arguments, or its optimizer was.
+            ConfigurationError: The object was distributed with other arguments, or it is a model
+                whose optimizer is distributed.
         """
         before = session.calls.get(id(trained))
         name = named(trained) if hasattr(trained, "apply_gradients") else f"{trained.name!r}"
         if before is None:
             raise ConfigurationError(
-                f"distribute() was given {name}, which an optimizer of a loop steps that is "
-                "distributed already; expected one of both. Distribute the model for fit and "
-                "train_on_batch, or the optimizer for a loop of your own."
+                f"distribute() was given {name}, but an optimizer that steps this model is "
+                "distributed already; expected either the model or the optimizer. Distribute the "
+                "model for fit and train_on_batch, or the optimizer for a custom loop."
             )
-        other = [
+        changed = [
             field.name
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != getattr(before, field.name)
         ]
-        if other:
+        if changed:
             raise ConfigurationError(
-                f"distribute() was given {name} a second time with another {other[0]}: "
-                f"{getattr(self, other[0])!r:.200}, and before {getattr(before, other[0])!r:.200}; "
-                "expected the same arguments, which change nothing, or one call."
+                f"distribute() was given {name} a second time with another {changed[0]}: "
+                f"{getattr(self, changed[0])!r:.200}, and before "
+                f"{getattr(before, changed[0])!r:.200}; expected one call, or the same arguments."
             )
 
 
 def _distribute_model(
     model: Any, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> None:
-    """Put a session around a model's `fit`."""
+    """Give a model its session, and patch its `fit` for the role of this process."""
     check_model(model)
     launched = read_settings_file(os.environ)
     is_alone = source_of(args, settings) is None
@@ -142,7 +145,9 @@ def _distribute_model(
         model.thinwire = ModelSession(model)
     else:
         compiled = getattr(model, "optimizer", None)
-        if compiled is not None and StepTrial(model).is_standard:  # else it may be a dummy
+        # A custom train_step may never use the compiled optimizer, so only the optimizer of a
+        # standard train_step is checked.
+        if compiled is not None and StepTrial(model).is_standard:
             _check_optimizer(compiled, args, settings)
         surround_fit(model, _new_session(model, args, num_train, settings))
 
@@ -154,36 +159,37 @@ def _distribute_optimizer(
     num_train: int | None,
     settings: Mapping[str, Any],
 ) -> None:
-    """Let an optimizer of a loop exchange, by the session that its models have or get."""
+    """Give an optimizer of a loop the session of its models, so that its steps exchange."""
     launched = read_settings_file(os.environ)
     if _never_trains(launched) or source_of(args, settings) is None:
-        sessions = [each.thinwire for each in models if getattr(each, "thinwire", None)]
+        sessions = [model.thinwire for model in models if getattr(model, "thinwire", None)]
         optimizer.thinwire = sessions[0] if sessions else ModelSession(models[0])
         if launched is not None and launched.evaluates:
             run = read_settings(args, settings, type_node="Worker").run
             report_arrival(run)
             skip_steps(optimizer, run)
         return
-    for each in models:
-        check_exchanges(each)
+    for model in models:
+        check_exchanges(model)
     _check_optimizer(optimizer, args, settings)
     session = _session_of(models, args, num_train, settings)
-    for each in models:
-        if getattr(each, "thinwire", None) is None:
-            each.thinwire = session
-            save_once(each, session.central)
-            look_fresh(each, session.loop)
+    for model in models:
+        if getattr(model, "thinwire", None) is None:
+            model.thinwire = session
+            save_once(model, session.central)
+            look_fresh(model, session.loop)
     session.add_optimizer(optimizer, models)
     optimizer.thinwire = session
 
 
 def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse an optimizer that the PS is to step with and cannot build.
+    """Reject an optimizer that the PS would step with but cannot build.
 
-    The first step would refuse it as well, perhaps after another model was trained.
+    The first step rejects the optimizer too, but perhaps only after the script has trained another
+    model.
 
     Raises:
-        ConfigurationError: It cannot.
+        ConfigurationError: The PS cannot build the optimizer.
     """
     run = read_settings(args, settings, type_node="Worker").run
     if run.model_is_offered and not run.method.steps_on_workers:
@@ -191,15 +197,17 @@ def _check_optimizer(optimizer: Any, args: Any, settings: Mapping[str, Any]) -> 
 
 
 def _never_trains(launched: LaunchedScript | None) -> bool:
-    """Return whether this process evaluates for others; refuse one that measures steps.
+    """Return whether this process is an evaluator; reject a process that measures steps.
 
     Raises:
-        ConfigurationError: It measures for `thinwire advise`, which knows `fit` alone.
+        ConfigurationError: This process measures steps for `thinwire advise`, which measures only
+            `fit`.
     """
     if launched is not None and launched.measured_to:
         raise ConfigurationError(
-            "thinwire advise measures the steps of model.fit, and this script has a training loop "
-            "of its own; expected a script with fit. Give `thinwire advise` a model file instead."
+            "thinwire advise measures the steps of model.fit, but this script has a custom "
+            "training loop; expected a script with fit. Give `thinwire advise` a model file "
+            "instead."
         )
     return launched is not None and launched.evaluates
 
@@ -207,28 +215,28 @@ def _never_trains(launched: LaunchedScript | None) -> bool:
 def _session_of(
     models: Sequence[keras.Model], args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Return the session of some models: one that has these, or that this worker has already.
+    """Return the session of a model of the list, or this worker's session, or a new session.
 
-    A run has one model; so all optimizers of a script share one session.
+    A run has one model, so all optimizers of a script share one session.
     """
-    for each in models:
-        if isinstance(known := getattr(each, "thinwire", None), ModelSession):
+    for model in models:
+        if isinstance(known := getattr(model, "thinwire", None), ModelSession):
             return known
     chosen = read_settings(args, settings, type_node="Worker")
     place = chosen.run.addresses, chosen.worker().id_worker
-    for other in RECORD.sessions:
-        if isinstance(other, ModelSession) and other.place == place:
-            return other
+    for session in RECORD.sessions:
+        if isinstance(session, ModelSession) and session.place == place:
+            return session
     return _new_session(models[0], args, num_train, settings)
 
 
 def _new_session(
     model: keras.Model, args: Any, num_train: int | None, settings: Mapping[str, Any]
 ) -> ModelSession:
-    """Give a model a session, and return it."""
+    """Create a session, attach it to a model, and return it."""
     chosen: ScriptSettings = read_settings(args, settings, type_node="Worker")
     if chosen.local:
-        raise ConfigurationError("mode msgd trains without a server; leave distribute() out.")
+        raise ConfigurationError("mode msgd trains without a server; remove distribute().")
     if not (chosen.is_launched or RECORD.is_distributed):
         exit_with_reason()
     session = model.thinwire = ModelSession(model, chosen, args, settings, num_train)
@@ -241,4 +249,4 @@ def _new_session(
 
 
 def _checkpointing() -> list[ModelSession]:
-    return [each for each in RECORD.sessions if isinstance(each, ModelSession)]
+    return [session for session in RECORD.sessions if isinstance(session, ModelSession)]

@@ -1,7 +1,7 @@
-"""Compiled metrics that exist before a step is traced.
+"""Creates a model's compiled metrics before the first step is traced.
 
-Keras creates the metrics that `compile` was given by name within the first step. TensorFlow throws
-a trace away that creates variables, and makes it a second time, which takes as long as the first.
+Keras creates the metrics that `compile` received by name only within the first step. TensorFlow
+discards a trace that creates variables and traces the step again, which doubles the tracing time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from thinwire.script.keras.plan import before_first_step
 
 
 def create_before_trace(model: Any) -> None:
-    """Let the next step of a model find its metrics, where it is known what Keras would create.
+    """Create a model's metrics before its next step, if Keras' choice of metrics is known.
 
     Args:
-        model: Compiled, with Keras' own train_step and a function that calls it.
+        model: Compiled Keras model with Keras' own train_step.
     """
     metrics = getattr(model, "_compile_metrics", None)
     if metrics is None or metrics.built or model.run_eagerly or not _is_usual(model):
@@ -28,7 +28,7 @@ def create_before_trace(model: Any) -> None:
 
 
 def _is_usual(model: Any) -> bool:
-    """Return whether Keras' own code calls a model with one output and updates its metrics."""
+    """Return whether a model has one output and uses Keras' own `call` and `compute_metrics`."""
     call = getattr(model.call, "__func__", None)
     compute = getattr(model.compute_metrics, "__func__", None)
     if call not in (keras.Sequential.call, Functional.call):
@@ -40,7 +40,7 @@ def _is_usual(model: Any) -> bool:
 
 
 def _create(model: Any, metrics: Any, data_spec: Any) -> None:
-    """Create the metrics, whose kinds follow from the shapes of the labels and of the output."""
+    """Create the metrics; the shapes of the labels and of the output determine their classes."""
     _, labels, _ = keras.utils.unpack_x_y_sample_weight(data_spec)
     if not metrics.built and isinstance(labels, tf.TensorSpec) and labels.shape.rank:
         metrics.build(labels, model.outputs[0])

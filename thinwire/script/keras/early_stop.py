@@ -1,4 +1,4 @@
-"""All scripts end a `fit` after the same epoch, where one of them ends it early."""
+"""Early end of a `fit`: if one script stops early, all scripts stop after the same epoch."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ from thinwire.script.keras.run_member import RunMember
 
 
 class EarlyStop:
-    """Agrees with the other scripts on an early end, and ends this one's `fit` there.
+    """Agrees with the other scripts on an early end of a `fit`, and ends this script's `fit`.
 
     Attributes:
-        epoch: The present one, as Keras counts them.
+        epoch: Number of the current epoch, from Keras' initial_epoch.
     """
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
         self.epoch = 0
-        self._after: int | None = None  # how many epochs this `fit` ends early; 0: immediately
+        # Number of epochs after which this `fit` ends; 0: immediately; None: no early end.
+        self._after: int | None = None
 
     def begin_fit(self) -> None:
-        """Forget the `fit` before."""
+        """Reset the state of the previous `fit`."""
         self.epoch, self._after = 0, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin an epoch, as Keras counts them."""
+        """Begin an epoch with the number that Keras gives; end `fit` if it is not to be trained."""
         self.epoch = epoch
         if self._after is not None and epoch >= self._after:
             self._stop_training()
 
     def end_epoch(self) -> None:
-        """Agree, behind all callbacks of an epoch, on whether this `fit` ends early.
+        """Agree with the other scripts, after all callbacks of an epoch, on an early end.
 
-        A callback may have set stop_training here while another script is in a later epoch already.
-        Then this script trains on until both have had as many.
+        A callback may set stop_training in this script while another script is already in a later
+        epoch. Then this script trains until it has completed the same number of epochs.
         """
         member = self._member
         if not member.meets_others:
@@ -48,9 +49,10 @@ class EarlyStop:
             member.model.stop_training = self.epoch + 1 >= self._after
 
     def stop_now(self) -> None:
-        """Let the other scripts end this `fit` too, where this one has stopped within an epoch.
+        """End this `fit` in the other scripts, because this script stopped within an epoch.
 
-        They end it after the batch in progress: nobody waits for this worker's rounds any more.
+        The other scripts stop after their batch in progress and do not wait for further rounds of
+        this worker.
         """
         member = self._member
         if self._after is None and not member.stopped:
@@ -59,13 +61,13 @@ class EarlyStop:
                 member.barriers.stop_fit(0)
 
     def stop(self, after: int) -> None:
-        """End this `fit` after so many epochs, as another script has (any thread)."""
+        """End this `fit` after `after` epochs, because another script ended early (any thread)."""
         self._after = after
         if self._member.in_fit and self.epoch >= after:
             self._stop_training()
 
     def pass_over(self) -> None:
-        """End this `fit`, which the others have behind them."""
+        """End this `fit` immediately, because the run has completed it already."""
         self._after = 0
         self._stop_training()
 

@@ -1,9 +1,9 @@
-"""A script in the evaluator's role: `fit` never trains, but evaluates the run's central model.
+"""A script in the evaluator's role: `fit` does not train, but evaluates the run's central model.
 
-The script is the workers', so its validation data and its compiled metrics are theirs. Within a
-`fit` the evaluator serves the requests of the workers at the ends of their epochs, and evaluates
-now and then in between. It goes on behind a `fit` when the workers have begun the next one; the end
-of the run is the end of the process, so nothing of what follows the last `fit` is done here.
+The evaluator runs the same script as the workers, so it has their validation data and compiled
+metrics. Within a `fit` the evaluator answers the workers' requests at the ends of epochs, and also
+evaluates between requests. The evaluator's `fit` returns when the workers begin their next `fit`.
+The process ends with the run, so the evaluator never executes the code after the last `fit`.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from thinwire.worker.temporary import remove_temporary
 if TYPE_CHECKING:
     from thinwire.runtime.run.settings import Run
 
-#: Of one processor's time that evaluations in between may take.
+#: Fraction of one processor's time that unrequested evaluations may use.
 _SHARE = 0.05
-#: After the first one, most of whose time went into tracing.
+#: Pause after the first evaluation, in seconds. Tracing takes most of the first evaluation's time,
+#: so this time does not predict the cost of the next evaluation.
 _FIRST_PAUSE_SECONDS = 5.0
+#: Longest wait for messages of shard 0, in seconds, before a due evaluation is checked for.
 _LOOK_SECONDS = 0.5
-#: What would write a file of the model.
+#: Methods of a model that write files.
 _WRITERS = ("save", "save_weights", "export")
 
 
 def evaluate_fit(model: keras.Model, run: Run) -> None:
-    """Let a model's `fit` evaluate; nothing of the model is saved.
+    """Patch a model: `fit` evaluates, and saving methods write only temporary files.
 
     Args:
-        model: Compiled before or after this call.
-        run: The run's settings.
+        model: Keras model, compiled before or after this call.
+        run: Settings of the run.
     """
     report_arrival(run)
     evaluator = FitEvaluator(model, run, _requests_of, _end_process, _SCRIPT)
@@ -69,24 +71,25 @@ def evaluate_fit(model: keras.Model, run: Run) -> None:
 
 
 def report_arrival(run: Run) -> None:
-    """Let shard 0 know, by this process' stream, that it has come to `distribute`.
+    """Open the stream to shard 0, which reports that this process has called `distribute`.
 
-    Nobody trains before that; see `thinwire.ps.scripts.first_evaluator`.
+    No worker trains before the first evaluator's report; see
+    `thinwire.ps.scripts.first_evaluator`.
     """
     _requests_of(run)
 
 
 def skip_steps(optimizer: Any, run: Run) -> None:
-    """Let a distributed optimizer of a loop step nothing, and hold the loop while it is not needed.
+    """Patch a loop's optimizer: steps do nothing, and wait until an evaluator is needed.
 
-    What follows the loop in the script would otherwise be done at the start of the run, with a
-    model that nobody has trained.
+    Without the wait the evaluator would run through the loop at the start of the run, and then
+    execute the rest of the script with an untrained model.
     """
     optimizer.apply = _after_waiting(lambda *given, **named: None, run)
 
 
 def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
-    """Let a step wait until a worker has begun a `fit` with validation data, behind the loop."""
+    """Return a step that first waits until a worker has begun a `fit` with validation data."""
 
     @functools.wraps(alone)
     def step(*args: Any, **keywords: Any) -> Any:
@@ -103,7 +106,7 @@ def _after_waiting(alone: Callable[..., Any], run: Run) -> Callable[..., Any]:
 
 
 def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of a model write temporary files alone, which no worker has."""
+    """Return a saving method that writes temporary files only; no worker shares such files."""
 
     @functools.wraps(alone)
     def write(filepath: Any, *args: Any, **keywords: Any) -> Any:
@@ -113,18 +116,24 @@ def _own_only(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ValidationSet:
-    """The validation data of one `fit`, or the part that its `validation_split` cuts off."""
+    """Validation data of one `fit`, from `validation_data` or split off by `validation_split`."""
 
     def __init__(self, model: keras.Model, arguments: dict[str, Any]) -> None:
-        """Take the arguments of Keras' fit; the model has variables."""
+        """Prepare an iterator over the data.
+
+        Args:
+            model: Built Keras model.
+            arguments: Arguments of Keras' fit, by name.
+        """
         x, y, sample_weight = unpack_x_y_sample_weight(arguments["validation_data"])
         batch_size = arguments.get("validation_batch_size") or arguments.get("batch_size")
         steps = arguments.get("validation_steps")
         data = {"x": x, "y": y, "sample_weight": sample_weight, "batch_size": batch_size}
         self._model, self._keywords = model, data | {"steps": steps}
-        #: Whether each evaluation is of the same rows, so that more of them do no harm.
+        #: True if each evaluation reads the same rows. Otherwise an extra evaluation would consume
+        #: rows that the workers' evaluations need.
         self.is_repeatable = steps is None and not isinstance(x, types.GeneratorType)
-        # As Keras' fit makes it, once for all epochs.
+        # Keras' fit also creates one iterator for all epochs.
         self._iterator = TFEpochIterator(
             **data,
             steps_per_epoch=steps,
@@ -134,7 +143,7 @@ class ValidationSet:
         )
 
     def evaluate(self) -> list[pb.Metric]:
-        """Return the model's metrics at its present weights."""
+        """Return the model's metrics at its current weights."""
         self._model._eval_epoch_iterator = self._iterator
         logs = self._model.evaluate(
             **self._keywords, verbose=0, return_dict=True, _use_cached_eval_dataset=True
@@ -142,7 +151,7 @@ class ValidationSet:
         return encode_metrics(logs)
 
 
-#: The stream of requests, one for all models of the process.
+#: The stream of evaluation requests, one for all models of the process; empty before it is opened.
 _REQUESTS: list[EvaluationRequests] = []
 
 
@@ -153,7 +162,7 @@ def _requests_of(run: Run) -> EvaluationRequests:
 
 
 def _end_process() -> NoReturn:
-    """End without what the script has for its end, which would be the workers' affair."""
+    """End the process without the script's exit handlers, which are meant for the workers."""
     remove_temporary()
     logging.flush()
     sys.stdout.flush()
@@ -162,12 +171,13 @@ def _end_process() -> NoReturn:
 
 
 class ScriptFits:
-    """What the evaluators of a script's models have in common.
+    """State that the evaluators of all models of a script share.
 
     Attributes:
-        num_fits: Calls of `fit` so far, of all models.
-        newest: Of the model whose `fit` was called last; None: there was none.
-        missing: By identity, variables that an earlier `fit` has trained, whose values are unknown.
+        num_fits: Number of calls of `fit` so far, over all models.
+        newest: Evaluator of the model whose `fit` was called last; None before the first `fit`.
+        missing: Variables that an earlier `fit` trained and whose values this process does not
+            have, by identity.
     """
 
     def __init__(self) -> None:
@@ -180,14 +190,14 @@ _SCRIPT = ScriptFits()
 
 
 class FitEvaluator:
-    """Evaluates in the place of a model's `fit`.
+    """Evaluates the central model instead of training in a model's `fit`.
 
     Args:
-        model: Compiled before its first `fit`.
-        run: The run's settings.
-        requests: Returns the stream of requests of a run, when it is needed.
-        end_process: Called at the end of the run.
-        script: That trains the model, beside others.
+        model: Keras model, compiled before its first `fit`.
+        run: Settings of the run.
+        requests: Returns the stream of evaluation requests of a run; opens it at the first call.
+        end_process: Called at the end of the run; does not return.
+        script: State that all models of the script share.
     """
 
     def __init__(
@@ -200,32 +210,32 @@ class FitEvaluator:
     ) -> None:
         self.model, self._run, self._script = model, run, script
         self._requests_of, self._end_process = requests, end_process
-        self._num_fits = 0  # of the script, when this model's newest began
+        self._num_fits = 0  # number of this model's newest `fit` within the script
         self._weights: EvaluatedWeights | None = None  # of the newest `fit`
-        self._validation: ValidationSet | None = None  # of the newest `fit` that has any
+        self._validation: ValidationSet | None = None  # of the newest `fit` with validation data
         self._fit_of_validation = 0
         self._last: pb.Evaluated | None = None
-        self._last_values: tuple[int, ...] = ()  # that it is of, by their checksums
-        self._swaps_averages = False  # for evaluations, as SwapEMAWeights does
-        self._free_at = 0.0  # when the next evaluation in between is due
+        self._last_values: tuple[int, ...] = ()  # checksums of the weights that `_last` evaluated
+        self._swaps_averages = False  # True if the script's callbacks include SwapEMAWeights
+        self._free_at = 0.0  # monotonic time at which the next unrequested evaluation is due
 
     @property
     def requests(self) -> EvaluationRequests:
-        """The stream of requests, from the first `fit` on."""
+        """The stream of evaluation requests."""
         return self._requests_of(self._run)
 
     def fit(self, arguments: dict[str, Any]) -> keras.callbacks.History:
         """Evaluate until the workers begin another `fit`; at the end of the run end the process.
 
         Args:
-            arguments: Of Keras' fit, by name.
+            arguments: Arguments of Keras' fit, by name.
 
         Returns:
-            What the first worker's fit has returned, as far as it was reported.
+            History of the first worker's fit; empty if the worker has not reported its history.
 
         Raises:
-            Unreachable, RequestRejected: The PS is gone for good, or rejects this evaluator.
-            ConfigurationError: The model is not the workers'.
+            Unreachable, RequestRejected: The PS cannot be reached, or rejects this evaluator.
+            ConfigurationError: The model differs from the workers' model.
         """
         script, before = self._script, self._script.newest
         if before is not None and before is not self:
@@ -256,42 +266,42 @@ class FitEvaluator:
         return self._history(number)
 
     def close(self) -> None:
-        """End the streams of the central model."""
+        """Close the streams that fetch the central model."""
         if self._weights is not None:
             self._weights.close()
 
     def _keep_weights(self) -> None:
-        """Take what a `fit` has ended with: later ones may not share all of it any more."""
+        """Load the final weights of a `fit`: the next `fit` may not share all its variables."""
         try:
             self._take_weights()
         except RequestRejected as error:
             if error.reason != pb.REASON_PHASE:
                 raise
             if self._weights is not None:
-                self._script.missing |= {id(each): each for each in self._weights.shared}
+                self._script.missing |= {id(var): var for var in self._weights.shared}
 
     def _begin(self, arguments: dict[str, Any], begun: pb.FitBegun) -> None:
-        """Prepare for the evaluations of a `fit`."""
-        given = dict(arguments)
-        if are_arrays((given.get("x"), given.get("y"), given.get("sample_weight"))):
-            cut_off_validation(given)
-        _build(self.model, given)
+        """Prepare the evaluations of a `fit`: build the model, split off validation data."""
+        options = dict(arguments)
+        if are_arrays((options.get("x"), options.get("y"), options.get("sample_weight"))):
+            cut_off_validation(options)
+        _build(self.model, options)
         self.close()
         weights = EvaluatedWeights(self.model, self._run, self.requests.run_id, begun)
         self._weights, self._last = weights, None
-        for each in weights.shared:
-            self._script.missing.pop(id(each), None)
-        self._swaps_averages = self._has_averages(given.get("callbacks"))
-        if given.get("validation_data") is not None:
-            self._validation = ValidationSet(self.model, given)
+        for variable in weights.shared:
+            self._script.missing.pop(id(variable), None)
+        self._swaps_averages = self._has_averages(options.get("callbacks"))
+        if options.get("validation_data") is not None:
+            self._validation = ValidationSet(self.model, options)
             self._fit_of_validation = begun.fit
         logging.info("evaluating fit %d", begun.fit)
 
     def _answer(self, fit: int, epoch: int) -> None:
-        """Answer a request."""
+        """Answer a worker's request with an evaluation, or with the reason why there is none."""
         answer = pb.Evaluated(fit=fit, epoch=epoch, answers=True)
         if fit != self._num_fits:
-            answer.nobody = f"the evaluator has come to fit {self._num_fits} already"
+            answer.nobody = f"the evaluator is already in fit {self._num_fits}"
         elif self._validation is None or self._fit_of_validation != fit:
             answer.nobody = (
                 "the script gives fit no validation data in the evaluator, where "
@@ -303,7 +313,7 @@ class FitEvaluator:
             self._evaluate(answer)
 
     def _is_due(self) -> bool:
-        """Return whether there is time for an evaluation in between, of a model that has moved."""
+        """Return whether an unrequested evaluation is due: time has passed, the model changed."""
         if self._validation is None or self._fit_of_validation != self._num_fits:
             return False
         if not self._validation.is_repeatable or self.requests.is_by_script(self._num_fits):
@@ -312,15 +322,16 @@ class FitEvaluator:
         return time.monotonic() >= self._free_at and self.requests.version > newest
 
     def _evaluate(self, evaluated: pb.Evaluated) -> None:
-        """Evaluate the central model as it is now, and report that."""
+        """Evaluate the current central model, and report the metrics."""
         began, spent = time.monotonic(), time.process_time()
         missing = self._script.missing
-        lost = [each.path for each in self.model.variables if id(each) in missing]
+        lost = [variable.path for variable in self.model.variables if id(variable) in missing]
         if lost:
             if evaluated.answers:
                 evaluated.nobody = (
-                    f"the evaluator came too late for what an earlier fit has made of "
-                    f"{min(lost)}, which is not shared any more"
+                    f"the evaluator does not have {min(lost)}: an earlier fit trained this "
+                    "variable, the run does not share it any more, and the evaluator started too "
+                    "late to load its final value"
                 )
                 self.requests.report(evaluated)
             return
@@ -340,22 +351,25 @@ class FitEvaluator:
             self._free_at = now + (_FIRST_PAUSE_SECONDS if last is None else cost / _SHARE)
 
     def _has_averages(self, callbacks: Any) -> bool:
-        """Return whether a callback swaps the weights' moving averages in, and a PS has these."""
-        found = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
-        given = keras.tree.flatten(callbacks or []) if found is None else found
-        if not any(isinstance(each, keras.callbacks.SwapEMAWeights) for each in given):
+        """Return whether a callback is SwapEMAWeights and the PS has the moving averages."""
+        inner = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else None
+        flat = keras.tree.flatten(callbacks or []) if inner is None else inner
+        if not any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in flat):
             return False
         if not self._run.method.steps_on_workers:
             return True
         logging.warning(
-            "SwapEMAWeights: with --method=%s each worker has moving averages of its own, so the "
-            "central weights are evaluated as they are",
+            "SwapEMAWeights: with --method=%s each worker has its own moving averages; evaluating "
+            "the central weights instead of averages",
             self._run.method.name,
         )
         return False
 
     def _take_weights(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
-        """Give the model the central weights, once there are some; see `EvaluatedWeights.take`."""
+        """Load the central weights into the model; return versions and checksums.
+
+        Before the first `fit` the model is unchanged and both results are empty.
+        """
         return ([], ()) if self._weights is None else self._weights.take(averages)
 
     def _history(self, number: int) -> keras.callbacks.History:
@@ -367,7 +381,7 @@ class FitEvaluator:
         return history
 
     def _finish(self) -> NoReturn:
-        """Evaluate what the run ended with, and end the process."""
+        """Evaluate the run's final weights, and end the process."""
         requests = self.requests
         is_by_script = requests.is_by_script(self._fit_of_validation)
         has_to = self._validation is not None and not is_by_script
@@ -381,7 +395,7 @@ class FitEvaluator:
 
 
 def _build(model: Any, arguments: dict[str, Any]) -> None:
-    """Let a first batch create the variables of a model that has none yet."""
+    """Build an unbuilt model: try its train_step in a graph, with the shapes of the data."""
     if is_built(model):
         return
     names = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")

@@ -1,4 +1,4 @@
-"""The central weights of a run, as the evaluator's model takes them over during one `fit`."""
+"""Loads the central weights of a run into the evaluator's model, during one `fit`."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: What Keras calls a moving average of weights among an optimizer's slots; and how many states a
-#: shard sends where there is one optimizer: the last is of what has none.
+#: Role of the slot with a moving average of a weight, by Keras' name; and the number of states
+#: that a shard sends for one optimizer: the optimizer's state, and a last state for all values
+#: without an optimizer.
 _AVERAGE, _WITH_ONE_OPTIMIZER = "average", 2
 
 
 class EvaluatedWeights:
-    """Fetches what the workers of a `fit` share, and writes it into a model.
+    """Fetches the variables that the workers of a `fit` share, and writes them into a model.
 
     Attributes:
-        shared: The variables that they share, in order.
+        shared: Variables of the model that the workers share, in the order of the run.
 
     Args:
-        model: Built, and the workers'.
-        run: The run's settings.
-        run_id: As the Supervisor's stream has it.
-        begun: The `fit`, as the workers have reported it.
+        model: Built Keras model, equal to the workers' model.
+        run: Settings of the run.
+        run_id: Identifier of the run, from the stream of evaluation requests.
+        begun: Report of the workers that the `fit` has begun.
 
     Raises:
-        ConfigurationError: The model is not the workers'.
+        ConfigurationError: The model differs from the workers' model.
     """
 
     def __init__(self, model: keras.Model, run: Run, run_id: str, begun: pb.FitBegun) -> None:
@@ -52,32 +53,35 @@ class EvaluatedWeights:
         )
 
     def take(self, averages: bool = False) -> tuple[list[int], tuple[int, ...]]:
-        """Give the model the central weights and statistics; return versions and checksums.
+        """Load the central weights and statistics into the model.
 
         Args:
-            averages: Whether moving averages of the weights take their place.
+            averages: True to load the moving averages of the weights instead of the weights.
+
+        Returns:
+            The version of each shard, and checksums of the loaded weights and statistics.
 
         Raises:
-            Unreachable, RequestRejected: The PS is gone for good, or in a later phase.
+            Unreachable, RequestRejected: The PS cannot be reached, or is in a later phase.
         """
         view = self._central.fetch()
-        if averages and any(view.versions):  # before the first update there are none
+        if averages and any(view.versions):  # the PS has no averages before the first update
             self._put_averages(view.weights)
         self._flat.assign(view.weights)
         if view.statistics is not None:
             self._statistics.assign(view.statistics)
-        given = [each for each in (view.weights, view.statistics) if each is not None]
-        return list(view.versions), tuple(zlib.crc32(each.data) for each in given)
+        loaded = [values for values in (view.weights, view.statistics) if values is not None]
+        return list(view.versions), tuple(zlib.crc32(values.data) for values in loaded)
 
     def close(self) -> None:
-        """End the streams."""
+        """Close the streams to the shards."""
         self._central.close()
 
     def _put_averages(self, weights: Float32) -> None:
-        """Replace weights by their moving averages, where the PS's optimizer has some.
+        """Replace weights by their moving averages, if the PS's optimizer has averages.
 
         Args:
-            weights: [num_parameters], in place.
+            weights: [num_parameters] float32 weights, changed in place.
         """
         offsets = self._spec.offsets
         shards = fetch_slots(self._run, 0, self._run_id, self._layouts, role=pb.ROLE_EVALUATOR)

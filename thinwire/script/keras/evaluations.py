@@ -1,4 +1,4 @@
-"""What `fit` reports to the Supervisor, and takes over of what the Supervisor's evaluator finds."""
+"""Evaluations of a distributed `fit`: reports to the Supervisor, and metrics of its evaluator."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from thinwire.script.keras.own_states import OwnStates, reads_optimizer
 from thinwire.script.keras.reports import describe_fit, describe_history
 from thinwire.script.keras.run_member import RunMember
 
-#: Packages whose callbacks change nothing that an evaluation reads but weights of the run.
+#: Packages whose callbacks change only weights of the run among the values an evaluation reads.
 _KNOWN_CALLBACKS = ("keras.", "thinwire.")
 
 
 def _is_of_script(callback: Any) -> bool:
-    """Return whether a callback may change what an evaluation reads: one that Keras does not ship.
+    """Return whether a callback is the script's own, so it may change values an evaluation reads.
 
-    It may set a variable or an attribute of the loss, or put other weights into the model.
+    For example, the callback may set a variable or an attribute of the loss, or put other weights
+    into the model.
     """
     is_known = type(callback).__module__.startswith(_KNOWN_CALLBACKS)
-    has_own = any(name.startswith("on_") for name in vars(callback))  # as LambdaCallback has
+    # A LambdaCallback has the script's functions as attributes of the instance.
+    has_own = any(name.startswith("on_") for name in vars(callback))
     return not is_known or has_own
 
 
 class FitEvaluations:
-    """The evaluations of a model's calls of `fit`.
+    """Evaluations within a model's calls of `fit`.
 
     Args:
-        member: The model's place in the run.
-        central: To what is on the shards.
+        member: The model's membership in the run.
+        central: Loads the shards' weights into the model.
 
     Attributes:
-        validates: Whether the present `fit` has validation data.
-        is_evaluating: Whether Keras' evaluate is running.
+        validates: True if the current `fit` has validation data.
+        is_evaluating: True while Keras' evaluate is running.
     """
 
     def __init__(self, member: RunMember, central: CentralAccess) -> None:
@@ -49,13 +51,13 @@ class FitEvaluations:
         self._member = member
         self._central = central
         self._states = OwnStates()
-        self._by_script = False  # evaluations depend on what only a worker's process has
+        self._by_script = False  # True if an evaluation depends on state of a worker's process
 
     def begin_fit(self, arguments: dict[str, Any]) -> None:
-        """Look at the arguments of Keras' fit for validation data."""
+        """Find out from the arguments of Keras' fit whether and where to evaluate."""
         is_given = arguments.get("validation_data") is not None
         self.validates = is_given or bool(arguments.get("validation_split"))
-        self._by_script = (  # what callbacks of an earlier `fit` have changed, stays so
+        self._by_script = (  # stays True: a later fit still has the changes of earlier callbacks
             self._by_script
             or any(map(_is_of_script, listed(arguments.get("callbacks"))))
             or reads_optimizer(self._member.model)
@@ -63,7 +65,7 @@ class FitEvaluations:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Keep what Keras' evaluate reads apart from the metrics of the training."""
+        """Mark that Keras' evaluate is running, so that training metrics are not merged."""
         before, self.is_evaluating = self.is_evaluating, True
         try:
             yield
@@ -72,29 +74,30 @@ class FitEvaluations:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether `fit` takes over what the Supervisor's evaluator finds, as all workers do."""
+        """True if `fit` gets its validation metrics from the run instead of evaluating alone."""
         member = self._member
         is_launched = member.settings is not None and member.settings.is_launched
         return is_launched and member.in_fit and member.takes_part
 
     @property
     def takes_averages(self) -> bool:
-        """Whether this process evaluates now, so that averages of weights have to be here."""
+        """True if this process evaluates, so its optimizer needs the averages of the weights."""
         return self.is_evaluating or not self.is_elsewhere
 
     def evaluate(self, epoch: int, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
         """Return the metrics of the validation data at the end of an epoch.
 
-        The run's weights are evaluated once, and all workers wait for that. The Supervisor's
-        evaluator does it. It runs no callbacks and trains nothing, so it cannot know what these
-        change beside the run's weights. Where they may, a worker evaluates, with its callbacks.
-        Where nobody evaluates there are no metrics. Where the run has ended, this worker evaluates
-        its own weights.
+        One process evaluates the run's weights, and all workers wait for its metrics. Usually this
+        process is the Supervisor's evaluator. The evaluator runs no callbacks and does not train,
+        so it does not have values that callbacks or training change outside of the run's weights.
+        If there may be changes of this kind, a worker evaluates, with its callbacks. If no process
+        can evaluate, there are no metrics. If the run has ended, this worker evaluates its own
+        weights.
 
         Args:
-            epoch: As Keras counts them.
+            epoch: Number of the epoch, as Keras counts epochs.
             alone: Keras' evaluate.
-            keywords: Its arguments, as `fit` gives them.
+            keywords: Keyword arguments that `fit` gives to evaluate.
         """
         member = self._member
         barriers = member.met_barriers
@@ -118,26 +121,26 @@ class FitEvaluations:
         return logs
 
     def _is_by_script(self) -> bool:
-        """Return whether an evaluation depends on what only the process of a worker has."""
+        """Return whether an evaluation depends on state that only a worker's process has."""
         if not self._by_script and (changed := self._states.changed(self._shared())):
             self._by_script = True
             if self._member.is_chief:
                 logging.info(
-                    "training changes %s and %d more variables that the run does not share, so "
-                    "the chief evaluates in place of the evaluator",
+                    "training changes %s and %d more variables that the run does not share: the "
+                    "chief evaluates instead of the evaluator",
                     changed[0],
                     len(changed) - 1,
                 )
         return self._by_script
 
     def _shared(self) -> list[Any]:
-        """Return the variables that an evaluator gets from the shards."""
+        """Return the variables that the evaluator loads from the shards."""
         session, model = self._member.joined, self._member.model
         averaged = moving_statistics(model) if session.settings.run.method.bn_sync else []
         return [*session.shared.variables, *averaged]
 
     def report_fit(self) -> None:
-        """Report a `fit` of a run that has a Supervisor of ours."""
+        """Report the start of a `fit` to shard 0, for the Supervisor's evaluator."""
         member, session = self._member, self._member.session
         is_first = not self._states.has_begun
         has_to = (self.validates or is_first) and self.is_elsewhere and not self._by_script
@@ -151,8 +154,9 @@ class FitEvaluations:
             member.barriers.begin_fit(fit)
 
     def report_history(self, history: Any) -> None:
-        """Report what `fit` has returned."""
+        """Report the History that `fit` has returned."""
         member = self._member
-        is_known = isinstance(history, keras.callbacks.History)  # else of a fit of the script's own
+        # A fit that the script overrides may return another type, which is not reported.
+        is_known = isinstance(history, keras.callbacks.History)
         if member.barriers is not None and not member.stopped and is_known:
             member.barriers.end_fit(describe_history(history))

@@ -1,7 +1,7 @@
-"""The exchange of a step: gradients, or weights, go to the servers, and the new weights come back.
+"""The exchange of a step: push gradients or weights to the servers, and pull the new weights.
 
-TensorFlow calls it within the graph of a step, in a thread of its own, where an exception would be
-lost: what goes wrong is kept, and raised where Python is in charge again.
+TensorFlow calls the exchange within the graph of a step, in one of TensorFlow's threads, where an
+exception would be lost. So an error is stored, and raised again in the script's thread.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ if TYPE_CHECKING:
 
 
 class StepExchange:
-    """Exchanges for the steps of one model.
+    """The exchanges of the steps of one model.
 
     Attributes:
-        last: What became of the newest step; None before the first.
-        traffic: What the steps of the present epoch have sent and received.
-        num_calls: Of `exchange` in the present `fit`, those after its end included.
+        last: Result of the newest step; None before the first step.
+        traffic: Bytes and staleness of the current epoch's steps.
+        num_calls: Number of calls of `exchange` since the current `fit` began, including calls
+            after its end.
 
     Args:
-        member: The model's place in the run.
-        optimizers: Of the script.
-        joining: Joins again behind a `fit`.
-        loop_steps: Of a loop of the script's own.
+        member: The model's membership in the run.
+        optimizers: Optimizers of the script.
+        joining: Joins the run again for a loop that follows a `fit`.
+        loop_steps: Optimizers of a custom training loop.
     """
 
     def __init__(
@@ -60,20 +61,24 @@ class StepExchange:
         self._member, self._optimizers = member, optimizers
         self._joining, self._loop_steps = joining, loop_steps
         self._failure: Exception | None = None
-        self._num_batches = 0  # in the present `fit`
-        self._rate_factor = 1.0  # this worker's learning rate over the run's
-        self._has_reported_end = False  # of the run, to a loop
+        self._num_batches = 0  # in the current `fit`
+        self._rate_factor = 1.0  # this worker's learning rate divided by the run's
+        self._has_reported_end = False  # True after the end of the run was logged for a loop
 
     def begin_fit(self) -> None:
-        """Forget the `fit` before."""
+        """Reset the error and the counts of the previous `fit`."""
         self._failure, self.num_calls, self._num_batches = None, 0, 0
 
     def begin_epoch(self) -> None:
-        """Count what is sent and received anew."""
+        """Reset the traffic counts."""
         self.traffic = EpochTraffic()
 
     def _parts_of_batch(self, repeats: bool) -> int:
-        """Return how much of the script's batches a mini-batch is: the next, or again the last."""
+        """Return the parts of the script's batch in a mini-batch, as `BatchParts` counts them.
+
+        Args:
+            repeats: True for the last mini-batch again, False for the next mini-batch.
+        """
         member = self._member
         if not repeats:
             self._num_batches += 1
@@ -86,11 +91,11 @@ class StepExchange:
 
     @property
     def has_failed(self) -> bool:
-        """Whether something went wrong that is yet to be raised."""
+        """True if an exchange failed and the error has not been raised yet."""
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in an exchange, where TensorFlow would have swallowed it."""
+        """Raise the stored error of an exchange, which TensorFlow would have swallowed."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -112,28 +117,31 @@ class StepExchange:
         sparse: Sequence[int],
         *touched: Any,
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Step; called by TensorFlow.
+        """Exchange one step of an optimizer; called by TensorFlow.
 
         Args:
-            step: Of which optimizer.
-            repeats: Whether its examples were counted before.
-            in_turn: Whether other optimizers of a loop may step before weights are exchanged.
-            values: [num_parameters] float32 gradient, or weights; a view into TensorFlow's own.
-            rows: Examples in the mini-batch.
-            has_stepped: Whether the optimizer counts it, where it steps on this worker.
-            loss: [1] float32 its mean loss; [0] where it is unknown.
-            held: [num_parameters] float32 weights of the model where `values` are a gradient; else
+            step: Exchange step of the optimizer.
+            repeats: True if an earlier step already counted the examples of the mini-batch.
+            in_turn: True if other optimizers of a loop may step before weights are exchanged.
+            values: [num_parameters] float32 gradient, or weights if the optimizer steps on this
+                worker; a view of TensorFlow's memory.
+            rows: Number of examples in the mini-batch.
+            has_stepped: False if an optimizer on this worker skipped the step.
+            loss: [1] float32 mean loss of the mini-batch; [0] if the loss is unknown.
+            held: [num_parameters] float32 weights of the model if `values` is a gradient; else
                 empty.
-            has_assigned: Whether the script has set weights itself, where `values` are weights.
-            statistics: [m] float32 moving statistics after it.
-            rate: The optimizer's learning rate; a callback may have changed it.
-            scale: What the loss was multiplied by; 0: nothing, or the optimizer unscales itself.
-            sparse: Numbers of the variables whose gradients name their rows.
-            touched: Those rows, of one variable each, in any order and repeated.
+            has_assigned: True if the script has set weights itself and `values` are weights.
+            statistics: [m] float32 moving statistics after the step.
+            rate: Learning rate of the optimizer, which a callback may have changed.
+            scale: Factor of the loss; 0 if the loss is not scaled, or the optimizer unscales
+                gradients itself.
+            sparse: Numbers of the variables with sparse gradients.
+            touched: Row numbers of the sparse gradients, one array for each number in `sparse`;
+                unordered, with duplicates.
 
         Returns:
-            weights [num_parameters], statistics [m], learning rate, loss scale and the counts [k]
-            of all schedules to go on from.
+            Weights [num_parameters], statistics [m], learning rate, loss scale and the counts [k]
+            of all schedules, from which the next step starts.
         """
         member, optimizers = self._member, self._optimizers
         session, is_offered = member.joined, member.is_offered
@@ -144,9 +152,9 @@ class StepExchange:
         with member.lock:
             if in_turn and not self._loop_steps.is_due(step):
                 return self._unchanged(session, values, statistics, rate, scale)
-            # A step behind a failure may be the rest of several in one execution, and one of a fit
-            # that is passed over has no part in the run. A script may have set stop_training before
-            # a batch, which Keras then still trains.
+            # With steps_per_execution > 1 the graph executes further steps after a failed step;
+            # these steps must not be pushed. A skipped fit's steps are not part of the run. But a
+            # step after `stop_training` is pushed: Keras trains the batch in progress, too.
             if not (member.in_fit and (self.has_failed or member.catch_up.is_behind)):
                 parts = self._parts_of_batch(repeats)
                 figures = ScriptFigures(
@@ -157,15 +165,17 @@ class StepExchange:
                     repeats_batch=repeats,
                     batch_parts=parts if has_stepped else 0,
                     touched={
-                        int(number): np.unique(each)
-                        for number, each in zip(sparse, touched, strict=True)
+                        int(number): np.unique(row_numbers)
+                        for number, row_numbers in zip(sparse, touched, strict=True)
                     },
                 )
-                own = np.array(values) if session.keeps_values else values
+                # A session that uses the values after this call needs a copy: TensorFlow may reuse
+                # the memory of the view when the call returns.
+                pushed = np.array(values) if session.keeps_values else values
                 rows = int(rows)
                 mean_loss = float(loss[0]) if len(loss) else None
-                given = own, rows, mean_loss, statistics, float(rate), figures
-                self._try_step(step, held, has_assigned, *given)
+                arguments = pushed, rows, mean_loss, statistics, float(rate), figures
+                self._try_step(step, held, has_assigned, *arguments)
             if not is_offered:
                 step.known_rate = session.part.core.learning_rate * self._rate_factor
             return (
@@ -177,10 +187,12 @@ class StepExchange:
             )
 
     def sit_out(self, session: Session, batch_parts: int) -> None:
-        """Take part in a round with nothing, which leaves the others' mean as it is.
+        """Push an empty update in a round for which this worker has no rows.
+
+        The update has 0 rows, so the mean of the other workers' updates does not change.
 
         Args:
-            session: Of the run.
+            session: Session of the current phase.
             batch_parts: Parts of the script's batch that the workers with rows do not count.
         """
         optimizers, takes_weights = self._optimizers, session.takes_weights
@@ -200,7 +212,7 @@ class StepExchange:
                 session.assign()
 
     def end_round(self, session: Session) -> None:
-        """Exchange the local steps that no exchange has taken along, and go on from the answer."""
+        """Push the local steps since the last exchange, and continue from the pulled weights."""
         self._member.finish_rounds(session)
         with self._member.lock:
             if not session.stopped:
@@ -210,13 +222,13 @@ class StepExchange:
     def _unchanged(
         self, session: Session, values: Float32, statistics: Float32, rate: float, scale: float
     ) -> tuple[Float32, Float32, np.float32, np.float32, Int64]:
-        """Return what a local step goes on from that no exchange follows."""
-        own = np.array(values), np.array(statistics)
+        """Return the results of a local step without an exchange: its own values."""
+        copies = np.array(values), np.array(statistics)
         counts = self._optimizers.advance(session)
-        return (*own, np.float32(rate), np.float32(scale), counts)
+        return (*copies, np.float32(rate), np.float32(scale), counts)
 
     def _set_rate(self, step: ExchangeStep, rate: float) -> float | None:
-        """Return a rate that the script has set since the last push; the PS then steps with it."""
+        """Return the rate for the PS if the script or its schedule sets the rate; else None."""
         member = self._member
         if not member.is_offered or member.takes_weights:
             return None
@@ -240,9 +252,20 @@ class StepExchange:
         rate: float,
         figures: ScriptFigures,
     ) -> None:
-        """Step from the weights [num_parameters] that the model holds; keep what goes wrong.
+        """Push a step and pull the new weights; store an error for `raise_failure`.
 
-        What the script has changed of them itself travels beside the step.
+        The script's own changes of the weights are sent with the step.
+
+        Args:
+            step: Exchange step of the optimizer.
+            held: [num_parameters] float32 weights of the model; empty if `values` are weights.
+            has_assigned: True if the script has set weights itself.
+            values: [num_parameters] float32 gradient or weights.
+            rows: Number of examples in the mini-batch.
+            loss: Mean loss of the mini-batch; None if unknown.
+            statistics: [m] float32 moving statistics.
+            rate: Learning rate of the optimizer.
+            figures: Further values that are sent with the step.
         """
         member, session = self._member, self._member.joined
         try:
@@ -268,7 +291,7 @@ class StepExchange:
                 member.model.stop_training = True
 
     def _changed(self, session: Session, held: Float32, has_assigned: bool) -> Float32 | None:
-        """Return by how much the script has changed weights itself; see `exchange`."""
+        """Return the script's own changes of weights, [num_parameters]; None if there is none."""
         member = self._member
         if not session.takes_weights:
             return changed_by_script(session, held, member.model.name)
@@ -276,10 +299,10 @@ class StepExchange:
         return assigned_by_script(session, change)
 
     def _join_loop(self) -> Float32 | None:
-        """Join for a step that was traced before the `fit` that this worker has left; else nothing.
+        """Join the run again if a loop continues after a `fit`; store an error.
 
         Returns:
-            As `Joining.join_loop`.
+            Result of `Joining.join_loop`.
         """
         try:
             return self._joining.join_loop()
@@ -288,25 +311,25 @@ class StepExchange:
             raise
 
     def keep(self, error: Exception) -> None:
-        """Keep what TensorFlow would hide; `fit` raises it before its next batch."""
+        """Store the first error, which TensorFlow would hide; `fit` raises it before a batch."""
         self._failure = self._failure or error
         if not self._member.in_fit:
             RECORD.fail(error)
 
     def _report_end(self) -> None:
-        """Name, once, that steps of a loop change nothing any more."""
+        """Log once that the run has ended, so further steps of a loop have no effect."""
         member = self._member
         if member.in_loop and not member.in_fit and not self._has_reported_end:
             self._has_reported_end = True
             logging.warning(
-                "the run has ended (%s): further steps of %r change nothing; a loop can leave by "
+                "the run has ended (%s): further steps of %r change nothing; a loop can check "
                 "optimizer.thinwire.stopped",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )
 
     def _scale_to_rate(self, session: Session, rate: float) -> None:
-        """Step with a rate that the script has set, where the server has its own."""
+        """Realize a rate that the script has set by scaling gradients; the server has its own."""
         factor = rate / session.part.core.learning_rate
         if abs(factor - 1) <= RATE_TOLERANCE:
             factor = 1.0

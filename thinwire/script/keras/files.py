@@ -1,4 +1,4 @@
-"""Callbacks of Keras that write files of their own: one worker's do, the others' keep going."""
+"""Keras callbacks that write files: on one worker they write, on all workers they run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Restore = Callable[[], object]
 
 
 def listed(callbacks: Any) -> list[Any]:
-    """Return callbacks, which `fit` takes as one, as several, or as a CallbackList."""
+    """Return callbacks as a list; `fit` accepts one, a nested structure or a CallbackList."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     return [] if callbacks is None else keras.tree.flatten(callbacks)
@@ -25,15 +25,16 @@ def listed(callbacks: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterator[None]:
-    """Let callbacks write their files, during one `fit`, only where `writes()`.
+    """Let Keras' callbacks write their files during one `fit` only on the worker that writes.
 
-    They do everything else as always, subclasses too: what a callback of another worker writes goes
-    nowhere. Files in temporary folders are each worker's own. ModelCheckpoint saves by the model's
-    methods, see `thinwire.script.keras.saving`.
+    On the other workers the output of a callback is discarded, and the callback, or its subclass,
+    does everything else as usual. Every worker writes files in temporary folders. ModelCheckpoint
+    saves by the model's methods, which `thinwire.script.keras.saving` patches.
 
     Args:
-        callbacks: Of the fit; others than those of Keras that write are left alone.
-        writes: Whether this worker writes.
+        callbacks: Callbacks of the fit. Only CSVLogger, TensorBoard, BackupAndRestore,
+            RemoteMonitor and their subclasses are changed.
+        writes: Returns whether this worker writes.
     """
     with contextlib.ExitStack() as stack:
         for callback in callbacks:
@@ -50,7 +51,9 @@ def _silence_log(
     del stack
     if not (writes() or is_own_file(callback.filename)):
         yield _replace(callback, "filename", os.devnull)
-    elif was_kept(callback.filename):  # the chief before this process has begun it, in this `fit`
+    elif was_kept(callback.filename):
+        # The previous chief process began this log in the same `fit`. Without `append` CSVLogger
+        # would truncate the log.
         yield _replace(callback, "append", True)
 
 
@@ -65,7 +68,7 @@ def _silence_board(
 def _silence_backup(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
-    """It reads its files on every worker; the one that writes also deletes them."""
+    """Let BackupAndRestore read its files on every worker, but save and delete only on one."""
     del stack
     if is_own_file(callback.backup_dir):
         return
@@ -84,9 +87,9 @@ def _silence_monitor(
 
 
 def _replace(callback: Any, name: str, value: Any) -> _Restore:
-    """Give a callback another attribute for a while."""
-    own = vars(callback)
-    had, before = name in own, own.get(name)
+    """Set an attribute of a callback; return the function that restores the attribute."""
+    attributes = vars(callback)
+    had, before = name in attributes, attributes.get(name)
     setattr(callback, name, value)
     return lambda: setattr(callback, name, before) if had else delattr(callback, name)
 

@@ -1,4 +1,4 @@
-"""Keras' `fit`, surrounded: this worker's part of the data in, joining and leaving around it."""
+"""Wraps Keras' `fit`: selects this worker's part of the data, joins the run and leaves it."""
 
 from __future__ import annotations
 
@@ -18,62 +18,63 @@ if TYPE_CHECKING:
 
 
 class FitCallback(keras.callbacks.Callback):
-    """The first of a `fit`'s callbacks: joins before the others begin, leaves before they end.
+    """First callback of a `fit`: joins the run and leaves it before the script's callbacks run.
 
-    It overrides no `on_train_batch_end`, so Keras may still run the others' in another thread.
+    The class does not override `on_train_batch_end`, so Keras may still call this method of the
+    script's callbacks in another thread.
     """
 
     def __init__(self, session: ModelSession, others: Sequence[Any] = ()) -> None:
-        """Do nothing yet.
+        """Look for callbacks that swap weights.
 
         Args:
-            session: Of the model.
-            others: The script's callbacks.
+            session: Session of the model.
+            others: Callbacks of the script.
         """
         super().__init__()
         self._session = session
-        swaps = [each for each in others if isinstance(each, keras.callbacks.SwapEMAWeights)]
-        self._swaps, self._swaps_at_end = bool(swaps), any(each.swap_on_epoch for each in swaps)
+        swaps = [other for other in others if isinstance(other, keras.callbacks.SwapEMAWeights)]
+        self._swaps, self._swaps_at_end = bool(swaps), any(swap.swap_on_epoch for swap in swaps)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Join, where that is possible before the first step."""
+        """Join the run, if the model is known before the first step."""
         del logs
         self._session.fits.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count."""
+        """Begin an epoch."""
         del logs
         self._session.fits.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Count, and end `fit` with what went wrong in the batch before."""
+        """Count the batch; raise an error of the previous batch, which ends `fit`."""
         del batch, logs
         self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Have the averages that SwapEMAWeights puts in, where this process evaluates."""
+        """Load the averages that SwapEMAWeights swaps in, if this process evaluates."""
         del logs
         if self._swaps and self._session.evaluations.takes_averages:
             self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """End `fit` with what went wrong in the last batch; wait for those that have another."""
+        """Raise an error of the last batch; sit out rounds for which this worker has no rows."""
         del epoch, logs
         self._session.fits.end_steps()
         if self._swaps_at_end:
             self._session.central.refresh_averages()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Leave; from here on the model has the final weights."""
+        """Leave the run, and load the final weights into the model."""
         del logs
         self._session.fits.leave()
 
 
 class EpochEnd(keras.callbacks.Callback):
-    """The last of a `fit`'s callbacks: agrees with the other scripts on an early end."""
+    """Last callback of a `fit`: agrees with the other scripts on an early end."""
 
     def __init__(self, session: ModelSession) -> None:
-        """Do nothing yet."""
+        """Store the session of the model."""
         super().__init__()
         self._session = session
 
@@ -84,9 +85,13 @@ class EpochEnd(keras.callbacks.Callback):
 
 
 def surround_fit(model: keras.Model, session: ModelSession) -> None:
-    """Put `session` around a model's `fit`, into its `train_step` and into fit's `evaluate`.
+    """Patch `fit`, `evaluate`, `train_step` and `train_on_batch` of a model to use its session.
 
-    All are attributes of this one model; its class and its configuration stay as they are.
+    The patches are attributes of this model; its class and its configuration do not change.
+
+    Args:
+        model: Keras model.
+        session: Session of the model.
     """
     alone, evaluate_alone, train_step = model.fit, model.evaluate, model.train_step
     signature = _signature(alone)
@@ -95,29 +100,29 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
     def fit(*args: Any, **keywords: Any) -> Any:
         if model.built and not model.trainable_variables:
             return fit_without_weights(*args, **keywords)
-        given = _named(signature.bind(*args, **keywords))
-        others = _listed(given.get("callbacks"))
-        written = writing_once(others, lambda: session.central.writes_files)
-        with refusing_unfit(model), session.fits.running(given) as arguments, written:
-            first, last = FitCallback(session, others), EpochEnd(session)
-            arguments["callbacks"] = _between(first, given.get("callbacks"), last)
+        options = _named(signature.bind(*args, **keywords))
+        callbacks = _listed(options.get("callbacks"))
+        written = writing_once(callbacks, lambda: session.central.writes_files)
+        with refusing_unfit(model), session.fits.running(options) as arguments, written:
+            first, last = FitCallback(session, callbacks), EpochEnd(session)
+            arguments["callbacks"] = _between(first, options.get("callbacks"), last)
             history = alone(**arguments)
         session.evaluations.report_history(history)
         return history
 
     def fit_without_weights(*args: Any, **keywords: Any) -> Any:
-        """Let Keras alone fit a model that has nothing to train, as it does with a warning."""
+        """Call Keras' own fit for a model without trainable weights, which cannot exchange."""
         logging.warning(
             "%r has no trainable weights: its fit exchanges nothing, and runs on each worker with "
             "all of the data",
             model.name,
         )
-        surrounded = {name: vars(model)[name] for name in kept}
-        vars(model).update(kept, train_function=None)
+        patched = {name: vars(model)[name] for name in originals}
+        vars(model).update(originals, train_function=None)
         try:
             return alone(*args, **keywords)
         finally:
-            vars(model).update(surrounded, train_function=None)
+            vars(model).update(patched, train_function=None)
 
     @functools.wraps(evaluate_alone)
     def evaluate(*args: Any, **keywords: Any) -> Any:
@@ -131,7 +136,7 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
             session.fits.keep_metrics()
 
     results = model._get_metrics_result_or_logs
-    kept = {
+    originals = {
         "train_step": train_step,
         "evaluate": evaluate_alone,
         "_get_metrics_result_or_logs": results,
@@ -158,16 +163,16 @@ def surround_fit(model: keras.Model, session: ModelSession) -> None:
 
     model.fit, model.evaluate, model.train_step = fit, evaluate, step
     model.train_on_batch, model._get_metrics_result_or_logs = train_on_batch, results_of_all
-    model.train_function = None  # one of an earlier `fit` holds the old step
+    model.train_function = None  # the function of an earlier `fit` calls the original step
 
 
 def _signature(alone: Any) -> inspect.Signature:
-    """Return the signature by which arguments get their names: Keras' own if `alone`'s has none."""
-    found = inspect.signature(alone)
-    if any(each.kind is each.VAR_POSITIONAL for each in found.parameters.values()):
+    """Return the signature of a `fit`, to name its arguments; Keras' own if `alone` has *args."""
+    signature = inspect.signature(alone)
+    if any(item.kind is item.VAR_POSITIONAL for item in signature.parameters.values()):
         parameters = list(inspect.signature(keras.Model.fit).parameters.values())[1:]
-        return found.replace(parameters=parameters)
-    return found
+        return signature.replace(parameters=parameters)
+    return signature
 
 
 def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
@@ -179,12 +184,12 @@ def _named(bound: inspect.BoundArguments) -> dict[str, Any]:
 
 
 def _listed(callbacks: Any) -> list[Any]:
-    """Return the script's own callbacks."""
-    return [each for each in listed(callbacks) if not isinstance(each, FitCallback | EpochEnd)]
+    """Return the script's own callbacks, without those of this module."""
+    return [item for item in listed(callbacks) if not isinstance(item, FitCallback | EpochEnd)]
 
 
 def _between(first: FitCallback, others: Any, last: EpochEnd) -> Any:
-    """Return callbacks in the form that `fit` takes, with one before and one after the script's."""
+    """Return the script's callbacks, in a form for `fit`, between `first` and `last`."""
     if isinstance(others, keras.callbacks.CallbackList):
         others.callbacks[:] = [first, *_listed(others), last]
         for callback in (first, last):

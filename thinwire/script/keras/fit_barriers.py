@@ -1,4 +1,4 @@
-"""What all scripts agree on: barriers around each `fit`, evaluations, early ends, who writes."""
+"""Coordination of all scripts of a run: barriers around `fit`, evaluations, ends, file writer."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from thinwire.script import interrupts
 from thinwire.worker.client.control import Control, Opening, RunHalted
 from thinwire.worker.script import RECORD
 
-#: In a loop, how long a script waits for the others to begin it, or for the chief to save, too.
+#: Longest wait of a loop, in seconds: for the other scripts to begin a loop, or for the chief to
+#: save a file. The scripts of other workers may have no loop, and may never save.
 _IN_LOOP_SECONDS = 5.0
 
 
 class FitBarriers:
-    """Counts the calls of `fit` of all models, and ends this worker's part when its script ends.
+    """Barriers of one script with the other scripts, over all calls of `fit` of all its models.
 
     Attributes:
-        on_stop: See below; of the model that is trained now.
-        where: At which end of the present `fit` the newest phase may begin: begin or left.
+        on_stop: The argument `on_stop`, for the model that is trained now.
+        where: Point of the current `fit` at which the next phase may begin: "begin" or "left".
 
     Args:
-        run: The run's settings.
-        id_worker: This worker.
-        run_id: As the training stream has it.
-        on_stop: Called, in a thread of its own, when another script ends the present `fit`: with
-            the number of epochs after which that ends; 0: immediately.
+        run: Settings of the run.
+        id_worker: Number of this worker.
+        run_id: Identifier of the run, from the training stream.
+        on_stop: Called in the control stream's thread when another script ends the current `fit`,
+            with the number of epochs after which the `fit` ends; 0: immediately.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class FitBarriers:
         self._num_fits = self._num_saved = 0
         self._run = run
         self.where = "begin"
-        self._has_warned = False  # that nobody evaluates
+        self._has_warned = False  # True after the warning that no process evaluates
         self._id_worker, self.on_stop = id_worker, on_stop
         self._control = Control.of(
             run, id_worker, run_id, on_stop=self._stopped, on_chief=self._named
         )
-        # For good: a script that a signal ends must not wait for a PS that is gone as well.
+        # The listener stays until the script has ended: a script that a signal ends must not wait
+        # for an unreachable PS.
         interrupts.add_listener(self._control.interrupt)
         RECORD.on_evaluation(self._report)
         RECORD.at_end(self._finish)
@@ -59,31 +61,33 @@ class FitBarriers:
 
     @staticmethod
     def is_failure(cause: str) -> bool:
-        """Return whether a run that ended so was spoiled by a script."""
+        """Return whether a stop reason means that a script failed or returned early."""
         return cause in (SCRIPT_FAILED, RETURNED_EARLY)
 
     def count_fit(self) -> None:
-        """Begin another `fit`, the first included."""
+        """Count a `fit` that begins, and reset the state of the previous `fit`."""
         self._num_fits, self._num_saved, self.where = self._num_fits + 1, 0, "begin"
         self._control.resume()
 
     @property
     def phase(self) -> int:
-        """The number of the phase that may begin at the beginning or end of this `fit`."""
+        """Number of the phase that may begin at `where`: 2n before `fit` n, 2n + 1 after it."""
         return 2 * self._num_fits + (self.where == "left")
 
     def wait(self, where: str, changes: bool = False) -> Opening | RunHalted:
-        """Wait until every script begins or ends the present `fit`.
+        """Wait at a barrier until every script has reached the same point of the current `fit`.
 
         Args:
-            where: begin, end, or left, when its callbacks have ended; or a part of begin or left.
-            changes: Whether this script's model is another one than the run's.
+            where: Name of the barrier: "begin", "end", "left" (after the callbacks), or one of the
+                barriers "begin-..." and "left-..." that follow "begin" and "left".
+            changes: True if this script's model differs from the run's model.
 
         Returns:
-            Whether a phase begins, or the end of the run, if it has ended meanwhile.
+            How the barrier opened: whether a phase begins, and whether this script offers its
+            model. A RunHalted if the run has ended.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
+            Unreachable, RequestRejected: Shard 0 cannot be reached, or rejects this script.
             InterruptedError: This process was interrupted.
         """
         try:
@@ -92,15 +96,19 @@ class FitBarriers:
             return halted
 
     def begin_run(self, has_supervisor: bool) -> RunHalted | None:
-        """Wait until all processes that run the script at the start have come to `distribute`.
+        """Wait until all workers and the first evaluator have called `distribute`.
 
-        A script that clears a folder at its top has done so then, on the evaluator too.
+        A script may clear a folder before it calls `distribute`. After this barrier no process
+        clears files that the run has written.
 
         Args:
-            has_supervisor: Whether the run is known to have one, which starts an evaluator.
+            has_supervisor: True if the run has a Supervisor, which starts an evaluator.
 
         Returns:
-            The end of the run, if it has ended meanwhile. Raises as `wait`.
+            The end of the run if the run has ended; else None.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
         """
         try:
             self._control.barrier("start-with-supervisor" if has_supervisor else "start")
@@ -109,24 +117,27 @@ class FitBarriers:
         return None
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
-        """Report that the present `fit` begins; its number is filled in."""
+        """Report that the current `fit` begins; sets `fit.fit` to the number of the `fit`."""
         fit.fit = self._num_fits
         self._control.begin_fit(fit)
 
     def end_fit(self, history: str) -> None:
-        """Report what the present `fit` has returned, as JSON."""
+        """Report the History that the current `fit` has returned, as JSON."""
         self._control.end_fit(pb.FitEnded(fit=self._num_fits, history=history))
 
     def evaluate(self, epoch: int, by_script: bool) -> pb.Evaluated | RunHalted | None:
         """Wait until the model has been evaluated at the end of an epoch.
 
         Args:
-            epoch: As Keras counts them.
-            by_script: Whether a script must evaluate, and no evaluator can.
+            epoch: Number of the epoch, as Keras counts epochs.
+            by_script: True if a script must evaluate, because the evaluator cannot.
 
         Returns:
-            The evaluation; or the end of the run, if that has come before; or None: this script is
-            to evaluate, and to give the metrics to `answer`. Raises as `wait`.
+            The evaluation; a RunHalted if the run has ended; None if this script must evaluate and
+            pass the metrics to `answer`.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The wait failed, as in `wait`.
         """
         try:
             evaluated = self._control.evaluate(self._num_fits, epoch, by_script)
@@ -135,8 +146,8 @@ class FitBarriers:
         if evaluated is not None and evaluated.nobody and not self._has_warned:
             self._has_warned = True
             logging.warning(
-                "epoch %d was not evaluated (%s): History and callbacks have no val_* of it, nor "
-                "of later ones, until a Supervisor evaluates again",
+                "epoch %d was not evaluated (%s): History and callbacks get no val_* metrics until "
+                "a Supervisor evaluates again",
                 evaluated.epoch + 1,
                 evaluated.nobody,
             )
@@ -145,15 +156,18 @@ class FitBarriers:
     def answer(
         self, epoch: int, versions: Sequence[int], metrics: Mapping[str, Any]
     ) -> pb.Evaluated | RunHalted:
-        """Report an evaluation that this script was appointed for.
+        """Report an evaluation that shard 0 has requested from this script.
 
         Args:
-            epoch: As Keras counts them.
-            versions: Of each shard, that the model has.
-            metrics: Of the validation data, by name.
+            epoch: Number of the epoch, as Keras counts epochs.
+            versions: Version of each shard in the evaluated model.
+            metrics: Metrics of the validation data, by name.
 
         Returns:
-            What all scripts get, or the end of the run. Raises as `wait`.
+            The evaluation that all scripts get; a RunHalted if the run has ended.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
         """
         evaluated = pb.Evaluated(
             fit=self._num_fits,
@@ -171,27 +185,33 @@ class FitBarriers:
     def end_steps(
         self, epoch: int, states: Sequence[pb.MetricState]
     ) -> pb.EpochMeeting | RunHalted:
-        """Exchange the states of training metrics behind the last step of an epoch.
+        """Exchange the states of training metrics after the last step of an epoch.
 
         Args:
-            epoch: As Keras counts them.
-            states: Of this script.
+            epoch: Number of the epoch, as Keras counts epochs.
+            states: Metric states of this script.
 
         Returns:
-            An answer with the sums over all scripts, or the end of the run. Raises as `wait`.
+            An answer with the sums over all scripts; a RunHalted if the run has ended.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, states=states))
 
     def end_epoch(self, epoch: int, stops: bool) -> pb.EpochMeeting | RunHalted:
-        """Agree, behind the callbacks of an epoch, on whether this `fit` ends early.
+        """Agree with the other scripts, after the callbacks of an epoch, on an early end.
 
         Args:
-            epoch: As Keras counts them.
-            stops: Whether the callbacks of this script have set stop_training.
+            epoch: Number of the epoch, as Keras counts epochs.
+            stops: True if a callback of this script has set stop_training.
 
         Returns:
-            An answer with the number of epochs after which it ends, or the end of the run. Raises
-            as `wait`.
+            An answer with the number of epochs after which the `fit` ends; a RunHalted if the run
+            has ended.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The exchange failed, as in `wait`.
         """
         return self._meet(pb.EpochMeeting(epoch=epoch, after_callbacks=True, stops=stops))
 
@@ -203,18 +223,21 @@ class FitBarriers:
             return halted
 
     def saved(self, has_written: bool, in_loop: bool = False) -> RunHalted | None:
-        """Let others go on that wait for a file; or wait until it has been written.
+        """Report that this script has written a file; or wait until the chief has written it.
 
-        The n-th file that is saved after a `fit` is taken for the same in all scripts. Nobody waits
-        for a script that has ended or is in a later `fit`.
+        The n-th file that each script saves after a `fit` is assumed to be the same file. No script
+        waits for a script that has ended or is in a later `fit`.
 
         Args:
-            has_written: Whether this script has written it.
-            in_loop: Whether the writer may wait for this script's next step meanwhile: then nobody
-                waits for long.
+            has_written: True if this script has written the file.
+            in_loop: True if this script is in a loop. The wait is then limited, because the writer
+                may itself wait for this script's next step.
 
         Returns:
-            The end of the run, if it has ended meanwhile. Raises as `wait`.
+            The end of the run if the run has ended; else None.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
         """
         self._num_saved += 1
         name = f"fit-{self._num_fits}-saved-{self._num_saved}"
@@ -225,7 +248,8 @@ class FitBarriers:
             self._control.barrier(name, patience_seconds=_IN_LOOP_SECONDS if in_loop else math.inf)
         except TimeoutError:
             logging.warning(
-                "worker %d has not saved a model where this one does; it alone writes files",
+                "timeout: the chief, worker %d, has not saved the file that this worker saves; "
+                "only the chief writes files, so the file may not exist",
                 RECORD.chief,
             )
         except RunHalted as halted:
@@ -233,21 +257,26 @@ class FitBarriers:
         return None
 
     def begin_loop(self) -> RunHalted | None:
-        """Wait until all scripts train by loops behind the present `fit`; not long: some may not.
+        """Wait a limited time until all scripts begin a loop after the current `fit`.
+
+        The wait is limited because some scripts may have no loop after the `fit`.
 
         Returns:
-            The end of the run, if it has ended meanwhile. Raises as `wait`.
+            The end of the run if the run has ended; else None.
+
+        Raises:
+            Unreachable, RequestRejected, InterruptedError: The barrier failed, as in `wait`.
         """
         try:
             self._control.barrier(f"fit-{self._num_fits}-loop", patience_seconds=_IN_LOOP_SECONDS)
         except TimeoutError:
-            logging.info("a loop begins behind a fit in this script alone")
+            logging.info("not all scripts begin a loop after the fit: starting without them")
         except RunHalted as halted:
             return halted
         return None
 
     def stop_fit(self, epochs: int) -> None:
-        """Let every other script end the present `fit` after so many epochs; 0: immediately."""
+        """End the current `fit` of all other scripts after `epochs` epochs; 0: immediately."""
         self._control.stop_fit(self._num_fits, epochs)
 
     def _stopped(self, fit: int, epochs: int) -> None:
@@ -269,6 +298,6 @@ class FitBarriers:
         interrupts.remove_listener(self._control.interrupt)
 
     def _finish_at_exit(self) -> None:
-        """Do so for a script that no launcher of ours has started."""
+        """Report the end of a script that was started without `thinwire run`."""
         error = getattr(sys, "last_value", None)
         RECORD.end(error is not None, "" if error is None else f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""The life of one call of `fit`: it joins, counts epochs and batches, and leaves."""
+"""Lifecycle of one call of `fit`: it joins the run, counts epochs and batches, and leaves."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ from thinwire.worker.script import RECORD
 
 
 class _EpochPart(enum.Enum):
-    """Where the present epoch is; each part follows the one before it."""
+    """Parts of an epoch, in their order."""
 
     BEFORE_STEPS = enum.auto()
     IN_STEPS = enum.auto()
-    AFTER_STEPS = enum.auto()  # their metrics have been read
+    AFTER_STEPS = enum.auto()  # the training metrics of the steps have been read
 
 
 class FitLifecycle:
-    """Where the present `fit` is, over all calls of a model.
+    """State of a model's current `fit`; one object for all calls of the model's `fit`.
 
     Attributes:
-        shares_itself: Whether the script has shared its data by `shard`.
+        shares_itself: True if the script has divided its data with `shard`.
 
     Args:
-        member: The model's place in the run.
-        succession: Of the script's models.
-        phases: Of the script.
-        joining: Makes the sessions.
-        exchange: Of the steps.
-        central: To what is on the shards.
-        evaluations: By the Supervisor.
-        stop: Before its time.
-        metrics: Of the training itself.
-        row_sums: Scales the losses that are sums over rows.
+        member: The model's membership in the run.
+        succession: Order of the script's models.
+        phases: Phases of the script.
+        joining: Creates the sessions and joins the run.
+        exchange: Exchanges of the steps.
+        central: Loads the shards' weights and optimizer state.
+        evaluations: Evaluations within a `fit`.
+        stop: Early end of a `fit`.
+        metrics: Training metrics, merged over the workers.
+        row_sums: Scales losses that are sums over rows.
     """
 
     def __init__(
@@ -80,25 +80,26 @@ class FitLifecycle:
         self._evaluations, self._stop, self._metrics = evaluations, stop, metrics
         self._row_sums = row_sums
         self._part = _EpochPart.AFTER_STEPS
-        self._to_sit_out = 0  # rounds of this epoch
-        self._epochs_of_round = 0  # in this `fit`, the present one included
-        self._num_batches = 0  # begun in this `fit`
-        self._came_late = False  # to this `fit`: the run had ended before
-        self._has_slots = False  # the optimizers have the state that the PS has made
-        self._is_final = False  # what the run has ended with was taken over
+        self._to_sit_out = 0  # rounds of this epoch for which this worker has no rows
+        self._epochs_of_round = 0  # epochs of the current round, with the current epoch
+        self._num_batches = 0  # batches begun in this `fit`
+        self._came_late = False  # True if the run had ended before this `fit`
+        self._has_slots = False  # True if the optimizers have the PS's optimizer state
+        self._is_final = False  # True if the final state of the run has been requested
 
     @contextlib.contextmanager
     def running(self, arguments: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Be ready for one call of `fit`; leave the run if it fails.
+        """Prepare one call of `fit`; leave the run if the `fit` fails.
 
         Args:
-            arguments: Of Keras' fit.
+            arguments: Arguments of Keras' fit, by name.
 
         Yields:
             The arguments with this worker's part of the training data.
 
         Raises:
-            ConfigurationError: Data that cannot be shared, or an optimizer that cannot step.
+            ConfigurationError: The data cannot be divided among the workers, or the run does not
+                support the optimizer.
         """
         member = self._member
         self._phases.prepare_fit()
@@ -133,7 +134,7 @@ class FitLifecycle:
             self._row_sums.end_fit()
 
     def begin(self) -> None:
-        """Join before the first step, unless only that shows what the model is."""
+        """Join the run before the first step, unless only the first step shows the model."""
         member = self._member
         if member.settings is not None and member.settings.run.nb_workers > 1:
             self._metrics.begin_fit()
@@ -141,13 +142,13 @@ class FitLifecycle:
         if member.stopped:
             member.model.stop_training = self._came_late = True
             logging.warning(
-                "the run has ended (%s) before this fit, which does not train %r",
+                "the run has ended (%s) before this fit: %r is not trained",
                 member.stop_reason or "interrupted",
                 member.model.name,
             )
 
     def begin_batch(self) -> None:
-        """Count a mini-batch, or several in one execution; raise what went wrong before."""
+        """Count a mini-batch, or the mini-batches of one execution; raise an earlier error."""
         self._exchange.raise_failure()
         if self._part is _EpochPart.BEFORE_STEPS:
             self._begin_steps()
@@ -157,15 +158,16 @@ class FitLifecycle:
             self._member.session.begin_compute()
 
     def begin_epoch(self, epoch: int) -> None:
-        """Find how many of the coming epoch's rounds this worker has no rows for.
+        """Begin an epoch: find the number of its rounds for which this worker has no rows.
 
         Args:
-            epoch: As Keras counts them.
+            epoch: Number of the epoch, as Keras counts epochs.
         """
         data = self._joining.data
         self._to_sit_out, self._part = data.short_by, _EpochPart.BEFORE_STEPS
         if data.unfilled is not None:
-            data.unfilled.take()  # of a pass that Keras began only to build the model
+            # Clear counts of a pass over the data that Keras began only to build the model.
+            data.unfilled.take()
         self._epochs_of_round += 1
         self._exchange.begin_epoch()
         self._row_sums.begin_epoch()
@@ -176,10 +178,10 @@ class FitLifecycle:
         self._metrics.begin_epoch()
 
     def end_steps(self) -> None:
-        """Sit out the last rounds of an epoch, in which only others have rows; once.
+        """Sit out the epoch's last rounds, in which only other workers have rows.
 
-        With --local_epochs a round may end here.
-        Where the epoch ends before its time, nobody waits for this worker's rounds any more.
+        A second call in the same epoch does nothing. With --local_epochs a round may end here. If
+        this `fit` stops within the epoch, the worker leaves, and no worker waits for its rounds.
         """
         session = self._member.session
         self._exchange.raise_failure()
@@ -196,7 +198,9 @@ class FitLifecycle:
             return
         for _ in range(number):
             self._exchange.sit_out(session, 0)
-        for _ in range(unfilled):  # the others did not know that they are the only ones with rows
+        # Workers with rows in these rounds did not know that this worker has none, so they counted
+        # only their own parts of the batch. This worker counts its part.
+        for _ in range(unfilled):
             self._exchange.sit_out(session, data.parts.each)
         self._exchange.raise_failure()
         if 0 < session.settings.run.method.pacer.local_epochs <= self._epochs_of_round:
@@ -204,22 +208,24 @@ class FitLifecycle:
             self._exchange.end_round(session)
 
     def keep_metrics(self) -> None:
-        """Count further steps from the metrics' present states, which an evaluation has left."""
+        """Take the metric states after an evaluation as the start values of further steps."""
         if self._part is _EpochPart.IN_STEPS and not self._evaluations.is_evaluating:
             self._metrics.begin_epoch()
 
     def merge_metrics(self, logs: Any) -> bool:
-        """End an epoch's steps, and give its metrics the states of all workers; once.
+        """End an epoch's steps, and merge its training metrics over all workers.
+
+        A second call in the same epoch does nothing.
 
         Args:
-            logs: What the last step has returned.
+            logs: Result of the last step.
 
         Returns:
-            Whether the metrics are those of an epoch of training, and no others.
+            True if the metrics have been merged over all workers.
         """
         if self._part is _EpochPart.AFTER_STEPS or self._evaluations.is_evaluating:
             return False
-        if self._part is _EpochPart.BEFORE_STEPS:  # an epoch in which only others have rows
+        if self._part is _EpochPart.BEFORE_STEPS:  # this worker has no rows in the epoch
             self._begin_steps()
         self._part, member = _EpochPart.AFTER_STEPS, self._member
         self.end_steps()
@@ -234,25 +240,27 @@ class FitLifecycle:
         return True
 
     def complete_logs(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with the metrics of all workers; see `TrainMetrics`."""
+        """Return an epoch's logs with the metrics of all workers; see `TrainMetrics.complete`."""
         return self._metrics.complete(logs, are_results)
 
     def end_epoch(self) -> None:
-        """End an epoch after its callbacks, and this `fit` with it where all scripts end it."""
+        """End an epoch after its callbacks; end this `fit` if the scripts agree to end it."""
         self._stop.end_epoch()
 
     def evaluate(self, alone: Callable[..., Any], keywords: dict[str, Any]) -> Any:
-        """Return the metrics at the end of the present epoch; see `FitEvaluations.evaluate`."""
+        """Return the metrics at the end of the current epoch; see `FitEvaluations.evaluate`."""
         return self._evaluations.evaluate(self._stop.epoch, alone, keywords)
 
     def leave(self) -> bool:
-        """Leave after the last step, and take over what all workers have made; once.
+        """Leave the run after the last step, and load the final weights of all workers.
+
+        A second call for the same `fit` does not leave again.
 
         Returns:
-            Whether the optimizer's own averages are of this run.
+            True if the optimizer has the moving averages of this run.
 
         Raises:
-            ConfigurationError: There were steps, and none of them reached the run.
+            ConfigurationError: The `fit` had steps, but no step was exchanged.
         """
         member = self._member
         if not member.has_left:
@@ -267,8 +275,9 @@ class FitLifecycle:
         if self._num_batches and not self._exchange.num_calls and not is_passed_over:
             raise ConfigurationError(
                 f"{self._num_batches} steps of {member.model.name!r} exchanged nothing: its "
-                "train_step never reached an optimizer, so this worker trained alone. Expected "
-                "self.optimizer.apply_gradients(...), or that of another optimizer, in each step."
+                "train_step does not step with any optimizer, so this worker trained alone. Call "
+                "self.optimizer.apply_gradients(...), or apply_gradients of another optimizer, in "
+                "each step."
             )
         session = member.session if member.is_offered else None
         set_here = None
@@ -283,7 +292,8 @@ class FitLifecycle:
             self._joining.join()
             if not member.catch_up.is_behind:
                 self._has_slots = self._central.fill_slots(session)
-            # Else the rounds of a worker that is started again would wait for this one.
+            # Leave again: otherwise the rounds of a worker that restarts would wait for this
+            # worker, which takes no more steps.
             member.close("done")
         if session is not None and not member.catch_up.is_behind:
             self._phases.note_end()
@@ -293,13 +303,13 @@ class FitLifecycle:
             logging.info("fit ended with the run (%s)", member.stop_reason or "interrupted")
 
     def _take_final(self, session: Session) -> None:
-        """Take over what the run has ended with, if it has, before its shards wait no longer."""
+        """Load the final state of an ended run, while its shards still wait for this worker."""
         if session.stopped and not self._is_final:
             self._is_final = True
             self._has_slots = self._central.take_final(session)
 
     def _place(self, fit: FitNumber) -> WorkerPlace | None:
-        """Return this worker's place among those that share data; None: the script shares it."""
+        """Return this worker's place in the division of the data; None if no data is divided."""
         settings = self._member.settings
         if settings is None or not self._member.is_offered:
             return None

@@ -1,4 +1,4 @@
-"""Weights that a model holds in mid-training, compared with those that the run gave it last."""
+"""Finds weights that a script has set itself: compares a model's weights with the last pull."""
 
 from __future__ import annotations
 
@@ -14,37 +14,42 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
     from thinwire.runtime.run.settings import Run
 
-#: Of the largest weight: what adding and subtracting another one of its size may change.
+#: Rounding error relative to the largest weight. Adding and subtracting a weight of equal size, as
+#: SwapEMAWeights does, changes a weight by less than this fraction in float32.
 _ROUNDING = 1e-6
 
 
 def is_like(mine: Float32, theirs: Float32) -> bool:
-    """Return whether weights [n] are the same but for the rounding of SwapEMAWeights."""
+    """Return whether two arrays of weights [n] differ at most by the rounding of SwapEMAWeights."""
     if np.array_equal(mine, theirs):
         return True
     scale = float(np.abs(theirs).max(initial=0.0))
-    return not np.abs(mine - theirs).max(initial=0.0) > _ROUNDING * scale  # not, for NaN
+    # `not >` instead of `<=`: with NaN in the weights the result is True, so a diverged model does
+    # not count as set by the script.
+    return not np.abs(mine - theirs).max(initial=0.0) > _ROUNDING * scale
 
 
 def set_by_script(session: Session) -> Float32 | None:
-    """Return the weights [n] of the model if the script has set them after the last step."""
+    """Return the model's weights [n] if the script set them after the last step; else None."""
     held = session.variables.read()
     return None if is_like(held, session.weights) else held
 
 
 def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | None:
-    """Return by how much a script has changed weights itself since the newest step.
+    """Return the script's own changes of weights since the newest step.
 
     Args:
-        session: Of the run.
-        held: [num_parameters] float32 weights that the model has.
-        name: Of the model.
+        session: Session of the current phase.
+        held: [num_parameters] float32 weights of the model.
+        name: Name of the model.
 
     Returns:
-        [num_parameters], to be sent with the next step; None: nothing is new of it.
+        [num_parameters] float32 changes to send with the next step; None if there are no new
+        changes.
 
     Raises:
-        ConfigurationError: The PS would take no such changes.
+        ConfigurationError: The script has changed weights, and the PS does not accept changes by
+            scripts.
     """
     known = session.sent_weights
     if is_like(held, known):
@@ -52,22 +57,24 @@ def changed_by_script(session: Session, held: Float32, name: str) -> Float32 | N
     if not takes_changes(session.settings.run):
         raise ConfigurationError(
             f"the script has set weights of {name!r} itself since the newest step (assign or "
-            "set_weights in a callback, a train_step, a loop or a layer), and this run takes only "
-            "updates: its workers sum among themselves (--collective), or its PS measures them "
-            "(--max_update_norm, --update_norm_factor). Leave these flags out."
+            "set_weights in a callback, a train_step, a loop or a layer), but this run accepts "
+            "only updates: its workers sum updates without the PS (--collective), or its PS "
+            "measures updates (--max_update_norm, --update_norm_factor). Remove these flags."
         )
     return held - known
 
 
 def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | None:
-    """Return what is to be sent of a script's assignments where it steps as well.
+    """Return the script's assignments to send with the next step, with local optimizers.
 
     Args:
-        session: Of the run.
-        change: [num_parameters] float32 that they add up to since the newest step; None: none.
+        session: Session of the current phase.
+        change: [num_parameters] float32 sum of the assigned changes since the newest step; None if
+            the script has assigned nothing.
 
     Returns:
-        As `changed_by_script`, with what was not sent before.
+        [num_parameters] float32 changes, including earlier changes that have not been sent; None
+        if there are no changes.
     """
     if change is not None and is_like(session.weights + change, session.weights):
         change = None
@@ -76,5 +83,5 @@ def assigned_by_script(session: Session, change: Float32 | None) -> Float32 | No
 
 
 def takes_changes(run: Run) -> bool:
-    """Return whether the PS takes what a script has set itself, beside updates."""
+    """Return whether the PS accepts a script's own changes of weights in addition to updates."""
     return run.method.collective == THROUGH_PS and not run.guards.measures

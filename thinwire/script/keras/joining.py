@@ -1,4 +1,4 @@
-"""This worker in each phase of its script: what it offers to the servers, and how it joins."""
+"""Joining the run in each phase of a script: the offer to the servers, and the session."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 class Joining:
-    """Makes the sessions of a model, and joins by them.
+    """Creates the sessions of a model, and joins the run with them.
 
     Attributes:
-        data: What the present `fit` trains on; of a loop nothing is known.
+        data: Training data of the current `fit`; without arguments for a loop.
 
     Args:
-        member: The model's place in the run.
-        optimizers: Of the script.
-        stop: Of the present `fit`.
-        num_train: Size of the whole training set, as the script has given it.
+        member: The model's membership in the run.
+        optimizers: Optimizers of the script.
+        stop: Early end of the current `fit`.
+        num_train: Number of rows of the whole training set, from the script; None if unknown.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class Joining:
         self._member, self._optimizers, self._stop = member, optimizers, stop
         self._num_train = num_train
         self._kept = None if member.settings is None else KeptState.of(member.settings)
-        self._offered: tuple[StepPlan, SharedModel] | None = None  # in this model's last phase
+        # Plan and shared model of this model's last offer.
+        self._offered: tuple[StepPlan, SharedModel] | None = None
 
     def join(self) -> None:
-        """Join or join again, and take over the server's weights, counts and loss scale."""
+        """Join or rejoin the run, and load the server's weights, counts and loss scale."""
         member = self._member
         member.join()
         session = member.joined
@@ -68,7 +69,7 @@ class Joining:
             lift_hold()
 
     def join_by_flags(self) -> None:
-        """Join a server that has its model, and its optimizer, from flags; or join it again."""
+        """Join or rejoin a run whose server has its model and its optimizer from flags."""
         member, is_first = self._member, self._member.session is None
         if is_first:
             shared = SharedModel.of(member.model, is_offered=False)
@@ -80,12 +81,14 @@ class Joining:
             self._optimizers.adopt_rate(member.joined)
 
     def join_loop(self) -> Float32 | None:
-        """Join again where a loop goes on behind a `fit`, at whose end this worker has left.
+        """Rejoin the run for a loop that follows a `fit`, because the worker left after the `fit`.
 
-        Weights that the script has set meanwhile stay, where they travel with its next step.
+        If the script has set weights since the `fit`, the model keeps the script's changes, and
+        the next step sends the changes.
 
         Returns:
-            By how much the run's weights [num_parameters] have changed meanwhile; None: not.
+            [num_parameters] float32 change of the run's weights since the worker left; None if the
+            weights have not changed or the worker need not rejoin.
         """
         member, session = self._member, self._member.session
         if session is None or session.stopped or member.in_fit or not member.has_left:
@@ -94,31 +97,32 @@ class Joining:
         if self._optimizers.are_set_by_script:
             raise ConfigurationError(
                 f"the script has set the state of an optimizer of {member.model.name!r} between a "
-                "fit and a loop of its own behind it, where no phase of the run begins; expected "
-                "it between two fits, or before the first step of the script."
+                "fit and a loop that follows it, where no phase of the run begins; set the state "
+                "between two fits, or before the first step of the script."
             )
-        self._optimizers.forget_states()  # the loop's steps change it from here on
+        self._optimizers.forget_states()  # the loop's steps change the optimizers' states
         before, set_here = session.weights.copy(), set_by_script(session)
         self.join()
         if member.barriers is not None:
             member.take_end(member.barriers.begin_loop())
         change = session.weights - before
         if set_here is not None:
-            session.shared.assign(set_here + change)  # as the script would: it is its change
+            # `shared.assign` counts as an assignment by the script, so the next step sends it.
+            session.shared.assign(set_here + change)
         return change if change.any() else None
 
     def again(self) -> Session:
-        """Return this worker in the next phase, of the same variables."""
+        """Return a session for the next phase, with the variables of the last offer."""
         if self._offered is None:
             raise RuntimeError("the model has not joined a run yet")
         return self.offer(*self._offered)
 
     def offer(self, plan: StepPlan, shared: SharedModel) -> Session:
-        """Return this worker in the next phase, or the first, with what is offered to the servers.
+        """Return a session for the first or the next phase, with an offer to the servers.
 
         Args:
-            plan: What the script steps.
-            shared: The model.
+            plan: Optimizers of the script and the variables they step.
+            shared: Shared part of the model.
 
         Raises:
             ConfigurationError: The PS cannot step as the script does.
@@ -131,11 +135,11 @@ class Joining:
         num_train = self._num_train or data.num_examples
         firsts = optimizers.begin_clocks(method)
         offer = make_offer(shared, plan, method, firsts, num_train, data.batch_size)
-        if not RECORD.program:  # as the script has compiled it, before anything is trained
+        if not RECORD.program:  # only the first offer describes the state before any training
             compiled = describe_compiled(member.model, plan, offer, data.batch_size)
             RECORD.program = program_here(compiled).rows()
         offer = dataclasses.replace(offer, succession=member.num_before)
-        own = [step.inner for step in optimizers.stepping]
+        inner = [step.inner for step in optimizers.stepping]
         momentum = optimizers.momentum_for(method)
         phase = 0 if before is None or barriers is None else barriers.phase
         return Session(
@@ -144,7 +148,7 @@ class Joining:
             num_train,
             momentum,
             offer,
-            own,
+            inner,
             before,
             phase,
             self._restore,
@@ -152,29 +156,34 @@ class Joining:
         )
 
     def _check_states(self, session: Session) -> None:
-        """Refuse to offer what this process does not know; see `CatchUp.check_states`.
+        """Reject an offer of optimizer state that this process does not know.
 
-        A shard takes an offer only before its phase begins. The barrier names a worker that comes
-        back later as the one that offers, too, and it joins without.
+        A shard accepts an offer only before the offer's phase begins. After a restart the barrier
+        may again select this worker to offer although the phase has begun; the worker then joins
+        without an offer, and this check is not called. See `CatchUp.check_states`.
         """
         if not session.takes_weights:
             stepping = [step.inner for step in self._optimizers.stepping]
             self._member.catch_up.check_states(session, stepping)
 
     def keep_state(self, at_end: bool = False) -> None:
-        """Keep what local steps have made of the optimizers, if it is time; see `KeptState`."""
+        """Save the state of locally stepping optimizers if a checkpoint is due.
+
+        Args:
+            at_end: True at the end of a `fit`: save if there were steps since the last checkpoint.
+        """
         session = self._member.session
         if self._kept is not None and session is not None and not self._member.catch_up.is_behind:
             with self._member.lock:
                 self._kept.save(session, self._stepping, at_end)
 
     def _restore(self, session: Session, last_step: int) -> State | None:
-        """Go on with what a process before this one has kept of this worker's local steps."""
+        """Load the optimizer state that an earlier process of this worker saved."""
         return (
             None if self._kept is None else self._kept.restore(session, self._stepping, last_step)
         )
 
     @property
     def _stepping(self) -> list[Any]:
-        """The optimizers, with the loss scaling around them."""
+        """The optimizers with their loss-scaling wrappers."""
         return [step.optimizer for step in self._optimizers.stepping]

@@ -1,8 +1,9 @@
-"""What local steps have made of a script's optimizers, on disk for the process that comes next.
+"""Checkpoints of a script's local optimizers, for the process that replaces this one.
 
-Where changes of weights travel after a round of local steps, the script's own optimizers step, and
-nobody else has their moments, counts and rates. A process that takes this worker's place goes on
-with them, and with what its codec has kept back, if that is of the last step that the shards have.
+With local steps the script's own optimizers step on the worker, and only this process has their
+moments, counts and rates. A process that replaces this worker loads the optimizers from the
+checkpoint. It also loads the codec's residual if the checkpoint is from the last step that the
+shards applied.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from thinwire.script.session import Session
 from thinwire.script.settings import ScriptSettings
 from thinwire.worker.script import RECORD
 
-#: Kinds of arrays that files hold; others, such as bfloat16, are kept as float32.
+#: NumPy dtype kinds that checkpoint files support. Other dtypes (bfloat16) are saved as float32.
 _KINDS = "biuf"
-#: Place of the rate among the variables of an optimizer of Keras, after the count of its steps.
+#: Index of the learning rate among a Keras optimizer's variables; the step count has index 0.
 _RATE = 1
 _OPTIMIZER = f"{PREFIX}optimizer"
 
 
 class KeptState:
-    """The checkpoints of one worker's local steps.
+    """The checkpoints of one worker's local optimizers.
 
     Args:
-        settings: Of the script; this worker's run directory is its own.
+        settings: Settings of the script, with the run directory of this worker.
     """
 
     def __init__(self, settings: ScriptSettings) -> None:
@@ -50,19 +51,20 @@ class KeptState:
 
     @classmethod
     def of(cls, settings: ScriptSettings) -> KeptState | None:
-        """Return it where a run has local steps of scripts, and a directory; else None."""
+        """Return the checkpoints of a run with local steps and a run directory; else None."""
         method = settings.run.method
         is_local = method.takes_local_steps and method.steps_on_workers
         has_folder = settings.is_launched or "run_dir" in settings.given
         return cls(settings) if is_local and has_folder else None
 
     def save(self, session: Session, optimizers: Sequence[Any], at_end: bool = False) -> None:
-        """Write the state if it is time for that; a disk that refuses is logged.
+        """Write a checkpoint if it is due; an error of the disk is only logged.
 
         Args:
-            session: This worker, between two steps.
-            optimizers: In the order of the offer.
-            at_end: Of a `fit`: it is time if anything has changed.
+            session: Session of this worker, between two steps.
+            optimizers: Optimizers in the order of the offer.
+            at_end: True at the end of a `fit`: a checkpoint is due if there were steps since the
+                last one.
         """
         core, now = session.part.core, time.monotonic()
         is_due = at_end or now - self._saved_at >= self._interval_seconds
@@ -76,7 +78,7 @@ class KeptState:
             "program": [list(row) for row in RECORD.program],
             "classes": _classes(optimizers),
             "settings": deciding_settings(session.settings.run),
-            "optimizers": {str(n): _values(each) for n, each in enumerate(optimizers)},
+            "optimizers": {str(n): _values(item) for n, item in enumerate(optimizers)},
         }
         try:
             self._files.save(core.step, state)
@@ -84,39 +86,44 @@ class KeptState:
             logging.error("cannot write the state of the local steps: %s", error)
 
     def restore(self, session: Session, optimizers: Sequence[Any], last_step: int) -> State | None:
-        """Give the optimizers the state that a process before this one has kept, once.
+        """Load the optimizer state that an earlier process of this worker saved.
+
+        Only the first call loads; later calls return None.
 
         Args:
-            session: This worker, which has just joined.
-            optimizers: In the order of the offer; built.
-            last_step: Of this worker, that the shards have.
+            session: Session of this worker, which has just joined.
+            optimizers: Built optimizers in the order of the offer.
+            last_step: Last step of this worker that the shards applied.
 
         Returns:
-            Of the worker's core; None: there is none of this run and phase.
+            Saved state of the worker's core; None if there is no usable checkpoint of this run and
+            phase.
         """
         if self._is_read:
             return None
         self._is_read = True
-        found = self._files.load_latest()
-        state: State = {} if found is None else found[1]
+        checkpoint = self._files.load_latest()
+        state: State = {} if checkpoint is None else checkpoint[1]
         if (state.get("run_id"), state.get("phase")) != (session.part.run_id, session.phase):
             if self._is_restart or last_step:
                 logging.warning(
-                    "this worker was here before, and the state of its optimizer is not on this "
-                    "disk: its moments and counts begin anew, from the run's weights"
+                    "this worker has restarted, and the state of its optimizer is not on this "
+                    "disk: resetting the optimizer's moments and counts"
                 )
             return None
         settings = state.get("settings", {})
         if first_setting(settings, deciding_settings(session.settings.run)) is not None:
             logging.warning(
-                "the method has changed (--resume): this worker's own state begins again"
+                "the method has changed (--resume): resetting this worker's optimizer state"
             )
             return None
         saved = [state["optimizers"].get(str(number), {}) for number in range(len(optimizers))]
-        shapes = [_shapes(_values(each)) for each in optimizers]
+        shapes = [_shapes(_values(optimizer)) for optimizer in optimizers]
         is_other = state.get("classes", _classes(optimizers)) != _classes(optimizers)
-        if is_other or [_shapes(each) for each in saved] != shapes:
-            logging.warning("the state that was kept is of other optimizers: they begin anew")
+        if is_other or [_shapes(values) for values in saved] != shapes:
+            logging.warning(
+                "the checkpoint of this worker has other optimizers: resetting the optimizers"
+            )
             return None
         compiled = [rows for name, *rows in state.get("program", ()) if name == _OPTIMIZER]
         is_edited = compiled != [[value] for name, value in RECORD.program if name == _OPTIMIZER]
@@ -125,16 +132,16 @@ class KeptState:
                 rate = optimizer.variables[_RATE].numpy()
                 for number, variable in enumerate(optimizer.variables):
                     variable.assign(values[str(number)])
-                if is_edited:  # with --resume the rate is that of the edited script
+                if is_edited:  # --resume with an edited script: use the script's rate
                     optimizer.variables[_RATE].assign(rate)
         step = state["core"]["step"]
-        logging.info("the optimizer goes on from its state at exchange %d of %d", step, last_step)
+        logging.info("optimizer state loaded: from exchange %d of %d", step, last_step)
         core: State = state["core"]
         return core
 
 
 def _values(optimizer: Any) -> State:
-    """Return copies of all that an optimizer remembers, its rate included."""
+    """Return copies of all variables of an optimizer, including its rate, by number."""
     arrays = (np.array(variable.numpy()) for variable in optimizer.variables)
     return {
         str(number): array if array.dtype.kind in _KINDS else array.astype(np.float32)
@@ -143,7 +150,7 @@ def _values(optimizer: Any) -> State:
 
 
 def _classes(optimizers: Sequence[Any]) -> list[str]:
-    return [type(each).__name__ for each in optimizers]
+    return [type(optimizer).__name__ for optimizer in optimizers]
 
 
 def _shapes(values: State) -> list[tuple[str, tuple[int, ...]]]:

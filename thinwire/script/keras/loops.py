@@ -1,4 +1,4 @@
-"""`distribute(optimizer, model=model)`: training loops of the script's own."""
+"""Custom training loops, with `distribute(optimizer, model=model)`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from thinwire.script.keras.plan import Pairs, PlannedStep, StepPlan, named
 if TYPE_CHECKING:
     from thinwire.script.keras.step import ExchangeStep
 
-#: Local steps after which the weights are exchanged though not every optimizer has stepped.
+#: Local steps after which weights are exchanged even if not every optimizer has stepped. Without
+#: this limit a loop that calls an optimizer rarely would not exchange for a long time.
 _MOST_PENDING = 8
-#: Methods of a model that look at its weights as a whole -> whether at the optimizer's state, too.
+#: Methods of a model that read all its weights -> True if they also read the optimizer's state.
 _LOOKS = {
     "evaluate": False,
     "predict": False,
@@ -31,11 +32,11 @@ _LOOKS = {
 
 
 class Together:
-    """Several models that a script trains together, as far as their session looks at one model.
+    """Several models that a script trains together, with the attributes of one model.
 
     Attributes:
-        models: In the order in which the script named them.
-        stop_training: As Keras' models have it.
+        models: Models in the order in which the script named them.
+        stop_training: True if training must stop, as in a Keras model.
     """
 
     run_eagerly = jit_compile = False
@@ -47,34 +48,34 @@ class Together:
 
     @staticmethod
     def of(model: Any, others: Iterable[keras.Model]) -> Any:
-        """Return a model together with those of the others that it does not hold already."""
+        """Return a model together with the other models that are not layers of the model."""
         models = list(model.models) if isinstance(model, Together) else [model]
-        held = [layer for each in models for layer in each._flatten_layers()]
-        new = [each for each in others if not any(each is layer for layer in held)]
+        layers = [layer for member in models for layer in member._flatten_layers()]
+        new = [other for other in others if not any(other is layer for layer in layers)]
         return Together([*models, *new]) if new else model
 
     @property
     def name(self) -> str:
-        """The names of all."""
+        """Names of all models, joined by "+"."""
         return "+".join(model.name for model in self.models)
 
     @property
     def variables(self) -> list[Any]:
-        """Those of all, each once."""
+        """Variables of all models, without duplicates."""
         return _once(variable for model in self.models for variable in model.variables)
 
     @property
     def trainable_variables(self) -> list[Any]:
-        """Those of all, each once."""
+        """Trainable variables of all models, without duplicates."""
         return _once(v for model in self.models for v in model.trainable_variables)
 
     @property
     def non_trainable_variables(self) -> list[Any]:
-        """Those of all, each once."""
+        """Non-trainable variables of all models, without duplicates."""
         return _once(v for model in self.models for v in model.non_trainable_variables)
 
     def train_step(self, data: Any) -> Any:
-        """Refuse: models have no train_step together."""
+        """Raise NotImplementedError: several models have no common train_step."""
         raise NotImplementedError(f"a train_step of {self.name} for {type(data).__name__}")
 
 
@@ -83,14 +84,14 @@ def _once(variables: Iterable[Any]) -> list[Any]:
 
 
 def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
-    """Return the models that an optimizer steps, as a script names them.
+    """Return the models that an optimizer steps as a list, and check their types.
 
     Args:
-        optimizer: To be distributed.
-        model: One, or several.
+        optimizer: Optimizer to be distributed.
+        model: One model, or a list or tuple of models.
 
     Raises:
-        ConfigurationError: None, or something else.
+        ConfigurationError: No model is given, or an object that is no Keras model.
     """
     models = list(model) if isinstance(model, list | tuple) else [model]
     if model is None or not models:
@@ -98,51 +99,56 @@ def models_of(optimizer: Any, model: Any) -> list[keras.Model]:
             f"distribute() was given {named(optimizer)} without a model; expected the model, or "
             "the models, whose variables it steps: thinwire.distribute(optimizer, model=model)."
         )
-    for each in models:
-        check_model(each)
+    for member in models:
+        check_model(member)
     return models
 
 
 class LoopSteps:
-    """The optimizers of a loop of the script's own, and when they exchange.
+    """The optimizers of a custom training loop, and the steps at which they exchange weights.
 
-    A loop has no place where it can be tried, so each optimizer is distributed with its models
-    before the first step, which then shows what all of them step.
+    A loop has no function that could be tried before training. So the script distributes each
+    optimizer with its models before the first step, and the variables of all optimizers are found
+    at the first step.
     """
 
     def __init__(self) -> None:
         self._models: dict[ExchangeStep, list[keras.Model]] = {}
-        self._cycle: list[ExchangeStep] = []  # in the order of their first steps
+        self._cycle: list[ExchangeStep] = []  # in the order of the optimizers' first steps
         self._num_pending = 0  # local steps since the last exchange
-        self._others: dict[int, Any] = {}  # by identity: that step beside them
+        self._others: dict[int, Any] = {}  # optimizers that are not distributed, by identity
 
     def add(self, step: ExchangeStep, models: Sequence[keras.Model]) -> None:
-        """Count an optimizer in."""
+        """Add an optimizer with its models."""
         self._models[step] = list(models)
 
     def name_other(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Name, once, an optimizer that the loop steps beside these.
+        """Log once that the loop steps an optimizer that is not distributed.
 
         Args:
-            optimizer: Not distributed.
-            variables: That it steps, none of which is shared.
+            optimizer: Optimizer that is not distributed.
+            variables: Variables that the optimizer steps; none of them is shared.
         """
         if not self._models or id(optimizer) in self._others:
             return
         self._others[id(optimizer)] = optimizer
         logging.warning(
-            "%s steps %s and %d more variables, which this worker trains alone; if all workers "
-            "are to train them together: optimizer = thinwire.distribute(optimizer, model=model)",
+            "%s steps %s and %d more variables, which this worker trains alone; to train these "
+            "variables on all workers: optimizer = thinwire.distribute(optimizer, model=model)",
             named(optimizer),
             variables[0].path,
             len(variables) - 1,
         )
 
     def plan(self, step: ExchangeStep, pairs: Pairs) -> StepPlan:
-        """Return what all optimizers step, given what one of them is about to.
+        """Return the variables of all optimizers, at the first step of one optimizer.
+
+        Args:
+            step: Exchange step of the optimizer that is about to step.
+            pairs: Gradients and variables of the step.
 
         Raises:
-            ConfigurationError: That cannot be known of one of them.
+            ConfigurationError: The variables of an optimizer are unknown or ambiguous.
         """
         self._models.setdefault(step, [])
         known = {step: PlannedStep.of(step.optimizer, pairs)}
@@ -154,30 +160,31 @@ class LoopSteps:
         for other, models in self._models.items():
             if other not in known:
                 all_of_models = _once(v for model in models for v in model.trainable_variables)
-                rest = tuple(v for v in all_of_models if id(v) not in taken)
-                known[other] = PlannedStep(other.optimizer, rest)
+                remaining = tuple(v for v in all_of_models if id(v) not in taken)
+                known[other] = PlannedStep(other.optimizer, remaining)
         for other in self._models:
             self._check(other, known)
         return StepPlan(tuple(known[other] for other in self._models))
 
     @staticmethod
     def _check(step: ExchangeStep, known: dict[ExchangeStep, PlannedStep]) -> None:
-        """Refuse an optimizer whose variables cannot be distinguished from the others'."""
+        """Reject an optimizer without variables, or with variables of another unbuilt optimizer."""
         variables = {id(v) for v in known[step].variables}
-        others = [each for each in known if each is not step and not each.optimizer.built]
-        shared = any(variables & {id(v) for v in known[each].variables} for each in others)
+        unbuilt = [other for other in known if other is not step and not other.optimizer.built]
+        shared = any(variables & {id(v) for v in known[other].variables} for other in unbuilt)
         if not variables or (shared and not step.optimizer.built):
             raise ConfigurationError(
-                f"which variables {named(step.optimizer)} steps is not known before its first "
-                "step, and the others step without it; expected a model of its own, as in "
-                "thinwire.distribute(optimizer, model=generator). Or build it before the loop: "
-                "optimizer.build(generator.trainable_variables)."
+                f"the variables that {named(step.optimizer)} steps are not known before its first "
+                "step, and another optimizer steps first. Give each optimizer a different model, "
+                "as in thinwire.distribute(optimizer, model=generator); or build the optimizer "
+                "before the loop: optimizer.build(generator.trainable_variables)."
             )
 
     def is_due(self, step: ExchangeStep) -> bool:
-        """Return whether the weights are to be exchanged after a local step of an optimizer.
+        """Return whether weights must be exchanged after a local step of an optimizer.
 
-        They are exchanged once in a turn of the loop: after the optimizer that stepped first last.
+        Weights are exchanged once per iteration of the loop: after a step of the optimizer whose
+        first step came last.
         """
         if step not in self._cycle:
             self._cycle.append(step)
@@ -190,14 +197,19 @@ class LoopSteps:
 
 
 class Refreshed(Protocol):
-    """Whoever can bring a model up to date."""
+    """Object that can load the shards' weights into a model."""
 
     def refresh(self, with_slots: bool) -> None:
-        """Let the model have what the shards hold, with the optimizers' state if `with_slots`."""
+        """Load the shards' weights into the model, and the optimizers' state if `with_slots`."""
 
 
 def look_fresh(model: keras.Model, session: Refreshed) -> None:
-    """Let a model be up to date wherever the script looks at it as a whole."""
+    """Patch the methods of a model that read all its weights: they first load current weights.
+
+    Args:
+        model: Keras model.
+        session: Loads the shards' weights.
+    """
     for name, with_slots in _LOOKS.items():
         setattr(model, name, _fresh(getattr(model, name), session, with_slots))
 

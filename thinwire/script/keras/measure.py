@@ -1,8 +1,8 @@
-"""What `thinwire advise` measures of a script: its model, its first gradients, its steps' time.
+"""Measure a script for `thinwire advise`: its model, its first gradients, the time of its steps.
 
-`fit` trains for a few steps with the script's own data and compiled optimizer, without its
-callbacks and its validation, then writes the file and ends the process: nothing of the script that
-follows is done, so it leaves no files.
+`fit` trains for a few steps with the script's own data and compiled optimizer, but without its
+callbacks and its validation. `fit` then writes the measurement file and ends the process, so no
+later line of the script runs and the script leaves no files.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from thinwire.script.keras.step import flat_gradient
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Gradients that are kept; of a large model fewer, for they take memory.
+#: Stored gradients: at most eight, and at most 2 GiB of memory for a large model.
 _MOST_GRADIENTS, _MOST_GRADIENT_BYTES = 8, 1 << 31
-#: The first steps compile.
+#: The first steps are not timed: TensorFlow compiles in them.
 _WARM_STEPS = 2
 _STEPS, _MOST_SECONDS = 30, 10.0
 _LEAST_STEPS = _WARM_STEPS + 2
-#: Arguments of `fit` that have no place in a few steps.
+#: Arguments of `fit` that are dropped while a few steps are measured.
 _LEFT_OUT = ("self", "validation_data", "validation_steps", "validation_batch_size")
 
 
 def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
-    """Let a model's `fit` measure, write what it finds, and end the process.
+    """Replace a model's `fit` by one that measures, writes the measurement and ends the process.
 
     Args:
-        model: Compiled before or after this call.
-        path: The file.
+        model: The Keras model. The script may compile the model before or after this call.
+        path: File that the measurement is written to.
     """
     alone = model.fit
 
@@ -66,7 +66,7 @@ def measure_fit(model: keras.Model, path: pathlib.Path) -> None:
 
 
 class _Measurement:
-    """Stands before one compiled optimizer's `apply`, and records what it gets."""
+    """Recorder in front of an optimizer's `apply`: gradients, times and rows of each step."""
 
     def __init__(self, model: Any) -> None:
         self.model, self.optimizer = model, model.optimizer
@@ -74,8 +74,8 @@ class _Measurement:
         self.times: list[float] = []
         self.rows: list[int] = []
         self.embedding_share = 0.0
-        self._rows: Any = None  # of the mini-batch being traced
-        self._was_applied = False  # in the step being traced
+        self._rows: Any = None  # rows of the mini-batch that is being traced
+        self._was_applied = False  # True once the step being traced has called the optimizer
         self._apply_alone, train_step = model.optimizer.apply, model.train_step
 
         def step(data: Any) -> Any:
@@ -84,25 +84,25 @@ class _Measurement:
             if not self._was_applied:
                 raise ConfigurationError(
                     f"the train_step of {model.name!r} does not step with the optimizer that the "
-                    "model is compiled with, whose steps thinwire advise measures; expected "
-                    "self.optimizer.apply_gradients(...) there. Leave out advise: thinwire run "
-                    "trains with several optimizers, too."
+                    "model is compiled with. thinwire advise measures the steps of that optimizer; "
+                    "expected self.optimizer.apply_gradients(...) in the train_step. Leave out "
+                    "advise: thinwire run trains with several optimizers, too."
                 )
             return logs
 
         model.optimizer.apply, model.train_step = self._apply, step
-        model.jit_compile = False  # XLA cannot compile what records
+        model.jit_compile = False  # XLA cannot compile the numpy_function that records a step
         model.train_function = None
 
     @property
     def is_done(self) -> bool:
-        """Whether enough is known."""
+        """True if enough steps have been measured."""
         if len(self.times) < _LEAST_STEPS:
             return False
         return len(self.times) > _STEPS or self.times[-1] - self.times[0] > _MOST_SECONDS
 
     def step_seconds(self) -> list[float]:
-        """Return the time of each step but the first ones."""
+        """Return the time of each step in seconds, without the first steps, which compile."""
         times = self.times[_WARM_STEPS:]
         return [after - before for before, after in itertools.pairwise(times)]
 
@@ -111,12 +111,14 @@ class _Measurement:
         variables = trainable_variables
         if variables is None:
             variables = self.optimizer._trainable_variables
-        found = {id(v): gradient for gradient, v in zip(grads, variables, strict=True)}
+        gradient_of = {id(v): gradient for gradient, v in zip(grads, variables, strict=True)}
         shared = shared_variables(self.model)
-        sizes = [int(np.prod(each.shape)) for each in shared]
-        rows = [isinstance(found.get(id(each)), tf.IndexedSlices) for each in shared]
+        sizes = [int(np.prod(variable.shape)) for variable in shared]
+        rows = [isinstance(gradient_of.get(id(variable)), tf.IndexedSlices) for variable in shared]
         self.embedding_share = sum(np.multiply(sizes, rows)) / max(1, sum(sizes))
-        flat = tf.concat([flat_gradient(found.get(id(each)), each) for each in shared], 0)
+        flat = tf.concat(
+            [flat_gradient(gradient_of.get(id(variable)), variable) for variable in shared], 0
+        )
         scale = getattr(self.optimizer, "dynamic_scale", None)
         if scale is not None:
             flat = flat / tf.cast(scale.value, tf.float32)
@@ -132,21 +134,21 @@ class _Measurement:
 
 
 class _Stopper(keras.callbacks.Callback):
-    """Ends `fit` when enough is known."""
+    """Callback that ends `fit` when enough steps have been measured."""
 
     def __init__(self, measurement: _Measurement) -> None:
         super().__init__()
         self._measurement = measurement
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Look whether enough is known."""
+        """Stop training if enough steps have been measured."""
         del batch, logs
         if self._measurement.is_done:
             self.model.stop_training = True
 
 
 def _measured(measurement: _Measurement) -> MeasuredModel:
-    """Return what was recorded."""
+    """Return the recorded steps as the document that `thinwire advise` reads."""
     shared, optimizer = SharedModel.of(measurement.model), measurement.optimizer
     seconds = measurement.step_seconds()
     return MeasuredModel(

@@ -1,10 +1,10 @@
-"""Notices what a script sets in the state of its optimizers, between two fits or while they step.
+"""Detect what a script sets in the state of its optimizers, between two fits or during training.
 
-Where a PS steps, the slots of the script's own optimizer are a copy: the run writes it at the end
-of each `fit`, and reads it only when a phase begins. So a script that sets slots between two fits
-is noticed at the next one, by their values, however they were set, and a phase then begins with
-them. While the run trains the copy is old and nobody reads it. An assignment would be lost without
-a trace, and is refused where it is made.
+If the PS steps, the slots of the script's own optimizer are a copy. The run writes the copy at the
+end of each `fit`, and reads it only when a phase begins. Slots that a script sets between two fits
+are detected by their values at the next `fit`, and a phase then begins with these slots. During
+training the copy is outdated and no code reads it. An assignment to the copy would be lost
+silently, so the assignment is refused with an error.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from thinwire.ops.types import ConfigurationError
 
 
 class OptimizerStates:
-    """The variables of some optimizers as the run has left them."""
+    """Digests of the values that the run last wrote to optimizer variables."""
 
     def __init__(self) -> None:
-        self._known: dict[int, bytes] = {}  # by identity of the variable: digest of its values
-        self._assigned: set[int] = set()  # since the end of the last `fit`
+        self._known: dict[int, bytes] = {}  # id of a variable -> digest of its values
+        self._assigned: set[int] = set()  # ids of variables assigned since the end of the last fit
 
     def note(self, variables: Iterable[Any]) -> None:
-        """Take the present values for those that the run has left; the variables outlive this."""
-        self._known = {id(each): _digest(each) for each in variables}
+        """Record the present values as the run's values; the variables must outlive this object."""
+        self._known = {id(variable): _digest(variable) for variable in variables}
         self._assigned.clear()
 
     def forget(self) -> None:
-        """Know nothing: the values are the run's from here on, or those of a `fit` that failed."""
+        """Forget all digests: training changes the values, or a `fit` that failed has."""
         self._known.clear()
         self._assigned.clear()
 
     def note_assignment(self, variable: Any) -> None:
-        """Note that the script assigns to a variable, perhaps the value that it has."""
+        """Note that the script assigns to a variable, even if the value stays equal."""
         self._assigned.add(id(variable))
 
     def was_assigned(self, variable: Any) -> bool:
-        """Return whether the script has assigned to a variable since the values were noted."""
+        """Return whether the script has assigned to a variable since the last call of `note`."""
         return id(variable) in self._known and id(variable) in self._assigned
 
     def differs(self, variable: Any) -> bool:
-        """Return whether a variable has other values than the run has left in it."""
+        """Return whether a variable's values differ from the values at the last call of `note`."""
         known = self._known.get(id(variable))
         return known is not None and known != _digest(variable)
 
@@ -53,17 +53,17 @@ def _digest(variable: Any) -> bytes:
 
 
 def refuse_assignment(variable: Any, optimizer: str, in_fit: bool) -> None:
-    """Refuse to set a variable of an optimizer whose state the run has at that moment.
+    """Refuse to set a variable of an optimizer while the run holds the optimizer's state.
 
     Raises:
         ConfigurationError: Always.
     """
     where = "a fit" if in_fit else "a loop of its own"
     raise ConfigurationError(
-        f"the script has set {variable.path} of {optimizer} within {where}, where the run keeps "
-        "that state: the values on this worker are not those that the next step begins with, so "
-        "the assignment would be lost. Expected it between two fits, which then counts: train "
-        "by several calls of fit, and set the state before one of them or in on_train_end. "
-        "learning_rate may be set at any time; model.set_weights sets weights without the "
-        "optimizer's state."
+        f"the script has set {variable.path} of {optimizer} within {where}. The run keeps that "
+        "state during training: the values on this worker are not the values that the next step "
+        "begins with, so the assignment would be lost. Expected the assignment between two fits, "
+        "where it counts: train by several calls of fit, and set the state before one of them or "
+        "in on_train_end. learning_rate may be set at any time; model.set_weights sets weights "
+        "without the optimizer's state."
     )

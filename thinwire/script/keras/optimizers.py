@@ -1,4 +1,4 @@
-"""The optimizers of a script that step in the run, and what stands in for each."""
+"""The optimizers of a script that step in the run, and the exchange steps that replace them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ if TYPE_CHECKING:
 def settings_with_momentum(
     args: Any, keywords: Mapping[str, Any], optimizer: Any
 ) -> ScriptSettings:
-    """Return a script's settings, with the compiled optimizer's momentum where the method has one.
+    """Return a script's settings, with the compiled optimizer's momentum if the method has one.
 
     Args:
-        args: See thinwire.script.settings.
+        args: The script's arguments; `thinwire.script.settings` documents the accepted forms.
         keywords: Further flags by name.
-        optimizer: Compiled, of a worker whose server has its own from flags.
+        optimizer: Compiled optimizer of the script, on a worker whose server has its optimizer
+            from flags.
 
     Raises:
         ConfigurationError: A setting of the optimizer would have no effect.
@@ -57,17 +58,18 @@ def settings_with_momentum(
 
 
 class ScriptOptimizers:
-    """What stands in for the optimizers of one model's script.
+    """The exchange steps that replace the optimizers of one model's script.
 
     Attributes:
-        compiled: Stands in for the model's own; None: it has none yet.
-        stepping: Of all that step in the present phase, in the order of the offer.
-        sequence: Their numbers, as they step in one train_step.
+        compiled: Exchange step of the model's compiled optimizer; None before `compile`.
+        stepping: Exchange steps of all optimizers of the present phase, in the order of the offer.
+        sequence: Positions in `stepping`, in the order of the calls in one train_step.
 
     Args:
         member: The model's place in the run.
-        owner: What the steps need of the worker.
-        settings_for: Returns the settings with an optimizer whose server has its own from flags.
+        owner: The worker session that exchanges for the steps.
+        settings_for: Takes the compiled optimizer and returns the script's settings; called if the
+            server has its optimizer from flags.
     """
 
     def __init__(
@@ -77,29 +79,31 @@ class ScriptOptimizers:
         self.stepping: list[ExchangeStep] = []
         self.sequence: list[int] = []
         self._member, self._owner, self._settings_for = member, owner, settings_for
-        self._stand_ins: dict[int, ExchangeStep] = {}  # by optimizer: all that there were
-        self._clocks: dict[ExchangeStep, RunClock] = {}  # of those with a schedule
+        self._stand_ins: dict[int, ExchangeStep] = {}  # id of every optimizer seen -> its step
+        self._clocks: dict[ExchangeStep, RunClock] = {}  # clocks of optimizers with a schedule
         self._states = OptimizerStates()
         self._has_warned_of_flags = False
 
     def stand_in(self, optimizer: Any) -> ExchangeStep:
-        """Return what stands in for an optimizer, once for each."""
-        known = self._stand_ins.get(id(optimizer))
-        if known is None:
-            known = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
-        return known
+        """Return the exchange step of an optimizer; create the step at the first call."""
+        stand_in = self._stand_ins.get(id(optimizer))
+        if stand_in is None:
+            stand_in = self._stand_ins[id(optimizer)] = ExchangeStep(optimizer, self._owner)
+        return stand_in
 
     def has(self, optimizer: Any) -> bool:
-        """Return whether there is what stands in for an optimizer."""
+        """Return whether an optimizer has an exchange step."""
         return id(optimizer) in self._stand_ins
 
     def are_in(self, tracked: Collection[int]) -> bool:
-        """Return whether one that steps is among these, by identity."""
+        """Return whether the ids `tracked` contain one of the optimizers of the run."""
         steps = self._stand_ins.values()
-        return any(id(each) in tracked for step in steps for each in (step.optimizer, step.inner))
+        return any(
+            id(optimizer) in tracked for step in steps for optimizer in (step.optimizer, step.inner)
+        )
 
     def prepare(self) -> None:
-        """Stand in for the compiled optimizer, whichever that is now."""
+        """Create the exchange step of the optimizer that the model is compiled with now."""
         member, step = self._member, self.compiled
         optimizer = getattr(member.model, "optimizer", None)
         if optimizer is None:
@@ -112,17 +116,17 @@ class ScriptOptimizers:
         if not member.is_offered:
             member.settings = self._settings_for(optimizer)
         self.compiled = self.stand_in(optimizer)
-        if member.session is not None and not member.is_offered:  # no phase begins there
+        if member.session is not None and not member.is_offered:  # no phase sets `stepping` then
             self.stepping = [self.compiled]
 
     def build_compiled(self) -> None:
-        """Create the variables of the compiled optimizer, where it steps all of the model's."""
+        """Create the variables of the compiled optimizer, if the model's variables exist."""
         model = self._member.model
-        if self.compiled is not None and is_built(model):  # else some of them are still to come
+        if self.compiled is not None and is_built(model):  # else variables would be missing
             self.compiled.build(model.trainable_variables)
 
     def take(self, plan: StepPlan) -> None:
-        """Let those of a plan step from now on; they are built by now."""
+        """Let the optimizers of a plan step in the present phase, and build these optimizers."""
         self.stepping = []
         for number, planned in enumerate(plan.steps):
             step = self.stand_in(planned.optimizer)
@@ -131,28 +135,29 @@ class ScriptOptimizers:
             self.stepping.append(step)
 
     def take_compiled(self) -> None:
-        """Let the compiled one step from now on."""
+        """Let only the compiled optimizer step."""
         if self.compiled is not None:
             self.stepping = [self.compiled]
 
     @property
     def takes_momentum(self) -> bool:
-        """Whether the method has taken the compiled SGD's momentum over."""
+        """True if the method applies the momentum of the compiled SGD instead of the optimizer."""
         session = self._member.joined
         return session.takes_weights and self.momentum_for(session.settings.run.method) > 0
 
     def momentum_for(self, method: Method) -> float:
-        """Return the compiled SGD's momentum, where a method takes it over; else 0."""
+        """Return the compiled SGD's momentum if a method applies the momentum itself, else 0."""
         is_alone = len(self.stepping) == 1
         return sgd_momentum(self.stepping[0].inner) if method.takes_momentum and is_alone else 0.0
 
-    # -- what each steps ------------------------------------------------------------------------
+    # -- variables of each optimizer --------------------------------------------------------------
 
     def check_step(self, step: ExchangeStep, variables: Sequence[Any]) -> None:
-        """Refuse variables that a step is given, and the run does not share or step so.
+        """Reject variables that the run does not share, or that another optimizer steps.
 
         Raises:
-            ConfigurationError: Others of the model, or those of another optimizer.
+            ConfigurationError: The variables differ from the offered ones, or the optimizer is not
+                part of the run.
         """
         session = self._member.joined
         check_same_variables(session.shared.variables, variables)
@@ -164,63 +169,69 @@ class ScriptOptimizers:
             )
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Refuse an optimizer that would train some of the model's variables here alone.
+        """Reject an optimizer that would train some of the model's variables on this worker alone.
 
         Raises:
-            ConfigurationError: It does.
+            ConfigurationError: The optimizer steps one of the model's shared variables.
         """
         member = self._member
         if member.session is not None:
             shared = member.session.shared.variables
             if not W_global:
                 shared = [*shared, *member.model.trainable_variables]
-        else:  # it has not joined: W_global may be of another model yet
-            own = {id(variable): variable for variable in member.model.trainable_variables}
-            listed = [own[id(variable)] for variable in W_global if id(variable) in own]
-            shared = listed or list(own.values())
+        else:  # the model has not joined: W_global may still list variables of another model
+            trainable = {id(variable): variable for variable in member.model.trainable_variables}
+            listed = [trainable[id(variable)] for variable in W_global if id(variable) in trainable]
+            shared = listed or list(trainable.values())
         refuse_step_alone(optimizer, variables, shared, member.model.name)
 
     # -- state that the script sets ---------------------------------------------------------------
 
     def note_states(self) -> None:
-        """Take the optimizers' present state for the run's, at the end of a `fit`."""
+        """Record the optimizers' present state as the run's state, at the end of a `fit`."""
         self._states.note(self._kept_by_run)
 
     def forget_states(self) -> None:
-        """Forget the state of the `fit` before: the present one changes it."""
+        """Forget the recorded state: the `fit` that begins changes the optimizers."""
         self._states.forget()
 
     @property
     def are_set_by_script(self) -> bool:
-        """Whether the script has set state that the run keeps, since the end of the last `fit`.
+        """True if the script has set state that the run keeps, since the end of the last `fit`.
 
         Raises:
-            ConfigurationError: The run cannot take it over.
+            ConfigurationError: The run cannot take over the state.
         """
-        kept = self._kept_by_run
-        has_changed = any(self._states.differs(each) for each in kept)
+        run_variables = self._kept_by_run
+        has_changed = any(self._states.differs(variable) for variable in run_variables)
         if not self.takes_momentum:
             return has_changed
-        # The codec has the momentum, and the slots stay 0: what was assigned to them is a restart.
+        # The codec applies the momentum, so the optimizer's slots stay 0 in any case. Only an
+        # assignment of zeros can be honored: the codec then restarts without momentum.
         counts = {id(step.inner._iterations) for step in self.stepping}
-        slots = [each for each in kept if id(each) not in counts]
-        assigned = [each for each in slots if self._states.was_assigned(each)]
-        for each in assigned:
-            if np.any(each.numpy()):
+        slots = [variable for variable in run_variables if id(variable) not in counts]
+        assigned = [variable for variable in slots if self._states.was_assigned(variable)]
+        for variable in assigned:
+            if np.any(variable.numpy()):
                 raise ConfigurationError(
-                    f"the script has set {each.path} to values other than 0, and with this "
+                    f"the script has set {variable.path} to values other than 0, but with this "
                     "method the workers' codecs keep SGD's momentum; expected 0 in all places, "
-                    "which lets them begin again without. Take --method=bsp or --method=asgd, "
-                    "whose PS takes over all slots."
+                    "which restarts the codecs without momentum. Take --method=bsp or "
+                    "--method=asgd, whose PS takes over all slots."
                 )
         return has_changed or bool(assigned)
 
     @property
     def _kept_by_run(self) -> list[Any]:
-        return [each for step in self.stepping for each in step.state if self._is_run_s(step, each)]
+        return [
+            variable
+            for step in self.stepping
+            for variable in step.state
+            if self._is_run_s(step, variable)
+        ]
 
     def _is_run_s(self, step: ExchangeStep, variable: Any) -> bool:
-        """Return whether the run has the value of an optimizer's variable, not this worker."""
+        """Return whether the run, not this worker, has the valid value of an optimizer variable."""
         if not self._member.takes_weights:
             return True
         is_count = variable is step.inner._iterations
@@ -229,17 +240,17 @@ class ScriptOptimizers:
         return self.takes_momentum
 
     def check_assignment(self, variable: Any, is_training: bool) -> None:
-        """Note that the script assigns to a variable, if it is one of an optimizer that steps.
+        """Note that the script assigns to a variable, if the variable belongs to an optimizer.
 
         Args:
-            variable: Any of Keras.
-            is_training: Whether the run trains this model at this moment.
+            variable: Any Keras variable.
+            is_training: True if the run trains this model at this moment.
 
         Raises:
-            ConfigurationError: It does, and so the assignment would be lost.
+            ConfigurationError: The run holds the variable's value, so the assignment would be lost.
         """
         for step in self.stepping:
-            if not any(variable is each for each in step.state):
+            if not any(variable is owned for owned in step.state):
                 continue
             if not self._member.is_offered:
                 self._warn_of_flags(variable)
@@ -261,19 +272,19 @@ class ScriptOptimizers:
     # -- rates, schedules and the loss scale ------------------------------------------------------
 
     def begin_clocks(self, method: Method) -> tuple[int, ...]:
-        """Let schedules be read at the run's counts, from their own on.
+        """Attach a clock to each schedule, so that the schedule is read at the run's batch count.
 
         Args:
-            method: Of the run.
+            method: The run's method.
 
         Returns:
-            The count that the phase begins with, of each optimizer that steps.
+            For each optimizer that steps, the count that its schedule begins the phase with.
         """
-        is_own = method.steps_on_workers and method.schedule_clock == "steps"
+        reads_own_count = method.steps_on_workers and method.schedule_clock == "steps"
         firsts = []
         for step in self.stepping:
             count = int(step.inner._iterations)
-            if step.has_schedule and not is_own:
+            if step.has_schedule and not reads_own_count:
                 clock = self._clocks.get(step)
                 if clock is None:
                     clock = self._clocks[step] = RunClock(step.inner)
@@ -284,13 +295,14 @@ class ScriptOptimizers:
         return tuple(firsts)
 
     def clock_of(self, step: ExchangeStep) -> RunClock | None:
-        """Return what an optimizer's schedule is read at here; None: its own count, or none."""
+        """Return the clock of an optimizer's schedule; None if the run has no count for it."""
         return self._clocks.get(step)
 
     def advance(self, session: Session) -> Int64:
-        """Return the counts [k] of the schedules of all that step, after an exchange.
+        """Return the schedule counts of all optimizers that step, after an exchange.
 
-        A graph assigns them to the clocks, in this order.
+        Returns:
+            [k] int64, in the order of `stepping`; a graph assigns the counts to the clocks.
         """
         counts = []
         for number, step in enumerate(self.stepping):
@@ -301,21 +313,21 @@ class ScriptOptimizers:
         return np.array(counts, np.int64)
 
     def start(self, session: Session) -> None:
-        """Begin with the counts and the loss scale of a run that was joined."""
+        """Take over the schedule counts and the loss scale of the run that this worker joined."""
         for step, count in zip(self.stepping, self.advance(session), strict=True):
             if (clock := self.clock_of(step)) is not None:
                 clock.go_on(int(count))
             step.assign_scale(session.loss_scale)
 
     def note_rates(self) -> None:
-        """Take the present rates for those that the phase begins with."""
+        """Record the present learning rates as the rates that the phase begins with."""
         for step in self.stepping:
             step.known_rate = 0.0 if step.rate is None else float(step.rate.numpy())
 
     def follow_rate(self, session: Session) -> None:
-        """Go on with the rate that the PS steps with; others, or an earlier start, may have set it.
+        """Adopt the PS's learning rate, which another worker or an earlier start may have set.
 
-        A rate that this script has set since `compile` goes to the PS.
+        If this script has set a rate since `compile`, the script's rate is sent to the PS instead.
         """
         if session.takes_weights or len(self.stepping) > 1 or not session.part.core.versions[0]:
             return
@@ -324,12 +336,12 @@ class ScriptOptimizers:
             step.adopt_rate(session.part.core.learning_rate)
 
     def adopt_rate(self, session: Session) -> None:
-        """Go on with the server's learning rate, unless the script has set one since `compile`."""
+        """Adopt the server's learning rate, unless the script has set a rate since `compile`."""
         step = self.compiled
         if step is None or step.rate is None:
             return
-        now = float(step.rate.numpy())
-        if abs(now - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate):
+        rate = float(step.rate.numpy())
+        if abs(rate - step.known_rate) > RATE_TOLERANCE * abs(step.known_rate):
             return
-        warn_of_other_rate("the optimizer's learning_rate", now, session)
+        warn_of_other_rate("the optimizer's learning_rate", rate, session)
         step.adopt_rate(session.part.core.learning_rate)

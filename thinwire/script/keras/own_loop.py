@@ -1,4 +1,4 @@
-"""A training loop of the script's own, or one of train_on_batch, over all of its steps."""
+"""A training loop of the script itself, or a loop of train_on_batch, over all of its steps."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from thinwire.script.keras.succession import Succession
 
 
 class OwnLoop:
-    """A loop that begins with its first step and ends with the script.
+    """A training loop that begins with its first step and ends with the script.
 
     Args:
         member: The model's place in the run.
-        optimizers: Of the script.
-        succession: Of the script's models.
-        joining: Joins again behind a `fit`.
-        phases: Of the script.
-        exchange: Of the steps.
-        central: To what is on the shards.
+        optimizers: The script's optimizers.
+        succession: The order of the script's models.
+        joining: Joins the run again after a `fit`.
+        phases: The script's phases.
+        exchange: The exchange of the steps.
+        central: Access to the weights and the optimizer state on the shards.
     """
 
     def __init__(
@@ -50,10 +50,12 @@ class OwnLoop:
         self._exchange, self._central = exchange, central
 
     def begin(self) -> bool:
-        """Begin, where the step that is under way is of no `fit`: the first, or one behind a `fit`.
+        """Begin the loop at its first step, and join the run again after a `fit`.
+
+        Does nothing within a `fit`, whose steps belong to no loop.
 
         Returns:
-            Whether the model has other weights than before.
+            True if joining again has changed the model's weights.
 
         Raises:
             ConfigurationError: The server's model and optimizer come from its flags.
@@ -69,23 +71,24 @@ class OwnLoop:
         if not member.is_offered:
             raise ConfigurationError(
                 f"{member.model.name!r} is trained by train_on_batch or a loop of its own; "
-                "expected model.fit(...), for this server has its optimizer from flags. Start the "
-                "script with `thinwire run`, or use thinwire.GradientSGD in the place of the "
-                "optimizer and leave thinwire.distribute() out."
+                "expected model.fit(...), because this server has its optimizer from flags. Start "
+                "the script with `thinwire run`, or replace the optimizer by thinwire.GradientSGD "
+                "and leave thinwire.distribute() out."
             )
         refuse_local_epochs(member.own_settings.run.method, "a loop of the script's own")
         self._succession.check_loop()
         member.in_loop = True
         self._optimizers.prepare()
         logging.info(
-            "%r is trained by a loop of the script's own, whose data is the script's own affair: "
-            "thinwire.worker_id() of thinwire.num_workers(), or model.thinwire.shard(...)",
+            "%r is trained by a loop of the script's own, and the script must divide its data "
+            "among the workers: by thinwire.worker_id() and thinwire.num_workers(), or by "
+            "model.thinwire.shard(...)",
             member.model.name,
         )
 
     @contextlib.contextmanager
     def on_batch(self) -> Iterator[None]:
-        """Be ready for one call of Keras' train_on_batch.
+        """Prepare one call of Keras' train_on_batch, and raise its errors.
 
         Raises:
             ConfigurationError: The server's model and optimizer come from its flags, or the batch
@@ -104,16 +107,16 @@ class OwnLoop:
                 raise
 
     def refresh(self, with_slots: bool) -> None:
-        """Let the model have what the shards hold, between two steps.
+        """Load the shards' present weights into the model, between two steps of a loop.
 
         Args:
-            with_slots: The optimizers, too.
+            with_slots: True to load the optimizers' slots too.
         """
         member, session = self._member, self._member.session
         if session is None or member.in_fit or not member.in_loop or self._exchange.has_failed:
             return
         if not session.stopped and set_by_script(session) is not None:
-            return  # what it has set travels with its next step
+            return  # the model keeps the weights that the script set; the next step sends them
         member.finish_rounds(session)
         with member.lock:
             if not session.stopped:

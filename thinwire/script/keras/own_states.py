@@ -1,9 +1,10 @@
-"""Variables of a script that a run does not share, and whether training changes them.
+"""Detect variables that a run does not share but that training changes.
 
-An evaluator runs the script from its start and trains nothing, so it has the first values of such
-variables: a weight of the loss that grows, a teacher that follows the model, a codebook. They may
-stand anywhere in the script. So all variables of the process are compared, apart from those that an
-evaluation does not read: states of optimizers, metrics and random numbers, and Thinwire's own.
+An evaluator runs the script from its start and trains nothing, so its copies of unshared variables
+keep their first values. Examples are a loss weight that grows, a teacher that follows the model,
+and a codebook. Unshared variables may be anywhere in the script, so all variables of the process
+are compared. Left out are variables that an evaluation does not read: states of optimizers,
+metrics and random number generators, and Thinwire's own variables.
 """
 
 from __future__ import annotations
@@ -18,51 +19,51 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-#: Of a larger variable evenly spaced entries are compared. Training that changes one of its entries
-#: changes most of them.
+#: Entries that are compared of a variable; a larger variable is compared at evenly spaced entries.
+#: Training that changes one entry of a variable changes most entries.
 _MOST_COMPARED = 1_000_000
-#: How Keras names the state of a generator of random numbers, which Dropout draws from.
+#: Keras' name for the state of a random number generator, such as the generator of Dropout.
 _RANDOM_STATE = "seed_generator_state"
-#: What a loss or a metric refers to that reads an optimizer.
+#: Names in the code of a loss or a metric that show that the code reads an optimizer.
 _OPTIMIZER_NAMES = frozenset({"optimizer", "opt", "learning_rate", "iterations"})
-#: Variables of this package have names that begin so.
+#: Prefix of the names of Thinwire's own variables.
 OWN_PREFIX = "thinwire_"
 
 
 class OwnStates:
-    """Compares the values that variables had when a `fit` first saw them to the present ones."""
+    """The values that unshared variables had at the first `fit`, for comparison with later ones."""
 
     def __init__(self) -> None:
-        # By identity: a variable, and the checksum of the value that it had first.
+        # id of a variable -> the variable, and the checksum of its value at the first `fit`.
         self._first: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     @property
     def has_begun(self) -> bool:
-        """Whether any variable is known."""
+        """True if the first value of any variable is recorded."""
         return bool(self._first)
 
     def begin(self, model: keras.Model, shared: Iterable[Any]) -> None:
-        """Keep what the variables of a model, and all others of the process, have now.
+        """Record the present values of a model's variables and all other variables of the process.
 
-        Those that are known already keep their first value: an evaluator has that one.
+        A variable that is already recorded keeps its first value, because the evaluator has that.
 
         Args:
-            model: That the `fit` trains.
+            model: The model that the `fit` trains.
             shared: Variables that an evaluator gets from the run.
         """
-        left_out = {id(each) for each in shared}
-        for each in (*model.non_trainable_weights, *of_process()):
-            known = self._first.get(id(each))
-            if id(each) not in left_out and (known is None or known[0]() is not each):
-                self._first[id(each)] = weakref.ref(each), _checksum(each)
+        left_out = {id(variable) for variable in shared}
+        for variable in (*model.non_trainable_weights, *of_process()):
+            known = self._first.get(id(variable))
+            if id(variable) not in left_out and (known is None or known[0]() is not variable):
+                self._first[id(variable)] = weakref.ref(variable), _checksum(variable)
 
     def changed(self, shared: Iterable[Any]) -> list[str]:
-        """Return the paths of the variables that have other values now.
+        """Return the paths of the variables whose values differ from their first values.
 
         Args:
-            shared: As `begin`, of the present `fit`.
+            shared: Variables that an evaluator gets from the run in the present `fit`.
         """
-        left_out, changed = {id(each) for each in shared}, []
+        left_out, changed = {id(variable) for variable in shared}, []
         for number, (reference, before) in list(self._first.items()):
             variable = reference()
             if variable is None:
@@ -73,24 +74,24 @@ class OwnStates:
 
 
 def of_process() -> Iterator[Any]:
-    """Yield the variables of this process that an evaluation may read, Keras' and TensorFlow's."""
+    """Yield the Keras and TensorFlow variables of this process that an evaluation may read."""
     of_keras, of_tensorflow, unread = [], [], set()
-    for each in gc.get_objects():
-        kind = type(each)
+    for candidate in gc.get_objects():
+        kind = type(candidate)
         if issubclass(kind, keras.Variable):
-            of_keras.append(each)
+            of_keras.append(candidate)
         elif issubclass(kind, tf.Variable):
-            of_tensorflow.append(each)
+            of_tensorflow.append(candidate)
         elif issubclass(kind, keras.Metric | keras.optimizers.Optimizer):
-            unread |= {id(variable) for variable in each.variables}
-    inner = {id(each._value) for each in of_keras}
-    for each in of_keras:
-        is_random = each.name == _RANDOM_STATE or each.name.startswith(OWN_PREFIX)
-        if each._value is not None and id(each) not in unread and not is_random:
-            yield each
-    for each in of_tensorflow:
-        if id(each) not in inner and not each.name.startswith(OWN_PREFIX):
-            yield each
+            unread |= {id(variable) for variable in candidate.variables}
+    inner = {id(variable._value) for variable in of_keras}
+    for candidate in of_keras:
+        is_random = candidate.name == _RANDOM_STATE or candidate.name.startswith(OWN_PREFIX)
+        if candidate._value is not None and id(candidate) not in unread and not is_random:
+            yield candidate
+    for candidate in of_tensorflow:
+        if id(candidate) not in inner and not candidate.name.startswith(OWN_PREFIX):
+            yield candidate
 
 
 def _checksum(variable: Any) -> int:
@@ -105,29 +106,29 @@ def _path(variable: Any) -> str:
 
 
 def reads_optimizer(model: Any) -> bool:
-    """Return whether a loss or a metric of a model may read its optimizer, which trains here alone.
+    """Return whether a loss or a metric may read the optimizer, which steps only on the workers.
 
-    A metric that shows the learning rate does, and a loss whose weight grows with `iterations`.
-    What their code names is looked at, not what it does.
+    A metric that shows the learning rate reads the optimizer. So does a loss whose weight grows
+    with `iterations`. The check looks for names in their code and does not run the code.
 
     Args:
-        model: Compiled, or not.
+        model: A Keras model, compiled or not.
     """
     loss, metrics = getattr(model, "_compile_loss", None), getattr(model, "_compile_metrics", None)
-    given = [
+    functions = [
         getattr(loss, "_user_loss", None),
         getattr(metrics, "_user_metrics", None),
         getattr(metrics, "_user_weighted_metrics", None),
     ]
-    return any(_names(each) & _OPTIMIZER_NAMES for each in keras.tree.flatten(given))
+    return any(_names(function) & _OPTIMIZER_NAMES for function in keras.tree.flatten(functions))
 
 
 def _names(given: Any) -> set[str]:
-    """Return the names that a function, or the methods of a class of the script, refer to."""
+    """Return the names in the code of a function, or in the methods of a script's class."""
     if isinstance(given, keras.losses.Loss | keras.Metric):
         methods = [] if type(given).__module__.startswith("keras.") else vars(type(given)).values()
         functions = [*methods, getattr(given, "fn", None), getattr(given, "_fn", None)]
     else:
         functions = [given]
-    codes = [getattr(each, "__code__", None) for each in functions]
+    codes = [getattr(function, "__code__", None) for function in functions]
     return {name for code in codes if code for name in (*code.co_names, *code.co_freevars)}

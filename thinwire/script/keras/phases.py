@@ -1,7 +1,7 @@
-"""Phases of a script: whenever some script's model is another one than the run's, all go on anew.
+"""Phases of a script: a phase begins whenever a script's model differs from the run's model.
 
-A phase begins before the first step of a `fit`, or behind its last callback, with the model of one
-script, which all take over.
+A phase begins before the first step of a `fit`, or after its last callback. One script offers its
+model to the servers, and all workers take over that model.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Phases:
 
     Args:
         member: The model's place in the run.
-        optimizers: Of the script.
-        trial: Of the model's train_step.
-        joining: Makes the sessions.
-        evaluations: To which each `fit` is reported.
-        stop: Of the present `fit`.
+        optimizers: The script's optimizers.
+        trial: The trial of the model's train_step.
+        joining: Makes the sessions and joins the run.
+        evaluations: Receives a report of each `fit`.
+        stop: The early stop of the present `fit`.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Phases:
         self._member, self._optimizers, self._trial = member, optimizers, trial
         self._joining, self._evaluations, self._stop = joining, evaluations, stop
         self._awaits_step = self._is_traced_anew = False
-        self._offers = False  # the model that the next phase begins with
-        self._trained: list[int] = []  # by identity: what was trainable when the phase began
-        self._seeded: dict[int, Any] = {}  # by identity: what random layers draw by
+        self._offers = False  # True if this script offers the model that the next phase begins with
+        self._trained: list[int] = []  # ids of the trainable variables at the start of the phase
+        self._seeded: dict[int, Any] = {}  # id -> variable that has this worker's seed already
 
     def prepare_fit(self) -> None:
-        """Be ready for what has been compiled since the `fit` before."""
+        """Replace the optimizer that has been compiled since the previous `fit`."""
         self._is_traced_anew = self._member.model.train_function is None
         self._optimizers.prepare()
 
     def begin(self) -> None:
-        """Join before the first step of a `fit` or a loop, unless only that shows the model."""
+        """Join before the first step of a `fit` or a loop, or let the first step join."""
         member = self._member
         if self._trial.is_standard:
             self._optimizers.build_compiled()
@@ -82,37 +82,40 @@ class Phases:
                 self._joining.join()
             else:
                 self._joining.join_by_flags()
-            if member.in_fit:  # else the first rounds would be of those who have joined first
+            if member.in_fit:  # else the workers that join first would share the first rounds alone
                 member.wait_for_others("begin-joined")
             self._evaluations.report_fit()
 
     def note_end(self) -> None:
-        """Note what the run leaves in the optimizers, to notice what the script then sets there."""
+        """Record the optimizers' state at the end of a `fit`, to detect later assignments."""
         self._optimizers.note_states()
 
     def note_failure(self) -> None:
-        """Take nothing for the run's that a `fit` which failed has left in the optimizers."""
+        """Forget the optimizers' state after a `fit` that failed: the state is not the run's."""
         self._optimizers.forget_states()
 
     def end(self) -> None:
-        """Let all workers go on with weights that callbacks have set at the end of `fit`."""
+        """Begin a phase with weights that a callback has set at the end of `fit`."""
         member = self._member
         if not member.stopped and self._wait_for_change("left"):
             self._go_on(self._joining.again())
 
     @property
     def begins_with_step(self) -> bool:
-        """Whether the next step begins a phase, the first included: it shows what is offered."""
+        """True if the next step begins a phase, because the step shows what is offered."""
         return self._member.session is None or self._awaits_step
 
     def begin_with(self, plan: StepPlan) -> bool:
-        """Join, or begin a phase, once it is known what steps.
+        """Join, or begin a phase, when the optimizers of the step are known.
+
+        Args:
+            plan: The optimizers of one step, and their variables.
 
         Returns:
-            Whether the model has other weights than before.
+            True if joining has changed the model's weights.
 
         Raises:
-            ConfigurationError: The model cannot be shared, or the PS cannot step as it does.
+            ConfigurationError: The model cannot be shared, or the PS cannot step like the script.
         """
         member, model = self._member, self._member.model
         shared = SharedModel.of(model, member.is_offered, plan.variables)
@@ -125,7 +128,7 @@ class Phases:
                 "before fit: model(x[:1])."
             )
         check_same_variables(shared.variables, plan.variables)
-        self._trained = [id(each) for each in model.trainable_variables]
+        self._trained = [id(variable) for variable in model.trainable_variables]
         if member.session is None:
             self._join_first(session)
         else:
@@ -133,7 +136,7 @@ class Phases:
         return not np.array_equal(before, session.weights)
 
     def _join_first(self, session: Session) -> None:
-        """Join the run for the first time, and meet the other scripts."""
+        """Join the run for the first time, and wait for the other scripts."""
         member = self._member
         member.session, member.has_place = session, True
         self._joining.join()
@@ -145,7 +148,8 @@ class Phases:
             settings.run, session.own.id_worker, part.run_id, self._stop.stop
         )
         RECORD.at_end(member.leave_at_end)
-        if member.in_fit or settings.is_launched:  # loops under other launchers wait for nobody
+        # A loop waits for the other scripts only in a run of `thinwire run`.
+        if member.in_fit or settings.is_launched:
             member.take_end(member.barriers.begin_run(settings.is_launched))
         if not (member.stopped or member.catch_up.is_behind):
             lift_hold()
@@ -156,33 +160,33 @@ class Phases:
         self._seed_apart(session.own.id_worker)
 
     def _wait_for_change(self, where: str) -> bool:
-        """Wait until all scripts begin this `fit`, or have left it, each with its model.
+        """Wait until all scripts have begun or ended this `fit`, and compare their models.
 
         Returns:
-            Whether some script's model is another one than the run's: weights that were set, or
-            what `compile` and `trainable` have changed.
+            True if the model of some script differs from the run's: the script has set weights, or
+            changed the model by `compile` or `trainable`.
         """
         member = self._member
         if member.session is None or member.barriers is None:
             return False
-        is_other = member.succeeds or (not member.stopped and not member.joined.has_run_s_values)
+        differs = member.succeeds or (not member.stopped and not member.joined.has_run_s_values)
         if where == "begin":
-            trained = [id(each) for each in member.model.trainable_variables]
+            trained = [id(variable) for variable in member.model.trainable_variables]
             has_changed = member.model.run_eagerly and trained != self._trained
-            is_other = is_other or has_changed or self._is_traced_anew
-            is_other = self._optimizers.are_set_by_script or is_other
-        opening = member.wait_for_others(where, is_other)
+            differs = differs or has_changed or self._is_traced_anew
+            differs = self._optimizers.are_set_by_script or differs
+        opening = member.wait_for_others(where, differs)
         member.barriers.where = where
         self._offers = opening is not None and opening.offers
         return opening is not None and opening.changes
 
     def _await_step(self) -> None:
-        """Let the first step begin the phase: it shows what the model is."""
+        """Let the first step of the `fit` begin the phase, because the step shows the model."""
         self._awaits_step = True
         self._trial.before_first(self.begin_with)
 
     def _go_on(self, session: Session) -> None:
-        """Go on with the model of the script that offers its own."""
+        """Begin the phase: the offering script joins first, then all other scripts join."""
         member, self._awaits_step = self._member, False
         where = "" if member.barriers is None else member.barriers.where
         member.go_on_as(session)
@@ -198,14 +202,17 @@ class Phases:
             self._optimizers.forget_states()
             self._evaluations.report_fit()
         else:
-            self._optimizers.note_states()  # the phase has begun with them
+            self._optimizers.note_states()  # the phase began with this state of the optimizers
         self._seed_apart(session.own.id_worker)
 
     def _seed_apart(self, id_worker: int) -> None:
-        """Let Dropout and the like draw otherwise than those of other workers do, once each.
+        """Seed the random layers by worker, once for each variable, so that workers draw apart.
 
-        The launcher seeds all scripts alike.
+        The launcher seeds all scripts alike, so Dropout would otherwise draw the same noise on all
+        workers.
         """
         variables = self._member.model.non_trainable_variables
-        seed_apart((each for each in variables if id(each) not in self._seeded), id_worker)
-        self._seeded |= {id(each): each for each in variables}
+        seed_apart(
+            (variable for variable in variables if id(variable) not in self._seeded), id_worker
+        )
+        self._seeded |= {id(variable): variable for variable in variables}

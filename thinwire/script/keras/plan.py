@@ -1,7 +1,8 @@
-"""What one step of a script does: which optimizers step which variables, found before it is taken.
+"""Find which optimizers of a script step which variables, before the first step is taken.
 
-A PS learns of all optimizers in the one offer that begins a run, and a train_step may have several.
-So it is traced, or called, once in advance with a recorder in the place of their steps.
+A PS gets all optimizers in the one offer that begins a run, and a train_step may have several. So
+the train_step is traced, or called, once in advance, while a recorder replaces the optimizers'
+steps.
 """
 
 from __future__ import annotations
@@ -20,20 +21,21 @@ from absl import logging
 from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError
 
-Pairs = Sequence[tuple[Any, Any]]  # gradient or None, variable
+Pairs = Sequence[tuple[Any, Any]]  # (gradient or None, variable)
 
-_RUNS_EAGERLY = threading.RLock()  # whether functions do is a setting of the whole process
+#: Guards TensorFlow's run_functions_eagerly, which is one setting of the whole process.
+_RUNS_EAGERLY = threading.RLock()
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedStep:
-    """What one optimizer does in a step.
+    """The part of one optimizer in a step: the variables that it steps.
 
     Attributes:
-        optimizer: As the script calls it.
-        variables: Those that it steps, in the order in which it was given them.
-        without_gradient: Those of them that never have one.
-        is_uniform: Whether it is always given the same variables.
+        optimizer: The optimizer that the script calls.
+        variables: The variables that the optimizer steps, in the order of the optimizer's calls.
+        without_gradient: Those of `variables` that never get a gradient.
+        is_uniform: True if every call of the optimizer gets the same variables.
     """
 
     optimizer: Any
@@ -43,36 +45,41 @@ class PlannedStep:
 
     @staticmethod
     def of(optimizer: Any, pairs: Pairs) -> PlannedStep:
-        """Return the step of an optimizer that is given these pairs."""
+        """Return the planned step of an optimizer that is called with these pairs."""
         missing = tuple(variable for gradient, variable in pairs if gradient is None)
         return PlannedStep(optimizer, tuple(variable for _, variable in pairs), missing)
 
     def merged(self, other: PlannedStep) -> PlannedStep:
-        """Return both calls of one optimizer as one."""
-        known, missing = _ids(self.variables), _ids(other.without_gradient)
-        never = [each for each in self.without_gradient if id(each) in missing]
+        """Return two calls of one optimizer as one planned step."""
+        known_ids, missing_ids = _ids(self.variables), _ids(other.without_gradient)
+        never_given = [
+            variable for variable in self.without_gradient if id(variable) in missing_ids
+        ]
         return PlannedStep(
             self.optimizer,
-            (*self.variables, *(each for each in other.variables if id(each) not in known)),
-            tuple(never),
-            self.is_uniform and other.is_uniform and known == _ids(other.variables),
+            (
+                *self.variables,
+                *(variable for variable in other.variables if id(variable) not in known_ids),
+            ),
+            tuple(never_given),
+            self.is_uniform and other.is_uniform and known_ids == _ids(other.variables),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class StepPlan:
-    """The optimizers of a step, in the order in which they step first."""
+    """The optimizers of a step, in the order of their first calls."""
 
     steps: tuple[PlannedStep, ...]
 
     @property
     def variables(self) -> list[Any]:
-        """All that are stepped, each once."""
+        """All variables that the step moves, without duplicates."""
         return list({id(v): v for step in self.steps for v in step.variables}.values())
 
     @property
     def without_gradient(self) -> list[Any]:
-        """Those that no optimizer has a gradient for."""
+        """The variables that get no gradient from any optimizer."""
         moved = {
             id(v)
             for step in self.steps
@@ -82,27 +89,27 @@ class StepPlan:
         return [v for v in self.variables if id(v) not in moved]
 
     def _warn_of_own_sums(self) -> None:
-        """Name an optimizer whose steps on workers pull the run's model apart."""
+        """Warn of an optimizer whose steps on the workers make their models diverge."""
         for step in self.steps:
             optimizer = getattr(step.optimizer, "inner_optimizer", step.optimizer)
             if isinstance(optimizer, keras.optimizers.Ftrl):
                 logging.warning(
-                    "%s makes its weights of sums of its own, not of those that it is sent, "
-                    "so workers that step themselves pull the model apart; expected a method whose "
-                    "PS steps: --method=bsp or --method=asgd",
+                    "%s computes its weights from sums that it keeps itself, not from the weights "
+                    "that the server sends, so the models of workers that step themselves diverge; "
+                    "expected a method whose PS steps: --method=bsp or --method=asgd",
                     named(step.optimizer),
                 )
 
     def check(self, method: Method, name: str) -> None:
-        """Refuse optimizers that a PS cannot step as they step alone.
+        """Reject optimizers that a PS cannot step as they step without Thinwire.
 
         Args:
-            method: Of the run.
-            name: Of the model, for messages.
+            method: The run's method.
+            name: The model's name, for messages.
 
         Raises:
-            ConfigurationError: Two step one variable, one steps others each time, or the method has
-                no place for several.
+            ConfigurationError: Two optimizers step one variable, an optimizer gets other variables
+                from call to call, or the method cannot step several optimizers.
         """
         if method.steps_on_workers:
             self._warn_of_own_sums()
@@ -115,8 +122,8 @@ class StepPlan:
             if not step.is_uniform:
                 raise ConfigurationError(
                     f"the step of {name!r} gives {named(step.optimizer)} other variables from call "
-                    "to call, and the PS steps with it on all of them together; expected one "
-                    f"optimizer for each set of variables. {remedy}"
+                    "to call, but the PS steps all variables of an optimizer together; expected "
+                    f"one optimizer for each set of variables. {remedy}"
                 )
         owners: dict[int, PlannedStep] = {}
         for step in self.steps:
@@ -142,15 +149,15 @@ def _ids(variables: Iterable[Any]) -> set[int]:
 
 
 def named(optimizer: Any) -> str:
-    """Return how messages call an optimizer."""
+    """Return the name of an optimizer in messages: its class and its Keras name."""
     return f"{type(optimizer).__name__} {optimizer.name!r}"
 
 
 class StepRecorder:
-    """Stands in the place of all optimizers while a step is tried, and records their calls.
+    """Recorder of the optimizers' calls; replaces all optimizers while a step is tried.
 
     Attributes:
-        gradients: All that the optimizers were given, in order; empty if they are not kept.
+        gradients: All gradients that the optimizers got, in order; empty unless `keeps_gradients`.
     """
 
     def __init__(self, keeps_gradients: bool = False) -> None:
@@ -159,14 +166,14 @@ class StepRecorder:
         self._keeps_gradients = keeps_gradients
 
     def record(self, optimizer: Any, pairs: Pairs) -> None:
-        """Take the place of a step."""
+        """Record the call of an optimizer, which does not step."""
         step, known = PlannedStep.of(optimizer, pairs), self._steps.get(id(optimizer))
         self._steps[id(optimizer)] = step if known is None else known.merged(step)
         if self._keeps_gradients:
             self.gradients.extend(gradient for gradient, _ in pairs)
 
     def plan(self) -> StepPlan:
-        """Return what was recorded."""
+        """Return the recorded calls as a plan."""
         return StepPlan(tuple(self._steps.values()))
 
 
@@ -177,7 +184,7 @@ def is_built(model: Any) -> bool:
 
 @contextlib.contextmanager
 def running_eagerly() -> Iterator[None]:
-    """Let functions of TensorFlow run eagerly: a trace of them would keep what a trial makes."""
+    """Run TensorFlow functions eagerly, so that no trace keeps variables which a trial creates."""
     with _RUNS_EAGERLY:
         before = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)
@@ -188,10 +195,15 @@ def running_eagerly() -> Iterator[None]:
 
 
 def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
-    """Trace a train_step for mini-batches of this form; it creates variables that there are not.
+    """Trace a train_step for mini-batches of this form; the trace creates missing variables.
 
-    No trace may be under way: within `tf.init_scope` there are no gradients. Functions of
-    TensorFlow that it calls are not traced by themselves, which would keep what the trial makes.
+    No other trace may be under way, because gradients are unavailable within `tf.init_scope`.
+    TensorFlow functions that the train_step calls run inline: a separate trace of a function
+    would keep the variables that the trial creates.
+
+    Args:
+        train_step: The model's train_step.
+        data_spec: Tensor specs of a mini-batch.
     """
     with running_eagerly():
         tf.function(train_step, autograph=False).get_concrete_function(data_spec)
@@ -200,12 +212,13 @@ def try_in_graph(train_step: Callable[[Any], Any], data_spec: Any) -> None:
 def try_eagerly(
     train_step: Callable[[Any], Any], data: Any, variables: Callable[[], Iterable[Any]]
 ) -> None:
-    """Call a train_step for a mini-batch, and put what it has changed back.
+    """Call a train_step for a mini-batch, then restore the variables that the call has changed.
 
     Args:
-        train_step: The model's own.
+        train_step: The model's train_step.
         data: The mini-batch.
-        variables: Returns all that it may change; those that it creates keep their values.
+        variables: Returns all variables that the train_step may change. A variable that the
+            train_step creates keeps its value.
     """
     before = [(variable, variable.numpy()) for variable in variables()]
     train_step(data)
@@ -214,10 +227,10 @@ def try_eagerly(
 
 
 def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
-    """Let a model's next train_function call something first, once.
+    """Let the next call of a model's train_function call `call` first, once.
 
     Args:
-        model: Has a train_function.
+        model: A Keras model with a train_function.
         call: Takes the tensor specs of the first batch.
     """
     alone = model.train_function
@@ -232,7 +245,7 @@ def before_first_step(model: Any, call: Callable[[Any], object]) -> None:
 
 
 def take_first(iterator: Any) -> tuple[Any, Any]:
-    """Return the form of an iterator's mini-batches, and an iterator of all of them."""
+    """Return the tensor specs of an iterator's mini-batches, and an iterator over all of them."""
     if hasattr(iterator, "element_spec"):
         return iterator.element_spec, iterator
     first = next(iterator)

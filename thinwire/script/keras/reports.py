@@ -1,4 +1,4 @@
-"""What a worker reports of a `fit`, for the evaluator of its model, which has no part in it."""
+"""Reports of a `fit` that a worker sends to the evaluator, which takes no part in the `fit`."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from thinwire.ops.types import ConfigurationError, ShardLayout
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.evaluations import encode_layouts
 
-#: A longer history is not reported.
+#: Longest reported history, in characters: one message must hold the report.
 _MOST_CHARACTERS = 900_000
 
 
 def describe_fit(
     model: keras.Model, variables: Sequence[Any], layouts: Sequence[ShardLayout]
 ) -> pb.FitBegun:
-    """Return which of a model's weights a run shares, and where they are.
+    """Return which of a model's weights a run shares, and which shard holds each weight.
 
     Args:
-        model: Built.
-        variables: The shared ones, in order; those that the model does not hold are numbered after
-            its own.
-        layouts: Of all shards.
+        model: Built Keras model.
+        variables: The shared variables, in order. Variables that are not weights of the model are
+            numbered after the model's weights.
+        layouts: Layouts of all shards.
     """
     weights = model.weights
     numbers = {id(weight): number for number, weight in enumerate(weights)}
     return pb.FitBegun(
-        variables=[numbers.setdefault(id(each), len(numbers)) for each in variables],
+        variables=[numbers.setdefault(id(variable), len(numbers)) for variable in variables],
         num_weights=len(weights),
         shards=encode_layouts(layouts),
     )
 
 
 def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
-    """Return the weights of a model that `describe_fit` has named, in order.
+    """Return the weights of a model that a report of `describe_fit` names, in order.
 
-    Those that the model does not hold, and no evaluation needs, are new variables.
+    For a shared variable that is no weight of the model, a new variable is returned; no evaluation
+    reads it.
 
     Raises:
-        ConfigurationError: The workers' model is another one.
+        ConfigurationError: The workers' model has another number of weights.
     """
     weights = model.weights
     if len(weights) != fit.num_weights:
@@ -63,17 +64,17 @@ def variables_of(fit: pb.FitBegun, model: keras.Model) -> list[Any]:
 
 
 def describe_history(history: Any) -> str:
-    """Return Keras' History as JSON; empty where it is too long."""
-    found = {name: [_plain(value) for value in row] for name, row in history.history.items()}
-    text = json.dumps({"epoch": list(history.epoch), "history": found})
+    """Return Keras' History as JSON; an empty string if the text would be too long to send."""
+    logs = {name: [_plain(value) for value in row] for name, row in history.history.items()}
+    text = json.dumps({"epoch": list(history.epoch), "history": logs})
     return text if len(text) <= _MOST_CHARACTERS else ""
 
 
 def fill_history(history: Any, text: str) -> None:
-    """Give a History what `describe_history` has described; nothing where that is empty."""
+    """Fill a History from the text of `describe_history`; an empty text changes nothing."""
     if text:
-        found = json.loads(text)
-        history.epoch, history.history = found["epoch"], found["history"]
+        document = json.loads(text)
+        history.epoch, history.history = document["epoch"], document["history"]
 
 
 def _plain(value: Any) -> Any:

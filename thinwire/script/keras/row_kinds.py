@@ -1,11 +1,11 @@
-"""Find out whether a value is a sum over the rows of a mini-batch or a mean over them.
+"""Find out whether a value is a sum over the rows of a mini-batch or a mean over the rows.
 
-The value is computed for the batch, and for the batch with each row repeated. A mean stays what it
-is, and a sum doubles. Where it does neither, a third try shows whether it is the total of both:
-then it grows by equal amounts.
+The value is computed for the batch, and for the batch with each row repeated. A mean stays equal,
+and a sum doubles. A value that does neither is computed a third time, for rows that are repeated
+twice: the total of a sum and a mean grows by equal amounts.
 
-Dropout and the like would draw other noise for more rows. So Keras' random functions draw for the
-batch, and repeat what they drew.
+Dropout would draw other noise for more rows. So Keras' random functions draw for the batch once,
+and repeat the drawn noise for the repeated rows.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     Float64 = NDArray[np.float64]
 
-#: A sum in float32 over many rows may differ by so much, relative to its size.
+#: Rounding error of a float32 sum over many rows, relative to the sum.
 _ROUNDING = 1e-3
-#: Keras' random functions by their first argument: a shape, or one value for each row.
+#: Keras' random functions by their first argument: a shape, or a tensor with one entry a row.
 _BY_SHAPE = ("normal", "uniform", "truncated_normal", "randint", "gamma", "binomial", "beta")
 _BY_ROWS = ("dropout", "categorical")
 
@@ -41,21 +41,21 @@ _BY_ROWS = ("dropout", "categorical")
 class RowKind(enum.Enum):
     """How a value depends on the number of rows."""
 
-    UNDECIDED = enum.auto()  # nothing has shown it so far
-    FIXED = enum.auto()  # a mean over the rows, or the same for any rows
-    SUM = enum.auto()  # over the rows
-    MIXED = enum.auto()  # the total of both
-    OTHER = enum.auto()  # something else, such as a loss that compares rows with each other
+    UNDECIDED = enum.auto()  # not known: the value was 0, infinite or NaN, or was not computed
+    FIXED = enum.auto()  # a mean over the rows, or a value that ignores the rows
+    SUM = enum.auto()  # a sum over the rows
+    MIXED = enum.auto()  # the total of a sum and a mean over the rows
+    OTHER = enum.auto()  # another function of the rows, such as a loss that compares rows
 
 
 def rows_of(data: Any) -> int | None:
-    """Return the rows of a mini-batch; None: they are not known while a graph is traced."""
+    """Return the number of rows of a mini-batch; None while a graph of unknown rows is traced."""
     rows = num_rows(data)
     return rows if isinstance(rows, int) else None
 
 
 def repeated(data: Any, repeats: int) -> Any:
-    """Return a mini-batch with all of its rows so often, one whole after the other."""
+    """Return a mini-batch that holds all rows `repeats` times: the whole batch, again and again."""
 
     def repeat(leaf: Any) -> Any:
         if isinstance(leaf, tf.SparseTensor):
@@ -66,23 +66,23 @@ def repeated(data: Any, repeats: int) -> Any:
 
 
 def kinds_of(evaluate: Callable[[Any, bool], Sequence[float]], data: Any) -> list[RowKind]:
-    """Return the kinds of some values of a mini-batch.
+    """Return the kinds of several values of a mini-batch.
 
     Args:
-        evaluate: Returns the values of a mini-batch; if its second argument is true, at another
-            place, for a value that happens to be 0.
+        evaluate: Returns the values of a mini-batch. If its second argument is true, the values are
+            computed at slightly moved predictions or weights: a value may be 0 by chance.
         data: The mini-batch.
 
     Returns:
-        A kind for each value; nothing if they cannot be computed for repeated rows.
+        A kind for each value; an empty list if no value can be computed for repeated rows.
     """
     try:
         kinds = _kinds_at(lambda rows: evaluate(rows, False), data)
         if RowKind.UNDECIDED in kinds:
-            others = _kinds_at(lambda rows: evaluate(rows, True), data)
-            pairs = zip(kinds, others, strict=True)
+            moved_kinds = _kinds_at(lambda rows: evaluate(rows, True), data)
+            pairs = zip(kinds, moved_kinds, strict=True)
             kinds = [other if kind is RowKind.UNDECIDED else kind for kind, other in pairs]
-    except Exception as error:  # noqa: BLE001 - whatever a loss of the script does
+    except Exception as error:  # noqa: BLE001 - a script's loss may raise any error
         logging.info("a loss cannot be computed for repeated rows: %r", error)
         return []
     return [RowKind.OTHER if kind is RowKind.UNDECIDED else kind for kind in kinds]
@@ -96,12 +96,14 @@ def _kinds_at(evaluate: Callable[[Any], Sequence[float]], data: Any) -> list[Row
     once, twice = values(1), values(2)
     kinds = [_kind(*pair, math.nan) for pair in zip(once, twice, strict=True)]
     if RowKind.OTHER in kinds:
-        kinds = [_kind(*each) for each in zip(once, twice, values(3), strict=True)]
+        kinds = [
+            _kind(*values_of_loss) for values_of_loss in zip(once, twice, values(3), strict=True)
+        ]
     return kinds
 
 
 def moved(values: Any) -> Any:
-    """Return floats that differ a little from these, by the same amounts at each call."""
+    """Return floats that differ a little from the given ones, by equal amounts at each call."""
     if not (tf.is_tensor(values) and values.dtype.is_floating):
         return values
     seed = tf.constant([7, 1])
@@ -110,12 +112,12 @@ def moved(values: Any) -> Any:
 
 
 def _kind(once: float, twice: float, thrice: float) -> RowKind:
-    """Return the kind of a value by those for rows that are repeated.
+    """Return the kind of a value by the values for rows once, repeated once and repeated twice.
 
     >>> [_kind(2.0, twice, thrice).name for twice, thrice in ((2, 2), (4, 6), (3, 4), (3, 9))]
     ['FIXED', 'SUM', 'MIXED', 'OTHER']
     """
-    return _kind_of_vectors(*(np.array([each], np.float64) for each in (once, twice, thrice)))
+    return _kind_of_vectors(*(np.array([value], np.float64) for value in (once, twice, thrice)))
 
 
 def _kind_of_vectors(once: Float64, twice: Float64, thrice: Float64) -> RowKind:
@@ -138,7 +140,8 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
     """Return the kind of a step's gradients.
 
     Args:
-        evaluate: Returns the gradients of a mini-batch whose rows are repeated so often.
+        evaluate: Takes a number of repeats, and returns the gradients of the mini-batch whose rows
+            occur that many times.
         rows: Number of rows in the mini-batch.
 
     Returns:
@@ -147,8 +150,8 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
 
     def joined(repeats: int) -> Float64:
         with _same_noise(rows, repeats):
-            gradients = [each for each in evaluate(repeats) if each is not None]
-        parts = [np.ravel(tf.convert_to_tensor(each).numpy()) for each in gradients]
+            gradients = [gradient for gradient in evaluate(repeats) if gradient is not None]
+        parts = [np.ravel(tf.convert_to_tensor(gradient).numpy()) for gradient in gradients]
         return np.concatenate(parts, dtype=np.float64) if parts else np.zeros(0)
 
     try:
@@ -156,18 +159,18 @@ def kind_of_gradients(evaluate: Callable[[int], Sequence[Any]], rows: int | None
         kind = _kind_of_vectors(once, twice, np.full_like(once, math.nan))
         if kind is RowKind.OTHER:
             kind = _kind_of_vectors(once, twice, joined(3))
-    except Exception as error:  # noqa: BLE001 - whatever a train_step of the script does
+    except Exception as error:  # noqa: BLE001 - a script's train_step may raise any error
         logging.info("the train_step cannot be taken with repeated rows: %r", error)
         return RowKind.OTHER
     return RowKind.OTHER if kind is RowKind.UNDECIDED else kind
 
 
 class _Noise(threading.local):
-    """The mini-batch that the random functions of one thread draw for.
+    """The mini-batch that Keras' random functions draw noise for, in one thread.
 
     Attributes:
-        rows: Its rows before they were repeated; None: nothing is repeated.
-        repeats: How often each row is there.
+        rows: Rows of the batch before the rows were repeated; None if no rows are repeated.
+        repeats: How many times each row is in the batch.
     """
 
     rows: int | None = None
@@ -179,7 +182,7 @@ _NOISE = _Noise()
 
 @contextlib.contextmanager
 def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
-    """Let Keras draw the same noise for a row each time that it is repeated, in this thread."""
+    """Let Keras draw equal noise for all copies of a row, in this thread."""
     _watch_noise()
     before = _NOISE.rows, _NOISE.repeats
     _NOISE.rows, _NOISE.repeats = rows, repeats
@@ -191,13 +194,13 @@ def _same_noise(rows: int | None, repeats: int) -> Iterator[None]:
 
 @functools.cache
 def _watch_noise() -> None:
-    """Let Keras' random functions look at what they draw for, once for the process."""
+    """Let Keras' random functions repeat noise for repeated rows, once for the process."""
     for name in (*_BY_SHAPE, *_BY_ROWS):
         setattr(backend.random, name, _repeating(getattr(backend.random, name), name in _BY_SHAPE))
 
 
 def _repeating(alone: Callable[..., Any], is_by_shape: bool) -> Callable[..., Any]:
-    first_name = next(iter(inspect.signature(alone).parameters))  # given by position or by name
+    first_name = next(iter(inspect.signature(alone).parameters))  # for a call by keyword
 
     @functools.wraps(alone)
     def draw(*others: Any, **keywords: Any) -> Any:

@@ -1,21 +1,21 @@
-"""Losses that are sums over the rows of a batch, where a worker trains on a part of the batch.
+"""Scale losses that are sums over the rows of a batch, if a worker trains on a part of the batch.
 
-A server takes the mean of the workers' gradients, weighted by rows. The mean of means over rows is
-the mean over all rows, so most losses need nothing. The mean of sums over rows is too small: with N
-workers, 1/N of the sum. Such a part of a loss is therefore multiplied by R / r, R being the rows of
-all workers in this step and r those of this worker. A regularizer of weights is the same on all
-workers and needs nothing either.
+A server takes the mean of the workers' gradients, weighted by rows. A mean of means over rows is
+the mean over all rows, so most losses need no scaling. A mean of sums over rows is too small: with
+N workers, the mean is 1/N of the sum. So a part of the loss that is a sum is multiplied by R / r. R
+is the number of rows of all workers in this step, and r the number of rows of this worker. A weight
+regularizer is equal on all workers and needs no scaling either.
 
-A loss has three sources, and each is looked at where Keras adds it up:
+A loss has three sources, and each source is watched where Keras adds up the loss:
 
-- The losses that `compile` was given. The `reduction` of Keras' own shows it.
+- The losses that `compile` got. The `reduction` of a Keras loss shows whether it is a sum.
 - The values of `add_loss` and `activity_regularizer`, which Keras sums over the batch.
-- What a `train_step` or a `compute_loss` of the script's own adds up. It has no parts to scale.
+- A loss that the script's own `train_step` or `compute_loss` adds up. It has no parts to scale.
 
-Where nothing shows whether a value is a sum, it is computed twice: for the batch, and for the batch
-with each row repeated. A mean stays what it is, and a sum doubles. This happens once in each `fit`,
-in the first step, before its gradient is sent. TensorFlow calls this module within the graph, in
-the order of the graph's steps, so what a step knows is kept in plain Python.
+If the code does not show whether a value is a sum, the value is computed twice: for the batch, and
+for the batch with each row repeated. A mean stays equal, and a sum doubles. This trial runs once in
+each `fit`, in the first step, before the step's gradient is sent. TensorFlow calls this module
+within the graph, in the order of the graph's steps, so the state of a step is plain Python state.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from thinwire.script.keras.step import recording
 from thinwire.script.keras.traces import call_with_values
 from thinwire.script.keras.trial import StepTrial
 
-#: Within a `tf.function` of the script's own nothing here is converted to a graph's control flow.
+#: Prevents AutoGraph from converting this module's code in a `tf.function` of the script.
 _as_it_is = tf.autograph.experimental.do_not_convert
 
 _REMEDY = (
@@ -63,9 +63,9 @@ class _Part:
     """One part of the loss.
 
     Attributes:
-        name: For messages.
-        kind: As far as it is known.
-        usual: What it is taken for while nothing shows it.
+        name: Name of the part, for messages.
+        kind: Kind of the part; `UNDECIDED` before it is known.
+        usual: Kind that is assumed while `kind` is undecided or neither a sum nor a mean.
     """
 
     def __init__(self, name: str, usual: RowKind) -> None:
@@ -82,51 +82,51 @@ class RowSums:
 
     Args:
         member: The model's place in the run.
-        exchange: Exchanges the steps; keeps an error that is raised within a graph.
-        trial: Tries the model's train_step.
+        exchange: The exchange of the steps; it stores an error that is raised within a graph.
+        trial: The trial of the model's train_step.
     """
 
     def __init__(self, member: RunMember, exchange: StepExchange, trial: StepTrial) -> None:
         self._member, self._exchange, self._trial = member, exchange, trial
         self._rounds: Rounds | None = None
         self._compiled: list[_CompiledLoss] = []
-        self._added: dict[int, _Part] = {}  # by position
-        self._step = 0  # of the epoch
-        self._rows: int | None = None  # of this worker in the present step; None: in no step
-        self._repeats: int | None = None  # of each row, while a train_step is tried
-        self._data: Any = None  # of the present call of a train_step
-        self._whole = _Part("train_step", RowKind.FIXED)  # of the script's own
+        self._added: dict[int, _Part] = {}  # position among the added losses -> part of the loss
+        self._step = 0  # number of the step in the epoch
+        self._rows: int | None = None  # this worker's rows in the present step; None between steps
+        self._repeats: int | None = None  # copies of each row, while a train_step is tried
+        self._data: Any = None  # mini-batch of the train_step in progress
+        self._whole = _Part("train_step", RowKind.FIXED)  # loss of the script's own train_step
 
-    # -- where the fit is -------------------------------------------------------------------------
+    # -- position in the fit ----------------------------------------------------------------------
 
     def begin_fit(self, rounds: Rounds | None) -> None:
-        """Look at the losses of a `fit`.
+        """Begin a `fit`, and forget the kinds of all parts of the loss.
 
         Args:
-            rounds: Rows of all workers in each step; None: batches are not divided.
+            rounds: Rows of all workers in each step; None if batches are not divided.
         """
         self._rounds = rounds
-        compiled = [each.part for each in self._compiled]
+        compiled = [loss.part for loss in self._compiled]
         for part in (self._whole, *self._added.values(), *compiled):
             part.kind = RowKind.UNDECIDED
 
     def begin_epoch(self) -> None:
-        """Count the steps from 0 on."""
+        """Restart the count of steps at 0."""
         self._step = 0
 
     def end_fit(self) -> None:
-        """Scale nothing between two fits."""
+        """Stop scaling until the next `fit` begins."""
         self._rounds, self._rows, self._data = None, None, None
 
     @contextlib.contextmanager
     def step(self, data: Any) -> Iterator[None]:
         """Scale the losses of one call of the model's train_step.
 
-        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So it
-        looks in each step whether there is anything to scale.
+        A graph that is traced in a loop of train_on_batch may serve a `fit` later. So each step
+        checks at run time whether its losses must be scaled.
 
         Args:
-            data: Its mini-batch.
+            data: The mini-batch of the call.
         """
         settings = self._member.settings
         if settings is None or settings.run.nb_workers == 1:
@@ -152,7 +152,7 @@ class RowSums:
 
     @property
     def _is_standard(self) -> bool:
-        """Whether Keras' own code adds up the loss."""
+        """True if Keras' own train_step and compute_loss add up the loss."""
         model = self._member.model
         is_own = getattr(model.compute_loss, "__func__", None) is keras.Model.compute_loss
         return is_own and self._trial.is_standard
@@ -167,7 +167,7 @@ class RowSums:
         self._watch(getattr(model, "_compile_loss", None))
 
     def _watch(self, compile_loss: Any) -> None:
-        """Let each loss that `compile` was given be scaled, from when Keras knows them."""
+        """Wrap each loss that `compile` got, as soon as Keras has built the losses."""
         if compile_loss is None:
             return
         if compile_loss.built:
@@ -191,15 +191,15 @@ class RowSums:
     def scale_compiled(
         self, loss: Any, part: _Part | None, value: Any, y: Any, y_pred: Any, sample_weight: Any
     ) -> Any:
-        """Return the value of a compiled loss, scaled if it is a sum over the rows.
+        """Return the value of a compiled loss, scaled if the value is a sum over the rows.
 
         Args:
-            loss: Keras' own, or the script's.
-            part: Which it is; None: it is a mean.
-            value: Of the loss.
-            y: Its arguments.
-            y_pred: Its arguments.
-            sample_weight: Its arguments.
+            loss: The loss, of Keras or of the script.
+            part: The part of the loss; None if the loss is known to be a mean.
+            value: Value of the loss: a scalar, or one value for each row.
+            y: The targets that the loss was called with.
+            y_pred: The predictions that the loss was called with.
+            sample_weight: The weights that the loss was called with; None if there were no weights.
         """
         if self._data is None or part is None:
             return value
@@ -211,7 +211,7 @@ class RowSums:
             y, y_pred, sample_weight = arguments
             if is_moved:
                 y_pred = tf.nest.map_structure(moved, y_pred)
-            with running_eagerly():  # a function would want a thread of TensorFlow's own
+            with running_eagerly():  # a tf.function would need a second TensorFlow thread
                 return [float(loss(y, y_pred, sample_weight))]
 
         def decide(arguments: Any) -> None:
@@ -224,26 +224,26 @@ class RowSums:
         part.kind = RowKind.OTHER
         self._refuse(
             f"the {part.name} of {self._member.model.name!r} gives a value for each row "
-            "(reduction=None): its gradient is that of their sum, and the loss in History is their "
-            'mean; expected one of both where workers share a batch. Give it reduction="sum" or '
-            'reduction="sum_over_batch_size".'
+            "(reduction=None). Keras takes the gradient of the sum of these values but reports "
+            "their mean as the loss in History; expected a sum or a mean where workers share a "
+            'batch. Give the loss reduction="sum" or reduction="sum_over_batch_size".'
         )
 
     def _aggregate(self, alone: Callable[[Any], Any], loss: Any) -> Any:
-        """Return the sum of one of the model's additional losses, scaled if it is one over rows."""
+        """Return the sum of an additional loss, scaled if the loss is a sum over the rows."""
         total = alone(loss)
         if self._data is None:
             return total
         added = _added_losses(self._member.model)
-        position = next((n for n, each in enumerate(added) if each is loss), None)
-        if position is None:  # a regularizer of weights
+        position = next((n for n, layer_loss in enumerate(added) if layer_loss is loss), None)
+        if position is None:  # a weight regularizer, which is equal on all workers
             return total
         part = self._added.get(position)
         if part is None:
             layer = next(
                 layer
                 for layer in self._member.model._flatten_layers()
-                if any(loss is each for each in layer._get_own_losses())
+                if any(loss is layer_loss for layer_loss in layer._get_own_losses())
             )
             is_by_row = len(loss.shape) > 0 and loss.shape[0] == rows_of(self._data)
             usual = RowKind.SUM if is_by_row else RowKind.FIXED
@@ -261,16 +261,16 @@ class RowSums:
 
         def evaluate(inputs: Any, is_moved: bool) -> list[float]:
             variables = model.trainable_variables if is_moved else []
-            values = [(each, moved(each.value)) for each in variables]
+            values = [(variable, moved(variable.value)) for variable in variables]
             with running_eagerly(), keras.StatelessScope(values, collect_losses=True):
                 model(inputs, **training)
-                return [float(tf.reduce_sum(each)) for each in _added_losses(model)]
+                return [float(tf.reduce_sum(layer_loss)) for layer_loss in _added_losses(model)]
 
         kinds = kinds_of(evaluate, x) or [RowKind.OTHER] * len(self._added)
         self._decide([self._added.get(position) for position in range(len(kinds))], kinds)
 
     def _decide(self, parts: Sequence[_Part | None], kinds: Sequence[RowKind]) -> None:
-        """Take the kinds of some parts; refuse one that cannot be scaled."""
+        """Store the kinds of some parts; refuse a part that cannot be scaled."""
         for part, kind in zip(parts, kinds, strict=False):
             if part is None:
                 continue
@@ -278,8 +278,8 @@ class RowSums:
             if kind is RowKind.MIXED:
                 self._refuse(
                     f"the {part.name} of {self._member.model.name!r} adds a sum over the rows of a "
-                    "batch to a mean over them, and workers that share a batch scale sums alone; "
-                    "expected one of both. Make it two losses, or divide the sum by the "
+                    "batch to a mean over the rows, and workers that share a batch scale only "
+                    "sums; expected a sum or a mean. Make it two losses, or divide the sum by the "
                     f"number of rows. {_REMEDY}"
                 )
             elif kind is RowKind.OTHER:
@@ -292,7 +292,7 @@ class RowSums:
         return value * tf.cast(tf.ensure_shape(factor, []), value.dtype)
 
     def _factor(self, part: _Part) -> np.float32:
-        """Return what a part of the loss is multiplied by in the present step."""
+        """Return the factor of a part of the loss in the present step."""
         if not part.is_sum:
             return np.float32(1)
         if self._repeats is not None:
@@ -304,7 +304,7 @@ class RowSums:
         except ConfigurationError as error:
             self._refuse(
                 f"the {part.name} of {self._member.model.name!r} is a sum over the rows of a "
-                f"batch, which workers that share a batch have to scale by its size, and {error}. "
+                f"batch. Workers that share a batch scale it by the batch's size, and {error}. "
                 "Expected batches of one size: choose a batch size that divides the rows, give a "
                 "tf.data.Dataset .batch(n, drop_remainder=True), or let the loss be a mean over "
                 f"the rows. {_REMEDY}"
@@ -316,8 +316,9 @@ class RowSums:
     def _try_step(self, data: Any) -> None:
         """Refuse a train_step whose own loss is a sum over rows.
 
-        The parts that can be scaled are: so the gradients stay what they are, if nothing else is a
-        sum. Optimizers do not step meanwhile, and no variable of Keras changes.
+        `_factor` divides every part that can be scaled by the number of repeats. So the gradients
+        stay equal for repeated rows unless another part of the loss is a sum. During the trial no
+        optimizer steps, and no Keras variable changes.
         """
         trial, before = self._trial, self._data
 
@@ -336,10 +337,10 @@ class RowSums:
         finally:
             self._repeats, self._data = None, before
         if self._whole.kind in (RowKind.SUM, RowKind.MIXED):
-            own = "compute_loss" if self._trial.is_standard else "train_step"
-            what = "sums its loss" if self._whole.kind is RowKind.SUM else "adds a sum to its loss"
+            method = "compute_loss" if self._trial.is_standard else "train_step"
+            verb = "sums its loss" if self._whole.kind is RowKind.SUM else "adds a sum to its loss"
             self._refuse(
-                f"the {own} of {self._member.model.name!r} {what} over the rows of a batch, and "
+                f"the {method} of {self._member.model.name!r} {verb} over the rows of a batch, and "
                 "workers that share a batch would step with a part of that sum; expected a mean "
                 "over the rows, or a sum that Keras adds up: give compile a loss with "
                 'reduction="sum" or call add_loss, and let the train_step call self.compute_loss. '
@@ -349,12 +350,12 @@ class RowSums:
     # -- within a graph ---------------------------------------------------------------------------
 
     def _once(self, part: _Part, decide: Callable[[Any], None], value: Any) -> None:
-        """Let the kind of a part be found, with values at hand, unless it is known.
+        """Decide the kind of a part from eager values, unless the kind is known.
 
         Args:
-            part: Undecided before the first step of a `fit` that divides batches.
-            decide: Finds it.
-            value: Any structure of tensors; `decide` gets it with values.
+            part: Part of the loss, undecided before the first step of a `fit` that divides batches.
+            decide: Finds the kind of the part and stores it.
+            value: Any structure of tensors; `decide` gets the structure with the tensors' values.
         """
         if tf.executing_eagerly():
             if not self._is_known(part):
@@ -381,7 +382,7 @@ class RowSums:
 
 
 class _CompiledLoss:
-    """One of the losses that `compile` was given, scaled while batches are divided."""
+    """A loss that `compile` got, scaled while batches are divided among the workers."""
 
     def __init__(self, loss: Any, name: str, owner: RowSums) -> None:
         self._loss, self._owner, self.name = loss, owner, loss.name
@@ -398,23 +399,25 @@ class _CompiledLoss:
 
 
 def _is_of_keras(loss: Any) -> bool:
-    """Return whether Keras computes a loss: for each row, and then reduced."""
+    """Return whether only Keras' code computes a loss: one value for each row, then reduced."""
     functions = [type(loss).call, type(loss).__call__]
     if isinstance(loss, LossFunctionWrapper):
         functions.append(loss.fn)
-    return all(str(getattr(each, "__module__", "")).startswith("keras.") for each in functions)
+    return all(
+        str(getattr(function, "__module__", "")).startswith("keras.") for function in functions
+    )
 
 
 def _added_losses(model: Any) -> list[Any]:
-    """Return what layers have given to add_loss in the newest call, without regularizers."""
+    """Return the losses that layers added in the newest call, without weight regularizers."""
     layers = model._flatten_layers(include_self=True)
     return [loss for layer in layers for loss in layer._get_own_losses()]
 
 
 def _is_at_hand(data: Any) -> bool:
-    """Return whether a mini-batch belongs to what is executed or traced here."""
+    """Return whether a mini-batch belongs to the execution or the graph in progress."""
     if tf.executing_eagerly():
         return True
-    here = tf.compat.v1.get_default_graph()
+    graph = tf.compat.v1.get_default_graph()
     leaves = tf.nest.flatten(data, expand_composites=True)
-    return all(each is None or getattr(each, "graph", None) is here for each in leaves)
+    return all(leaf is None or getattr(leaf, "graph", None) is graph for leaf in leaves)

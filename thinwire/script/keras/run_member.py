@@ -1,4 +1,4 @@
-"""A script's worker as a member of a run, on behalf of one of the script's models."""
+"""Membership of a script's worker in a run, for one of the script's models."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ class RunMember:
     """A model's place in the run: the state that all mechanisms of one model share.
 
     Attributes:
-        model: The Keras model, or several that a loop trains together.
-        settings: Of the script; None: the model trains alone.
-        session: Of the present phase; None before the first one.
-        barriers: With the other scripts; None before the first phase, and where the server has its
-            model from flags.
-        catch_up: What this script has passed over.
-        lock: Of the session: TensorFlow's thread exchanges, the script's joins and leaves.
-        in_fit: Whether a `fit` is under way.
-        in_loop: Whether a loop of the script's own has begun.
-        assignments: Of the script to shared variables, where it steps them as well.
-        has_left: Whether this worker has left the run at the end of its last `fit`.
-        has_place: Whether of the script's models it is this one that the run has, the newest.
-        succeeds: Whether `session` is another model's, until this one's phase begins.
-        fit_counts: Of the script's fits, those of its other models included.
-        num_before: How often the script had gone on from one of its models to another, up to this.
+        model: The Keras model, or the several models that a loop trains together.
+        settings: Settings of the script; None if the model trains alone.
+        session: Session of the present phase; None before the first phase.
+        barriers: Barriers with the other scripts; None before the first phase, and if the server
+            has its model from flags.
+        catch_up: The fits that a restarted script skips because the run has finished them.
+        lock: Lock of the session: a TensorFlow thread exchanges while the script's thread joins or
+            leaves.
+        in_fit: True while a `fit` runs.
+        in_loop: True after a training loop of the script has begun.
+        assignments: The script's assignments to shared variables; used if optimizers step here too.
+        has_left: True if this worker has left the run at the end of its last `fit`.
+        has_place: True if this is the model that the run trains now, the script's newest. A script
+            has one at a time.
+        succeeds: True while `session` still belongs to the script's previous model, until this
+            model's phase begins.
+        fit_counts: Counters of the fits of all models of the script.
+        num_before: Number of models that had this worker's place before this model.
     """
 
     def __init__(self, model: Any, settings: ScriptSettings | None) -> None:
@@ -53,89 +56,91 @@ class RunMember:
 
     @property
     def joined(self) -> Session:
-        """The session, which there must be."""
+        """The session; a session must exist."""
         if self.session is None:
             raise RuntimeError("the model has not joined a run yet")
         return self.session
 
     @property
     def present(self) -> Session | None:
-        """The session, unless the run has ended, or this model has no part in it now."""
+        """The session; None if the run has ended or this model takes no part in the run now."""
         session = self.session
         is_absent = session is None or session.stopped or self.succeeds or self.has_left
         return None if is_absent else session
 
     @property
     def is_training(self) -> bool:
-        """Whether the run trains this model now, by a `fit` or a loop of its script."""
-        is_here = self.present is not None and not self.catch_up.is_behind
-        return is_here and (self.in_fit or self.in_loop)
+        """True if the run trains this model now, by a `fit` or a loop of the script."""
+        is_present = self.present is not None and not self.catch_up.is_behind
+        return is_present and (self.in_fit or self.in_loop)
 
     @property
     def own_settings(self) -> ScriptSettings:
-        """The settings, which there must be."""
+        """The settings; the model must be distributed."""
         if self.settings is None:
             raise RuntimeError("the model trains alone")
         return self.settings
 
     @property
     def is_offered(self) -> bool:
-        """Whether the server has its model, and its optimizer, from the workers."""
+        """True if the server gets its model and its optimizer from the workers."""
         return self.settings is not None and self.settings.run.model_is_offered
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The addresses of the run and this worker's number; None: the model trains alone."""
+        """The addresses of the run and this worker's number; None if the model trains alone."""
         settings = self.settings
         return None if settings is None else (settings.run.addresses, settings.worker().id_worker)
 
     @property
     def takes_part(self) -> bool:
-        """Whether this script's fits are those that all scripts are in."""
+        """True if this script is in the same `fit` as the other scripts, and the run continues."""
         return self.barriers is not None and not self.stopped and not self.catch_up.is_behind
 
     @property
     def meets_others(self) -> bool:
-        """Whether other scripts are met at the ends of this script's epochs."""
+        """True if this script meets other scripts at the end of each epoch."""
         settings = self.settings
         return settings is not None and settings.run.nb_workers > 1 and self.takes_part
 
     @property
     def met_barriers(self) -> FitBarriers:
-        """The barriers, which there must be."""
+        """The barriers; the model must have met the other scripts."""
         if self.barriers is None:
             raise RuntimeError("the model has not met the other scripts yet")
         return self.barriers
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is the chief of the run."""
+        """True if this worker is the chief of the run."""
         settings = self.settings
         return settings is not None and settings.worker().id_worker == RECORD.chief
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
+        """True if the script's optimizers step on this worker and weights are exchanged."""
         return self.joined.takes_weights
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self.session is not None and self.session.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Why it ended; empty while it goes on."""
+        """The reason for the end of the run; empty while the run continues."""
         return "" if self.session is None else self.session.stop_reason
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges begun, over all calls of `fit`."""
-        known = self._exchanges_before
-        return known if self.session is None else max(known, self.session.part.core.step)
+        """Number of exchanges begun, over all calls of `fit`."""
+        count_before = self._exchanges_before
+        return (
+            count_before if self.session is None else max(count_before, self.session.part.core.step)
+        )
 
     def go_on_as(self, session: Session) -> None:
-        """Leave the phase before, if there was one, for another, which is yet to be joined."""
+        """Replace the session by the session of the next phase, which is not joined yet."""
         before, self.succeeds = self.session, False
         if before is not None:
             self._exchanges_before = self.num_exchanges
@@ -146,7 +151,7 @@ class RunMember:
             self.session = session
 
     def take_over(self, other: RunMember) -> None:
-        """Take this worker's place in the run over from another model of the script."""
+        """Take over this worker's place in the run from another model of the script."""
         interrupts.remove_listener(other._interrupt)
         self.session, self.barriers, self.catch_up = other.session, other.barriers, other.catch_up
         self.catch_up.go_to_next_model(other.joined.shared.variables)
@@ -154,7 +159,7 @@ class RunMember:
         self.num_before = other.num_before + 1
 
     def join(self) -> None:
-        """Join or join again, and take over the server's weights."""
+        """Join the run, or join again, and take over the server's weights."""
         with self.lock:
             session = self.joined
             if session.part.closing.is_set():  # `fit` was interrupted
@@ -163,39 +168,39 @@ class RunMember:
             phase = None if self.barriers is None else self.barriers.phase
             if not session.stopped and self.catch_up.open(session, phase):
                 interrupts.add_listener(self._interrupt)
-            if session.part.run_id:  # else the run was over, and the model keeps its own weights
+            if session.part.run_id:  # without it the run has ended: the model keeps its weights
                 session.assign()
                 self.assignments.clear()
 
     def finish_rounds(self, session: Session) -> None:
-        """Send the local steps that no exchange has taken along."""
+        """Send the local steps that no exchange has sent yet."""
         with self.lock:
             if not session.stopped:
                 session.flush()
 
     def close(self, cause: str = "done") -> None:
-        """Leave the run; the model stays usable, and may join again."""
+        """Leave the run; the model stays usable and may join again."""
         interrupts.remove_listener(self._interrupt)
         with self.lock:
             if self.session is not None:
                 self.session.close(cause)
 
     def leave_at_end(self, failed: bool, message: str) -> None:
-        """Leave the run when the script has ended."""
+        """Leave the run at the end of the script."""
         del message
         if self.session is not None and not failed:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")
 
     def wait_for_others(self, where: str, changes: bool = False) -> Opening | None:
-        """Wait until all scripts have come to a barrier of this `fit`.
+        """Wait at a barrier of this `fit` until all scripts have arrived.
 
         Args:
-            where: Which; see `FitBarriers.wait`.
-            changes: Whether this script's model is another one than the run's.
+            where: Name of the barrier; `FitBarriers.wait` lists the names.
+            changes: True if this script's model differs from the run's.
 
         Returns:
-            None: the run has ended.
+            The barrier's opening; None if the run has ended.
         """
         if self.stopped:
             return None
@@ -208,14 +213,14 @@ class RunMember:
         return None
 
     def take_end(self, ended: RunHalted | None) -> None:
-        """Note the end of the run, if it has come; raise one that another script has spoiled."""
+        """Record the end of the run; raise RunOver if another script's failure ended the run."""
         if ended is not None and self.session is not None:
             self.session.part.core.stopped = True
             self.session.part.core.stop_reason = ended.cause
             self.raise_if_broken(ended.cause, ended.message)
 
     def raise_if_broken(self, cause: str, message: str = "") -> None:
-        """Raise the end of a run that another script has spoiled."""
+        """Raise RunOver if the failure of another script ended the run."""
         if FitBarriers.is_failure(cause):
             text = f"the run has ended ({cause}){f': {message}' if message else ''}"
             raise RunOver(text, cause)

@@ -1,4 +1,4 @@
-"""Saving a distributed model: one worker writes, a whole file, with what the PS holds."""
+"""Save a distributed model: one worker writes the whole file, with the weights of the PS."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _OF_FOLDERS = ("export",)
 
 
 class SavingWorker(Protocol):
-    """The worker behind a model, as far as saving concerns it."""
+    """The worker behind a model, as the interface that saving needs."""
 
     def saving(self, is_own: bool) -> contextlib.AbstractContextManager[bool]:
-        """Have the model as it is to be saved; yields whether this worker writes.
+        """Load the run's state into the model; yield True if this worker writes the file.
 
         Args:
-            is_own: Whether no other worker can mean the same file.
+            is_own: True if no other worker can write to the same file.
         """
 
 
 def save_once(model: keras.Model, session: SavingWorker) -> None:
-    """Let one worker save a model: by `save` and `save_weights` never half a file, and by `export`.
+    """Let one worker save a model by `save`, `save_weights` and `export`.
 
-    Every worker runs the whole script, so all of them save. Callbacks save by these methods, too.
+    Every worker runs the whole script, so all workers call these methods, as callbacks do.
+    `save` and `save_weights` replace the file in one step, so that no reader gets half a file.
     """
     for name in _METHODS:
         setattr(model, name, _once(_whole(getattr(model, name)), session))
@@ -40,7 +41,7 @@ def save_once(model: keras.Model, session: SavingWorker) -> None:
 
 
 def is_own_file(path: Any) -> bool:
-    """Return whether no other worker can mean the same file: it is open, or a temporary one."""
+    """Return whether a file belongs to this worker alone: an open file or a temporary one."""
     if not isinstance(path, str | os.PathLike):
         return True
     name = os.fspath(path)
@@ -60,13 +61,13 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(alone)
     def save(filepath: Any, overwrite: bool = True, *args: Any, **keywords: Any) -> Any:
         path = _local_path(filepath)
-        is_new = overwrite or not os.path.exists(path)  # else Keras has a question
+        is_new = overwrite or not os.path.exists(path)  # else Keras prompts before it overwrites
         if not path or not is_new or os.path.isdir(path) or keywords.get("zipped") is False:
             return alone(filepath, overwrite, *args, **keywords)
         target = os.path.dirname(os.path.abspath(path))
         with tempfile.TemporaryDirectory(prefix=".saving-", dir=target) as folder:
             result = alone(os.path.join(folder, os.path.basename(path)), True, *args, **keywords)
-            for file in sorted(os.listdir(folder)):  # several, where weights are saved in shards
+            for file in sorted(os.listdir(folder)):  # several files if weights are saved in shards
                 os.replace(os.path.join(folder, file), os.path.join(target, file))
         return result
 
@@ -74,7 +75,7 @@ def _whole(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _local_path(filepath: Any) -> str:
-    """Return a path in an existing folder of this machine; empty: it is none."""
+    """Return a path in an existing local folder; an empty string for any other path."""
     if not isinstance(filepath, str | os.PathLike):
         return ""
     path = os.fspath(filepath)

@@ -43,17 +43,19 @@ if TYPE_CHECKING:
 
 
 class ModelSession(LeavesOnExit):
-    """A model's part in a run, over all calls of its `fit`, or in a loop of the script's own.
+    """A model's part in a run, over all calls of its `fit` or in a training loop of the script.
 
-    It puts the mechanisms of the package together, and is what the steps within the graph know.
+    The session connects the mechanisms of the package. The steps within the graph exchange with the
+    run through it.
 
     Attributes:
-        calls: Arguments of `thinwire.distribute`, by the identity of the distributed object.
-        call: What is known of the step that is under way.
-        central: To what is on the shards, for callbacks and files.
-        evaluations: By the Supervisor.
-        fits: The calls of `fit`.
-        loop: Of the script's own.
+        calls: Id of each distributed object -> the arguments of its `thinwire.distribute`.
+        call: The call of a step that is in progress, with the data that its exchanges share.
+        central: Access to the weights and the optimizer state on the shards, for callbacks and
+            files.
+        evaluations: The Supervisor's evaluations of the model.
+        fits: Begin and end of the calls of `fit`.
+        loop: The script's own training loop.
     """
 
     def __init__(
@@ -64,11 +66,11 @@ class ModelSession(LeavesOnExit):
         keywords: Mapping[str, Any] | None = None,
         num_train: int | None = None,
     ) -> None:
-        """Use `thinwire.distribute`; without settings the model trains alone."""
+        """Make the session of a model; without settings the model trains alone."""
         self.calls: dict[int, Any] = {}
-        given = functools.partial(settings_with_momentum, args, dict(keywords or {}))
+        settings_for = functools.partial(settings_with_momentum, args, dict(keywords or {}))
         member = self._member = RunMember(model, settings)
-        self._optimizers = ScriptOptimizers(member, self, given)
+        self._optimizers = ScriptOptimizers(member, self, settings_for)
         self._loop_steps = LoopSteps()
         self._endless = self.call = StepCall(1, ends_later=False)
         self._trial = StepTrial(model)
@@ -111,44 +113,47 @@ class ModelSession(LeavesOnExit):
 
     @property
     def active(self) -> bool:
-        """Whether the model trains with others."""
+        """True if the model trains in a run, with other workers."""
         return self._member.settings is not None
 
     @property
     def place(self) -> tuple[Sequence[str], int] | None:
-        """The addresses of the run and this worker's number; None: the model trains alone."""
+        """The addresses of the run and this worker's number; None if the model trains alone."""
         return self._member.place
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended."""
+        """True if the run has ended."""
         return self._member.stopped
 
     @property
     def stop_reason(self) -> str:
-        """Why it ended; empty while it goes on."""
+        """The reason for the end of the run; empty while the run continues."""
         return self._member.stop_reason
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges begun, over all calls of `fit`."""
+        """Number of exchanges begun, over all calls of `fit`."""
         return self._member.num_exchanges
 
     @property
     def last(self) -> StepInfo | None:
-        """What became of the newest step; None before the first."""
+        """Outcome of the newest step; None before the first step."""
         return self._exchange.last
 
     @property
     def traffic(self) -> EpochTraffic:
-        """What the steps of the present epoch have sent and received."""
+        """Bytes and updates that the steps of the present epoch have sent and received."""
         return self._exchange.traffic
 
     def shard(self, *data: Any) -> Any:
-        """Return this worker's part of a training set; all, where the model is alone.
+        """Return this worker's part of a training set; the whole set if the model trains alone.
 
-        See `thinwire.script.session.part_of`. `fit` then takes what it is given as this worker's
-        part.
+        After this call, `fit` takes its data as this worker's part and does not divide the data.
+        `thinwire.script.session.part_of` divides the data.
+
+        Args:
+            data: Arrays or a data set, in any form that `part_of` accepts.
         """
         settings = self._member.settings
         if settings is None:
@@ -161,11 +166,11 @@ class ModelSession(LeavesOnExit):
         self._member.close(cause)
 
     def add_optimizer(self, optimizer: Any, models: Sequence[keras.Model]) -> None:
-        """Let an optimizer of a loop exchange, beside those that do already.
+        """Let one more optimizer exchange in a training loop.
 
         Args:
-            optimizer: Built or not.
-            models: Whose variables it steps.
+            optimizer: Keras optimizer, built or not.
+            models: Models whose variables the optimizer steps.
 
         Raises:
             ConfigurationError: The loop has begun.
@@ -174,7 +179,7 @@ class ModelSession(LeavesOnExit):
         if member.session is not None and not self._optimizers.has(optimizer):
             raise ConfigurationError(
                 f"distribute() was given {named(optimizer)} after the first step of "
-                f"{member.model.name!r}; expected it before: the first step shows the PS all "
+                f"{member.model.name!r}; expected it before that step, which shows the PS all "
                 "optimizers and models of a script's loops. Distribute all of them before the "
                 "first loop begins: one = thinwire.distribute(one, model=first); other = "
                 "thinwire.distribute(other, model=second). Or train the second model in a run of "
@@ -186,20 +191,20 @@ class ModelSession(LeavesOnExit):
     # -- for TensorFlow's checkpoints -------------------------------------------------------------
 
     def holds(self, tracked: Collection[int]) -> bool:
-        """Return whether the model, or an optimizer, is among these; see `CheckpointingWorker`."""
+        """Return whether the ids `tracked` contain the model or one of its optimizers."""
         models = getattr(self._member.model, "models", [self._member.model])
         return any(id(model) in tracked for model in models) or self._optimizers.are_in(tracked)
 
     def checkpointing(self) -> CentralAccess:
-        """Bring the model of a loop up to date; return what saves it."""
+        """Load the shards' weights into the model of a loop; return the access that saves them."""
         if tf.executing_eagerly():
             self.loop.refresh(with_slots=True)
         return self.central
 
-    # -------------------------------------------------------------------------------------------
+    # -- other models of the script -------------------------------------------------------------
 
     def _others(self) -> list[RunMember]:
-        """Return the places of this worker's other models."""
+        """Return the members of this worker's other models."""
         return [
             other._member
             for other in RECORD.sessions
@@ -209,29 +214,32 @@ class ModelSession(LeavesOnExit):
     # -- a train_step ---------------------------------------------------------------------------
 
     def train_step(self, data: Any) -> Any:
-        """Call the model's own `train_step`, whose optimizers' `apply` then comes here."""
+        """Call the model's own `train_step`, in which the optimizers' `apply` exchanges."""
         refuse_compiling()
         self.loop.begin()
         member, step = self._member, self._optimizers.compiled
         compiled = None if step is None else step.optimizer
         if compiled is not getattr(member.model, "optimizer", None):
             raise ConfigurationError(
-                "the model was compiled while its fit was running; compile it before or after."
+                "the model was compiled while its fit was running; compile the model before or "
+                "after the fit."
             )
         is_first = self._phases.begins_with_step and member.is_offered
         if is_first and tf.executing_eagerly() and self._trial.is_needed:
             self._phases.begin_with(self._trial.eagerly(data))
         try:
             return self._call(data)
-        except WeightsChanged:  # only where steps run eagerly: the first one of the first fit
+        except WeightsChanged:
+            # Only an eager first step can find other weights after its gradient: the step itself
+            # joins the run. Its gradient and its metrics are dropped, and the step is taken again.
             member.model.reset_metrics()
             return self._call(data)
 
     def _call(self, data: Any) -> Any:
-        """Call the model's own `train_step`, and exchange the weights that its steps have made.
+        """Call the model's own `train_step`; exchange weights if the optimizers step locally.
 
         Raises:
-            ConfigurationError: No optimizer steps in it.
+            ConfigurationError: No optimizer steps in the `train_step`.
         """
         call = self.call = StepCall(count_rows(data), ends_later=True)
         try:
@@ -247,13 +255,13 @@ class ModelSession(LeavesOnExit):
             self.call = self._endless
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Refuse an optimizer that trains shared variables here alone; see `StepWatcher`."""
+        """Reject an optimizer that would train shared variables on this worker alone."""
         self._optimizers.refuse_step(optimizer, variables)
         if not self._member.in_fit:
             self._loop_steps.name_other(optimizer, variables)
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return what adds up the script's own assignments to a variable; see `StepWatcher`."""
+        """Return the record of the script's own assignments to a variable; None if not recorded."""
         member = self._member
         is_training = member.is_training and not self._phases.begins_with_step
         self._optimizers.check_assignment(variable, is_training)
@@ -261,13 +269,12 @@ class ModelSession(LeavesOnExit):
             return None
         run = member.own_settings.run
         steps_each_time = run.method.steps_on_workers and not run.method.takes_local_steps
-        if not (steps_each_time and takes_changes(run)):  # else within the change of weights
+        if not (steps_each_time and takes_changes(run)):  # else the weights' change contains them
             return None
-        is_own = any(variable is each for each in member.model.trainable_variables)
-        return member.assignments if is_own else None
+        is_trainable = any(variable is trainable for trainable in member.model.trainable_variables)
+        return member.assignments if is_trainable else None
 
-    # -- for the steps; see `thinwire.script.keras.step.StepOwner`
-    # ---------------------------------------
+    # -- for the steps: the methods of `thinwire.script.keras.step.StepOwner` --------------------
 
     @property
     def variables(self) -> list[Any]:
@@ -276,7 +283,7 @@ class ModelSession(LeavesOnExit):
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The same as one vector."""
+        """The shared variables as one vector."""
         return self._member.joined.variables
 
     @property
@@ -286,39 +293,43 @@ class ModelSession(LeavesOnExit):
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
+        """True if the script's optimizers step on this worker and weights are exchanged."""
         return self._member.takes_weights
 
     @property
     def takes_momentum(self) -> bool:
-        """Whether the method has taken the compiled SGD's momentum over."""
+        """True if the method applies the compiled SGD's momentum instead of the optimizer."""
         return self._optimizers.takes_momentum
 
     @property
     def prox_mu(self) -> float:
-        """The mu of FedProx, for steps that are made here; 0: none."""
+        """FedProx's coefficient mu for steps on this worker; 0 without FedProx."""
         return self._member.own_settings.run.method.local.prox_mu
 
     def round_base(self) -> Float32:
-        """Return the shared weights that the round of local steps began at; a copy."""
+        """Return a copy of the shared weights at the start of the round of local steps."""
         return self._member.joined.part.core.base.copy()
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule; see `ScriptOptimizers.clock_of`."""
+        """The clock of each stepping optimizer's schedule; None if the run has no count for it."""
         return [self._optimizers.clock_of(step) for step in self._optimizers.stepping]
 
     @property
     def assignments(self) -> Assignments:
-        """Of the script, to shared variables."""
+        """The script's own assignments to shared variables."""
         return self._member.assignments
 
     def ends_fit(self) -> bool:
-        """Leave after the last step; return whether the optimizer's averages are of this run."""
+        """Leave the run after the last step of a `fit`.
+
+        Returns:
+            True if the averages that the optimizer keeps are of this run.
+        """
         return self.fits.leave()
 
     def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join at the first step, and check what each is given; see `StepOwner`."""
+        """Join at the first step, and check the variables that the optimizer is called with."""
         has_changed = self.loop.begin()
         if self._phases.begins_with_step:
             has_changed = self._phases.begin_with(self._first_plan(step, pairs))
@@ -333,9 +344,9 @@ class ModelSession(LeavesOnExit):
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Exchange one step's values; see `StepExchange.exchange`."""
+        """Exchange the values of one step, as `StepExchange.exchange` documents."""
         return self._exchange.exchange(step, repeats, in_turn, *values)
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in an exchange."""
+        """Raise the error that an exchange has stored."""
         self._exchange.raise_failure()

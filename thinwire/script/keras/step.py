@@ -1,8 +1,8 @@
-"""What stands in the place of an optimizer's `apply`, within the graph of a step or eagerly.
+"""The exchange that replaces an optimizer's `apply`, within the graph of a step or eagerly.
 
-Where the optimizer would step, the gradients go to the parameter server and its weights come back.
-The optimizer object stays the script's own, for callbacks and for saving; only three of its methods
-are replaced, on this one instance.
+Instead of the optimizer's step, the gradients are pushed to the parameter server and the new
+weights are pulled. The optimizer object stays the script's own, for callbacks and for saving. Only
+three methods of this one instance are replaced.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 class _ThreadState(threading.local):
-    """What the steps of one thread are subject to.
+    """State of the optimizers' steps in one thread.
 
     Attributes:
-        recorder: Stands in the place of all optimizers, while a step is tried.
-        is_allowed: Whether an optimizer steps on behalf of one of ours.
+        recorder: Recorder that replaces all optimizers while a step is tried; None otherwise.
+        is_allowed: True while an optimizer steps on behalf of an `ExchangeStep`.
     """
 
     recorder: StepRecorder | None = None
@@ -47,18 +47,18 @@ class _ThreadState(threading.local):
 
 
 _LOCAL = _ThreadState()
-#: Those who watch over variables that no other optimizer may step.
+#: Owners of shared variables, which check the steps of all other optimizers.
 _WATCHERS: weakref.WeakSet[StepWatcher] = weakref.WeakSet()
 
 
 class StepWatcher(Protocol):
-    """Whoever has variables that only optimizers of theirs may step."""
+    """Owner of shared variables; rejects optimizers that are not part of the run."""
 
     def refuse_step(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Raise ConfigurationError if an optimizer that is not theirs steps one of them."""
+        """Raise ConfigurationError if a foreign optimizer steps one of the shared variables."""
 
     def assignments_to(self, variable: Any) -> Assignments | None:
-        """Return what adds up the script's own assignments to a variable; None: nothing does.
+        """Return the record of the script's assignments to a variable; None if not recorded.
 
         Raises:
             ConfigurationError: An assignment to this variable would be lost.
@@ -66,9 +66,10 @@ class StepWatcher(Protocol):
 
 
 def watch_steps(watcher: StepWatcher) -> None:
-    """Let every optimizer of Keras that steps by itself be checked before, from now on.
+    """Check every Keras optimizer before it steps, and record the script's assignments.
 
-    Assignments of the script to variables are recorded.
+    Args:
+        watcher: Owner of shared variables; the process holds only a weak reference to it.
     """
     _WATCHERS.add(watcher)
     _guard_optimizers()
@@ -78,7 +79,7 @@ def watch_steps(watcher: StepWatcher) -> None:
 
 @contextlib.contextmanager
 def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
-    """Let no optimizer step in this thread, and record what each is given."""
+    """Record the calls of all optimizers in this thread; no optimizer steps meanwhile."""
     before, _LOCAL.recorder = _LOCAL.recorder, StepRecorder(keeps_gradients)
     try:
         yield _LOCAL.recorder
@@ -88,7 +89,7 @@ def recording(keeps_gradients: bool = False) -> Iterator[StepRecorder]:
 
 @contextlib.contextmanager
 def steps_allowed() -> Iterator[None]:
-    """Let optimizers step by themselves in this thread."""
+    """Let optimizers step in this thread without a check or an exchange."""
     before, _LOCAL.is_allowed = _LOCAL.is_allowed, True
     try:
         yield
@@ -98,7 +99,7 @@ def steps_allowed() -> Iterator[None]:
 
 @functools.cache
 def _guard_optimizers() -> None:
-    """Let every optimizer of Keras be checked before it steps, once for the process."""
+    """Patch every Keras optimizer class to check before it steps, once for the process."""
     optimizers = keras.optimizers
     for kind in (optimizers.Optimizer, optimizers.LossScaleOptimizer, optimizers.MultiOptimizer):
         kind.apply = _guarded(kind.apply)
@@ -106,14 +107,14 @@ def _guard_optimizers() -> None:
 
 @functools.cache
 def _record_assignments() -> None:
-    """Let assignments to Keras' variables be recorded, once for the process."""
+    """Patch Keras' variables to record the script's assignments, once for the process."""
     alone = keras.Variable.assign
 
     @functools.wraps(alone)
     def assign(variable: Any, value: Any) -> Any:
         watchers = [] if _LOCAL.is_allowed or _LOCAL.recorder is not None else list(_WATCHERS)
-        found = [each.assignments_to(variable) for each in watchers]
-        recorders = [each for each in found if each is not None]
+        assignment_records = [watcher.assignments_to(variable) for watcher in watchers]
+        recorders = [record for record in assignment_records if record is not None]
         before = tf.convert_to_tensor(variable.value) if recorders else None
         result = alone(variable, value)
         for recorder in recorders:
@@ -144,7 +145,7 @@ def _guarded(apply: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class StepOwner(Protocol):
-    """What a step needs of the worker behind the model; `thinwire.script.keras.session` has it."""
+    """Interface of the worker behind the model; `thinwire.script.keras.session` implements it."""
 
     @property
     def variables(self) -> list[Any]:
@@ -152,7 +153,7 @@ class StepOwner(Protocol):
 
     @property
     def flat_variables(self) -> FlatVariables:
-        """The same as one vector."""
+        """The shared variables as one vector."""
 
     @property
     def flat_statistics(self) -> FlatVariables:
@@ -160,61 +161,66 @@ class StepOwner(Protocol):
 
     @property
     def takes_weights(self) -> bool:
-        """Whether the script's optimizers step here, and weights are exchanged, not gradients."""
+        """True if the script's optimizers step on this worker and weights are exchanged."""
 
     @property
     def takes_momentum(self) -> bool:
-        """Whether the method has taken an SGD's momentum over."""
+        """True if the method applies SGD's momentum instead of the optimizer."""
 
     @property
     def prox_mu(self) -> float:
-        """The mu of FedProx, for steps that are made here; 0: none."""
+        """FedProx's coefficient mu for steps on this worker; 0 without FedProx."""
 
     def round_base(self) -> Float32:
-        """Return the shared weights that the round of local steps began at; a copy."""
+        """Return a copy of the shared weights at the start of the round of local steps."""
 
     @property
     def clocks(self) -> Sequence[RunClock | None]:
-        """The clock of each optimizer's schedule; None: it has none, or reads its own count."""
+        """The clock of each optimizer's schedule; None if the optimizer's own count is used."""
 
     @property
     def call(self) -> StepCall:
-        """What is known of the call of a step that is under way."""
+        """The call of a step that is in progress."""
 
     @property
     def assignments(self) -> Assignments:
-        """Of the script, to shared variables."""
+        """The script's own assignments to shared variables."""
 
     def ends_fit(self) -> bool:
-        """Leave after the last step; return whether the optimizer's averages are of this run."""
-
-    def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
-        """Join at the first step, and check what each is given.
+        """Leave the run after the last step of a `fit`.
 
         Returns:
-            Whether gradients that were computed before are of use: the weights are the same.
+            True if the averages that the optimizer keeps are of this run.
+        """
+
+    def begin_step(self, step: ExchangeStep, pairs: Pairs) -> bool:
+        """Join at the first step, and check the variables that the optimizer is called with.
+
+        Returns:
+            True if gradients that were computed before this call are still valid, because joining
+            has not changed the weights.
         """
 
     def exchange(
         self, step: ExchangeStep, repeats: bool, in_turn: bool, *values: Any
     ) -> tuple[Any, ...]:
-        """Exchange one step's values, as `ExchangeStep` gives them; return the answer."""
+        """Exchange the values of one step, in the order of `ExchangeStep`; return the answer."""
 
     def raise_failure(self) -> None:
-        """Raise what went wrong in an exchange."""
+        """Raise the error that an exchange has stored."""
 
 
 class WeightsChanged(Exception):
-    """Joining brought other weights than those that a gradient was computed at."""
+    """Joining has replaced the weights that a gradient was computed at."""
 
 
 class StepCall:
-    """One call of a train_step, or an endless one of a loop: what its exchanges have in common.
+    """One call of a train_step, or all steps of a loop: the data that the exchanges share.
 
     Attributes:
-        rows: Examples of its mini-batch, a scalar tensor.
-        ends_later: Whether the weights of all its local steps are exchanged together at its end.
-        loss: Of the mini-batch, as far as it is known.
+        rows: Number of examples in the mini-batch, a scalar tensor.
+        ends_later: True if one exchange at the end of the call sends all local steps together.
+        loss: Loss of the mini-batch; None before it is computed.
         applied: The optimizers that have stepped, one entry for each step.
     """
 
@@ -224,7 +230,7 @@ class StepCall:
         self.applied: list[ExchangeStep] = []
 
     def note(self, step: ExchangeStep) -> bool:
-        """Note that an optimizer steps; return whether another step had this mini-batch before."""
+        """Note that an optimizer steps; return True if another step used this mini-batch before."""
         repeats = bool(self.applied) and (self.ends_later or step is not self.applied[0])
         if self.ends_later or step not in self.applied:
             self.applied.append(step)
@@ -232,86 +238,90 @@ class StepCall:
 
 
 class ExchangeStep:
-    """Stands in for one optimizer.
+    """Replacement of one optimizer's step by an exchange.
 
-    Variables that are not shared are stepped by the optimizer itself.
+    The optimizer itself still steps the variables that are not shared.
 
     Attributes:
-        optimizer: The script's; a LossScaleOptimizer where Keras put one around it.
-        number: Among the optimizers of the script, as the PS counts them.
-        known_rate: Its learning rate as last written here, or compiled, or sent.
+        optimizer: The script's optimizer, or the LossScaleOptimizer that Keras put around it.
+        number: Position of the optimizer in the offer, from 0.
+        known_rate: Learning rate that was last compiled, written by the run, or sent to the PS.
     """
 
     def __init__(self, optimizer: Any, session: StepOwner) -> None:
-        """Take the place of three of `optimizer`'s methods."""
+        """Replace three methods of `optimizer`."""
         self.optimizer, self.number = optimizer, 0
         self._session = session
         self._apply_alone, self._scale_alone = optimizer.apply, optimizer.scale_loss
         self._finalize_alone = optimizer.finalize_variable_values
-        as_it_is = tf.autograph.experimental.do_not_convert  # in a loop's tf.function
-        optimizer.apply, optimizer.scale_loss = as_it_is(self._apply), as_it_is(self._scale_loss)
+        # Prevents AutoGraph from converting this code within a loop's tf.function.
+        unconverted = tf.autograph.experimental.do_not_convert
+        optimizer.apply, optimizer.scale_loss = (
+            unconverted(self._apply),
+            unconverted(self._scale_loss),
+        )
         optimizer.finalize_variable_values = self._finalize
         self.known_rate = 0.0 if self.rate is None else float(self.rate.numpy())
 
     @property
     def rate(self) -> Any:
-        """The variable of the learning rate; None where a schedule or a function is in its place.
+        """The variable of the learning rate; None if the rate is a schedule or a function.
 
-        Callbacks and scripts assign to it.
+        Callbacks and scripts assign to the variable.
         """
         rate = inner(self.optimizer)._learning_rate
         return rate if isinstance(rate, keras.Variable) else None
 
     @property
     def state(self) -> list[Any]:
-        """All variables of the optimizer but the learning rate."""
+        """All variables of the optimizer except the learning rate."""
         rate = self.rate
-        return [each for each in self.optimizer.variables if each is not rate]
+        return [variable for variable in self.optimizer.variables if variable is not rate]
 
     @property
     def has_schedule(self) -> bool:
-        """Whether the learning rate is read at the optimizer's count of steps."""
+        """True if the learning rate is a schedule, which is read at a count of steps."""
         schedule = keras.optimizers.schedules.LearningRateSchedule
         return isinstance(inner(self.optimizer)._learning_rate, schedule)
 
     @property
     def own_schedule(self) -> Any:
-        """The schedule of the learning rate, if no PS can build it; else None."""
+        """The learning rate schedule if it is of a class that no PS can build, else None."""
         return own_schedule(inner(self.optimizer))
 
     def assign_rate(self, rate: float) -> None:
-        """Write a learning rate where callbacks read it."""
+        """Write a learning rate to the variable that callbacks read."""
         if self.rate is not None:
             self.rate.assign(rate)
 
     def adopt_rate(self, rate: float) -> None:
-        """Go on with the server's learning rate."""
+        """Continue with the server's learning rate."""
         self.known_rate = rate
         self.assign_rate(rate)
 
     @property
     def inner(self) -> Any:
-        """The optimizer without a loss scaling around it."""
+        """The optimizer without the LossScaleOptimizer around it."""
         return inner(self.optimizer)
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the optimizer's variables, which Keras may only do while it traces a step."""
+        """Create the optimizer's variables; Keras allows that only while it traces a step."""
         if variables and not self.optimizer.built:
             self.optimizer.build(list(variables))
 
     def _finalize(self, var_list: Any) -> None:
-        """End the exchanges of a `fit`, and let the optimizer then write what it averages."""
+        """End the exchanges of a `fit`; let the optimizer write its averages to the weights."""
         if self._session.ends_fit():
             self._finalize_alone(var_list)
 
     def _scale_loss(self, loss: Any) -> Any:
-        """Keep the loss of the mini-batch for reports."""
+        """Store the loss of the mini-batch for reports."""
         if _LOCAL.recorder is None:
             self._session.call.loss = loss
         return self._scale_alone(loss)
 
     def _apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Exchange in the place of a step, or after it."""
+        """Exchange instead of stepping, or exchange after the optimizer's own step."""
         session = self._session
         variables = trainable_variables
         if variables is None:
@@ -324,14 +334,18 @@ class ExchangeStep:
         if not is_eager:
             refuse_compiling()
             if not have_values(variables):
-                self.build(variables)  # no later trace may make variables
+                # TensorFlow forbids a later trace to create variables. This first trace has no
+                # values to exchange; TensorFlow traces the function again before it executes it.
+                self.build(variables)
                 tf.numpy_function(refuse_first_trace, [], [])
                 return
         with tf.init_scope():
-            is_of_use = session.begin_step(self, pairs) or not is_eager
-        if not is_of_use and session.call.ends_later:
+            # A graph computes its gradients when it is executed, so at the weights after joining.
+            # Only an eager gradient can be older than the joined weights.
+            is_valid = session.begin_step(self, pairs) or not is_eager
+        if not is_valid and session.call.ends_later:
             raise WeightsChanged
-        if not is_of_use:
+        if not is_valid:
             session.call.note(self)
             self._sit_out()
         elif session.takes_weights:
@@ -344,12 +358,12 @@ class ExchangeStep:
             self._send_gradients(pairs)
 
     def exchange_weights(self) -> None:
-        """Exchange what the script's own steps have made of the weights."""
+        """Exchange the weights after the steps of the script's own optimizers."""
         weights = self._session.flat_variables.joined()
         self._exchange(weights, [], self._session.call.rows, repeats=False)
 
     def _sit_out(self) -> None:
-        """Take part with nothing: the gradient is one of other weights than there are now."""
+        """Push an empty update. The gradient was computed at weights that joining has replaced."""
         flat = self._session.flat_variables
         values = flat.joined() if self._session.takes_weights else tf.zeros([flat.size])
         self._exchange(values, [], tf.constant(0), repeats=False)
@@ -359,12 +373,16 @@ class ExchangeStep:
             self._apply_alone(*zip(*pairs, strict=True))
 
     def _pulled_to_base(self, pairs: Pairs) -> Pairs:
-        """Add mu (w - b) to the gradients of shared variables, as that of mu / 2 |w - b|^2."""
+        """Add FedProx's mu (w - b), the gradient of mu / 2 |w - b|^2, to the shared gradients.
+
+        mu is FedProx's coefficient, w a variable's weights, and b the weights at the round's start.
+        The term is scaled like the loss, because the optimizer unscales all gradients.
+        """
         mu, flat = self._session.prox_mu, self._session.flat_variables
         if not mu:
             return pairs
         base = tf.numpy_function(self._session.round_base, [], tf.float32)
-        starts = {id(each): b for each, b in flat.parts(tf.ensure_shape(base, [flat.size]))}
+        starts = {id(variable): b for variable, b in flat.parts(tf.ensure_shape(base, [flat.size]))}
         pulled = []
         for gradient, variable in pairs:
             if gradient is not None and id(variable) in starts:
@@ -374,35 +392,38 @@ class ExchangeStep:
         return pulled
 
     def _send_gradients(self, pairs: Pairs) -> None:
-        """Send the shared variables' gradients, and step the others here."""
+        """Send the gradients of the shared variables; step the variables that are not shared."""
         by_variable = {id(variable): gradient for gradient, variable in pairs}
         shared = self._session.variables
-        sent = [by_variable.pop(id(each), None) for each in shared]
-        own = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
-        flat = [flat_gradient(gradient, each) for gradient, each in zip(sent, shared, strict=True)]
+        sent = [by_variable.pop(id(variable), None) for variable in shared]
+        unshared = [(g, v) for g, v in pairs if id(v) in by_variable and g is not None]
+        flat = [
+            flat_gradient(gradient, variable)
+            for gradient, variable in zip(sent, shared, strict=True)
+        ]
         repeats = self._session.call.note(self)
         self._exchange(tf.concat(flat, 0), sent, self._session.call.rows, repeats)
-        if own:
-            self._step_alone(own)
+        if unshared:
+            self._step_alone(unshared)
         else:
             with steps_allowed():
                 inner(self.optimizer)._iterations.assign_add(1)
 
     def _exchange(self, values: Any, gradients: Sequence[Any], rows: Any, repeats: bool) -> None:
-        """Give gradients, or weights after a step, to the session, and take over its answer.
+        """Exchange gradients, or weights after a step, and assign the run's answer.
 
         Args:
-            values: [num_parameters] float32.
-            gradients: What `values` were made of, if gradients; rows of sparse ones are named.
-            rows: Examples behind them.
-            repeats: Whether the examples were counted before.
+            values: [num_parameters] float32 gradients or weights.
+            gradients: The gradients behind `values`, to find sparse rows; empty for weights.
+            rows: Number of examples behind `values`.
+            repeats: True if an earlier exchange has counted these examples.
         """
         session, rate, scale = self._session, self.rate, self._scale
         loss, session.call.loss = session.call.loss, None
-        used = tf.constant(0.0)
+        used_scale = tf.constant(0.0)
         if scale is not None:
-            used = tf.cast(scale.value, tf.float32)
-            values = values / used
+            used_scale = tf.cast(scale.value, tf.float32)
+            values = values / used_scale
         touched = [_touched(gradient) for gradient in gradients]
         clocks = list(session.clocks)
         values = [
@@ -416,16 +437,18 @@ class ExchangeStep:
             session.assignments.has_any if session.takes_weights else tf.constant(False),
             session.flat_statistics.joined(),
             tf.constant(0.0) if rate is None else tf.cast(rate.value, tf.float32),
-            used,
-            tf.constant([n for n, each in enumerate(touched) if each is not None], tf.int64),
-            *(each for each in touched if each is not None),
+            used_scale,
+            tf.constant(
+                [n for n, rows_of_one in enumerate(touched) if rows_of_one is not None], tf.int64
+            ),
+            *(rows_of_one for rows_of_one in touched if rows_of_one is not None),
         ]
         types = [tf.float32, tf.float32, tf.float32, tf.float32, tf.int64]
         in_turn = session.takes_weights and not session.call.ends_later
         exchange = functools.partial(session.exchange, self, repeats, in_turn)
         try:
             answer = tf.numpy_function(exchange, values, types)
-        except tf.errors.OpError:  # of eager steps: the recorded error explains more
+        except tf.errors.OpError:  # in eager steps, the stored error is the cause
             session.raise_failure()
             raise
         weights, means, new_rate, new_scale, counts = answer
@@ -443,7 +466,7 @@ class ExchangeStep:
                 clock.variable.assign(tf.cast(counts[number], clock.variable.dtype))
 
     def _has_stepped(self, clocks: Sequence[RunClock | None]) -> Any:
-        """Return whether the optimizer counts the mini-batch: not if it overflows at its scale."""
+        """Return a bool tensor: False if the step was skipped because its gradients overflowed."""
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         clock = clocks[self.number] if is_scaled and self._session.takes_weights else None
         if clock is None:
@@ -455,9 +478,9 @@ class ExchangeStep:
 
     @property
     def _scale(self) -> Any:
-        """The variable of the loss scale that the server keeps; None: the optimizer keeps its own.
+        """The variable of the loss scale that the server sets; None if the server sets none.
 
-        A fixed `loss_scale_factor` is not one: whoever steps divides by it.
+        A fixed `loss_scale_factor` has no variable: the optimizer that steps divides by the factor.
         """
         is_scaled = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
         return (
@@ -465,20 +488,20 @@ class ExchangeStep:
         )
 
     def assign_scale(self, scale: float) -> None:
-        """Scale the next losses as the server does."""
+        """Take over the server's loss scale for the next losses."""
         if self._scale is not None and scale:
             with steps_allowed():
                 self._scale.assign(scale)
 
     def assign_streak(self, streak: int) -> None:
-        """Let the LossScaleOptimizer have counted what the server has."""
+        """Set the LossScaleOptimizer's count of finite steps to the server's count."""
         if self._scale is not None:
             with steps_allowed():
                 self.optimizer.step_counter.assign(streak)
 
     @contextlib.contextmanager
     def _as_a_worker(self) -> Iterator[None]:
-        """Let a step be traced without the momentum that the method has taken over."""
+        """Trace a step without the momentum, which the method applies instead of the optimizer."""
         optimizer = inner(self.optimizer)
         if not self._session.takes_momentum:
             yield
@@ -497,12 +520,12 @@ def inner(optimizer: Any) -> Any:
 
 
 def _touched(gradient: Any) -> Any:
-    """Return the rows, some perhaps twice, that a gradient is not 0 in; None: perhaps all."""
+    """Return the row numbers of a sparse gradient, repeated or not; None for a dense gradient."""
     return tf.cast(gradient.indices, tf.int64) if isinstance(gradient, tf.IndexedSlices) else None
 
 
 def flat_gradient(gradient: Any, variable: Any) -> Any:
-    """Return a gradient, or zeros for none, as one float32 vector."""
+    """Return a gradient as a float32 vector; zeros if the gradient is None."""
     if gradient is None:
         return tf.zeros([int(np.prod(variable.shape))], tf.float32)
     return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [-1])

@@ -1,11 +1,11 @@
-"""Results of metrics among the numbers that a script's own `train_step` returns.
+"""Find results of metrics among the numbers that a script's own `train_step` returns.
 
-Keras takes an epoch's logs from the model's metrics where the `train_step` returns results of all
-of them, under their own names. Otherwise the logs are what the last step has returned: results
-under names of the script's own, or of some metrics only, as many GANs and autoencoders have them.
-Such a number was computed before the workers' states were merged, so it is of one worker's rows.
-A number that equals the result of a metric at the end of the steps is that result, and gets the
-merged one.
+Keras takes an epoch's logs from the model's metrics if the `train_step` returns the results of all
+metrics under their own names. Otherwise the logs are the numbers that the last step has returned:
+results under names of the script's choice, or of some metrics only, as in many GANs and
+autoencoders. These numbers were computed before the workers' states were merged, so they describe
+one worker's rows. A number that equals the result of a metric at the end of the steps is taken as
+that result, and is replaced by the merged result.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-#: Keys from the outermost dictionary to a number.
+#: Keys that lead from the outermost dictionary to a number.
 Path = tuple[str, ...]
-#: A step in a graph and the same metric afterwards may round differently.
+#: Relative rounding error between a metric's result within a graph and afterwards.
 _ROUNDING = 1e-6
 
 
@@ -25,8 +25,8 @@ class StepResults:
     """The metrics whose results the last step of an epoch has returned.
 
     Args:
-        logs: What the step has returned.
-        metrics: Those of the model, with the states that they have after the step.
+        logs: Return value of the step.
+        metrics: The model's metrics, with their states after the step.
     """
 
     def __init__(self, logs: Any, metrics: Iterable[Any]) -> None:
@@ -36,26 +36,26 @@ class StepResults:
         ]
         for path, value in _numbers(logs) if isinstance(logs, Mapping) else ():
             equal = [(metric, at) for metric, at, result in results if _is_equal(value, result)]
-            # Two metrics may be equal, such as both at 1.0; then the name decides.
+            # Two metrics may have equal results, such as 1.0. Then the name decides.
             named = [(metric, at) for metric, at in equal if path[-1] in (metric.name, *at)]
             if len(equal) == 1 or len(named) == 1:
                 self._sources[path] = (named or equal)[0]
 
     def renew(self, logs: Any, separate: Iterable[str]) -> tuple[Any, list[str]]:
-        """Put the present results of the metrics in the place of those that were returned.
+        """Replace the returned results of metrics by their present results.
 
         Args:
-            logs: What the step has returned.
+            logs: Return value of the step.
             separate: Names of metrics whose states could not be merged.
 
         Returns:
-            The logs with new results, and the names of the numbers that stay this worker's own.
+            The logs with new results, and the names of the numbers that describe only this worker.
         """
         separate, stay = set(separate), []
 
         def renewed(value: Any, path: Path) -> Any:
             if isinstance(value, Mapping):
-                return {key: renewed(each, (*path, str(key))) for key, each in value.items()}
+                return {key: renewed(entry, (*path, str(key))) for key, entry in value.items()}
             metric, at = self._sources.get(path, (None, ()))
             if metric is None or metric.name in separate:
                 stay.append(path[-1])
@@ -69,10 +69,10 @@ class StepResults:
 
 
 def _numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the numbers and arrays within dictionaries, each with its path."""
+    """Yield the numbers and arrays within nested dictionaries, with their paths."""
     if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _numbers(each, (*path, str(key)))
+        for key, entry in value.items():
+            yield from _numbers(entry, (*path, str(key)))
         return
     if value is None:
         return

@@ -1,4 +1,4 @@
-"""The models of one script, one after the other: the newest has this worker's place in the run."""
+"""The order of one script's models: the newest model has this worker's place in the run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from thinwire.worker.script import RECORD
 
 
 class Succession:
-    """What one model has to do with the others of its script.
+    """Relation of one model to the other models of its script.
 
     Args:
         member: The model's place in the run.
-        stop: Of its present `fit`.
-        others: Returns those of this worker's other models.
+        stop: The early stop of the model's present `fit`.
+        others: Returns the members of this worker's other models.
     """
 
     def __init__(
@@ -27,33 +27,34 @@ class Succession:
         self._member, self._stop, self._others = member, stop, others
 
     def count_fit(self, data: Any) -> FitNumber:
-        """Count a `fit` of this model among those of all models of the script.
+        """Count a `fit` of this model among the fits of all models of the script.
 
         Args:
-            data: What it is given as x.
+            data: The argument x of the `fit`.
         """
-        others = (other.fit_counts for other in self._others())
+        other_counts = (other.fit_counts for other in self._others())
         self._member.fit_counts = next(
-            (counts for counts in others if counts.num_fits), self._member.fit_counts
+            (counts for counts in other_counts if counts.num_fits), self._member.fit_counts
         )
         return self._member.fit_counts.begin_fit(data)
 
     def begin_fit(self) -> None:
-        """Take this worker's place in the run over from the model that the script trained before.
+        """Take over this worker's place in the run from the model that the script trained before.
 
-        The next phase is then this model's. The fits of all models are counted together.
+        The next phase then trains this model. The fits of all models are counted together.
 
         Raises:
-            ConfigurationError: That model is being trained, or by a loop.
+            ConfigurationError: The other model is still being trained, or a loop trains one of the
+                two models.
         """
         member = self._member
         if not member.is_offered:
             return
-        others = self._others()
-        for other in others:
+        members = self._others()
+        for other in members:
             if other.in_fit or other.in_loop:
                 self._refuse(other, in_loop=other.in_loop)
-        before = next((other for other in others if other.has_place), None)
+        before = next((other for other in members if other.has_place), None)
         if before is None or before.session is None:
             return
         if member.in_loop:
@@ -65,29 +66,29 @@ class Succession:
             member.barriers.on_stop = self._stop.stop
 
     def check_loop(self) -> None:
-        """Refuse a loop that trains a model beside others.
+        """Reject a training loop if the script has trained another model.
 
         Raises:
-            ConfigurationError: There are some that have been trained.
+            ConfigurationError: Another model of the script has been trained.
         """
         for other in self._others():
             if other.session is not None:
                 self._refuse(other, in_loop=True)
 
     def _refuse(self, other: RunMember, in_loop: bool) -> NoReturn:
-        """Refuse to train this model beside another one.
+        """Refuse to train this model together with another model.
 
         Args:
-            other: Of that model.
-            in_loop: Whether a loop trains one of them.
+            other: Member of the other model.
+            in_loop: True if a loop trains one of the models.
 
         Raises:
             ConfigurationError: Always.
         """
-        what = "a loop of the script's own trains one of them" if in_loop else "both at a time"
+        reason = "a loop of the script's own trains one of them" if in_loop else "both at a time"
         raise ConfigurationError(
             f"{self._member.model.name!r} is a second model that this script trains with "
-            f"thinwire.distribute(), beside {other.model.name!r} ({what}); expected models that "
+            f"thinwire.distribute(), next to {other.model.name!r} ({reason}); expected models that "
             "model.fit(...) trains one after the other, or loops whose optimizers are all "
             "distributed before the first step of any: one = thinwire.distribute(one, "
             "model=first); other = thinwire.distribute(other, model=second). Or train one of them "

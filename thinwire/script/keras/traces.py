@@ -1,10 +1,11 @@
-"""Functions of a script that TensorFlow cannot run with an exchange as they are.
+"""Adapt a script's TensorFlow functions that cannot run with an exchange unchanged.
 
-XLA cannot compile an exchange. A step notices `tf.function(jit_compile=True)` while it is traced,
-before it changes anything. The function then is traced again without XLA.
+XLA cannot compile an exchange. While `tf.function(jit_compile=True)` is traced, a step detects XLA
+before the step changes anything. The function is then traced again without XLA.
 
 A model that is built by its first step has variables without values in that trace. TensorFlow gives
-them values afterwards, and traces the function again. The first trace leaves the exchange out.
+the variables values afterwards, and traces the function again. The first trace therefore contains
+no exchange.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from thinwire.ops.types import ConfigurationError
 
 
 class CannotCompile(ConfigurationError):
-    """XLA was to compile an exchange."""
+    """A step with an exchange is being traced for XLA, which cannot compile it."""
 
 
 def refuse_compiling() -> None:
-    """Refuse to be traced for XLA. Raises CannotCompile."""
+    """Raise CannotCompile if the graph in progress is traced for XLA."""
     if tf.executing_eagerly():
         return
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
@@ -38,7 +39,7 @@ def refuse_compiling() -> None:
 
 @functools.cache
 def trace_without_xla() -> None:
-    """Let functions that cannot be compiled be traced without XLA, once for the process."""
+    """Trace functions with an exchange without XLA, once for the process."""
     Function.__call__ = _without_xla(Function.__call__)
     Function.get_concrete_function = _without_xla(Function.get_concrete_function)
 
@@ -49,10 +50,11 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return alone(function, *args, **keywords)
         except CannotCompile:
-            # The trace is half done: the function is as it was before its first call.
+            # The trace has stopped midway. Reset the function to its state before its first call,
+            # so that the next call initializes the function again.
             function._created_variables = None
             function._variable_creation_config = function._no_variable_creation_config = None
-            if not function._jit_compile:  # another function around it is compiled
+            if not function._jit_compile:  # XLA compiles an enclosing function: reset that one
                 raise
         function._jit_compile = False
         logging.warning(
@@ -65,15 +67,14 @@ def _without_xla(alone: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
-    """Call a function now, or from the graph that is traced here each time that it is executed.
+    """Call a function with eager values: now, or whenever the graph in progress is executed.
 
     Args:
-        function: Is called with the structure of values, where tensors of the graph have the values
-            that they have in that execution.
+        function: Gets the structure `values`, with each tensor's value in the present execution.
         values: Any structure of tensors and other objects.
 
     Returns:
-        What the function returns, an int32 scalar.
+        The function's result, an int32 scalar tensor.
     """
     if tf.executing_eagerly():
         return tf.constant(function(values))
@@ -89,16 +90,17 @@ def call_with_values(function: Callable[[Any], int], values: Any) -> Any:
 
 
 def have_values(variables: Iterable[Any]) -> bool:
-    """Return whether variables of Keras have values; those of a first trace have none."""
+    """Return whether Keras variables have values; variables of a first trace have no values."""
     with tf.init_scope():
-        return all(bool(each._value.is_initialized()) for each in variables)
+        return all(bool(variable._value.is_initialized()) for variable in variables)
 
 
 def refuse_first_trace() -> None:
-    """Refuse to execute a trace that was made before there were values.
+    """Refuse to execute a trace that was made before the variables had values.
 
     Raises:
-        ConfigurationError: TensorFlow executes it where it cannot find the initial values.
+        ConfigurationError: Always. TensorFlow executes a first trace only if it cannot compute the
+            initial values without it.
     """
     raise ConfigurationError(
         "the model creates its variables within its first step, and their initial values depend on "

@@ -1,4 +1,4 @@
-"""What a worker's steps of one epoch have sent and received."""
+"""Traffic of one worker's steps within an epoch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ class EpochTraffic:
     """Sums over the steps of an epoch.
 
     Attributes:
-        bytes_up: On the wire to the shards, framing included.
-        bytes_down: From them.
-        num_exchanges: Steps that pushed an update.
-        staleness: The sum, over them, of the updates that the model had moved on by.
-        largest_staleness: Of one of them.
+        bytes_up: Bytes sent to the shards, framing included.
+        bytes_down: Bytes received from the shards, framing included.
+        num_exchanges: Number of steps that pushed an update.
+        staleness: Sum of the staleness of all steps that pushed. The staleness of a step is the
+            number of updates by which the model had changed when the step's push was merged.
+        largest_staleness: Largest staleness of one step.
     """
 
     bytes_up: int = 0
@@ -26,7 +27,7 @@ class EpochTraffic:
     largest_staleness: int = 0
 
     def add(self, step: StepInfo) -> None:
-        """Add one step."""
+        """Add the traffic of one step to the sums."""
         self.bytes_up += step.bytes_up
         self.bytes_down += step.bytes_down
         if step.exchanged:

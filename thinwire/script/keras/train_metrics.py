@@ -1,14 +1,14 @@
-"""The metrics of the training itself, merged over the workers at the end of each epoch.
+"""Merge the training metrics over the workers at the end of each epoch.
 
-Each worker trains on its own rows, so its metrics are those of its rows. Results of metrics cannot
-be averaged: an AUC, a precision or an F1 score is no mean. Their states can be added up. A state is
-additive where each update adds something that does not depend on what is there already; the sum of
-the workers' states is then the state that one worker would have after all rows.
+Each worker trains on its own rows, so its metrics describe these rows only. Results of metrics
+cannot be averaged: an AUC, a precision or an F1 score is no mean. States of metrics can be added up
+if they are additive: each update adds an amount that does not depend on the present state. The sum
+of the workers' states is then the state that one worker would have after all rows.
 
-Metrics of Keras are additive. Whether another class is shows when it is updated: the first update
-that changes anything is made twice more, on copies of the state, from the state after a reset. This
-happens eagerly, once: a second and a third update in the graph would make its trace three times as
-long, and no later step executes them.
+Keras' metrics are additive. Metrics of other classes are tested when they are updated. The first
+update that changes the state is repeated twice, on copies of the state, starting from a reset
+state. The test runs eagerly, once: two more updates in the graph would make its trace three times
+as long, and no later step would execute them.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from thinwire.script.keras.traces import call_with_values
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: What one message to a shard may carry of states; it has a mebibyte in all.
+#: Most bytes of states in one message to a shard; a message has at most one mebibyte.
 _MOST_BYTES = 900_000
 #: Attributes that every metric of Keras has.
 _OF_KERAS = frozenset(vars(keras.metrics.Metric(name="any")))
-#: Updates with the same batch may differ by so much, relative to the state, in float32.
+#: Rounding error between two float32 updates with one batch, relative to the state.
 _ROUNDING = 1e-4
 
 
 class _Verdict(enum.IntEnum):
-    """Whether the states of a metric can be added up."""
+    """Result of the test whether the states of a metric can be added up."""
 
-    UNKNOWN = 0  # no update has changed the state so far
-    ADDITIVE = 1
+    UNKNOWN = 0  # no update has changed the state yet
+    ADDITIVE = 1  # each update adds an amount that is independent of the state
     DEPENDENT = 2  # an update depends on the state before it
 
 
@@ -60,14 +60,14 @@ class TrainMetrics:
 
     def __init__(self, member: RunMember) -> None:
         self._member = member
-        self._verdicts: dict[int, tuple[Any, Any]] = {}  # by identity: a metric, its verdict
-        self._initial: dict[int, NDArray[np.float64]] = {}  # by identity, see begin_epoch
+        self._verdicts: dict[int, tuple[Any, Any]] = {}  # id of a metric -> (metric, its verdict)
+        self._initial: dict[int, NDArray[np.float64]] = {}  # id of a metric -> state at epoch start
         self._separate: set[str] = set()  # names of metrics that could not be merged
         self._returned: StepResults | None = None
         self._has_named = False
 
     def begin_fit(self) -> None:
-        """Watch the updates of metrics that are not Keras' own, before a step is traced."""
+        """Wrap the updates of metrics of other classes than Keras', before a step is traced."""
         for metric in self._given():
             if id(metric) not in self._verdicts and not _is_of_keras(metric):
                 verdict = tf.Variable(
@@ -77,12 +77,12 @@ class TrainMetrics:
                 _watch(metric, verdict)
 
     def begin_epoch(self) -> None:
-        """Keep the states before an epoch's first batch: zeros, or of a callback's evaluate."""
+        """Record the states before an epoch's first batch: zeros, or left by a callback."""
         metrics = [*self._given(), *(metric for _, metric in self._metrics())]
         self._initial = {id(metric): _state_of(metric) for metric in metrics}
 
     def describe(self) -> list[pb.MetricState]:
-        """Return what the epoch's updates have added to the states that can be added up."""
+        """Return the amounts that the epoch's updates have added to the additive states."""
         states, num_bytes = [], 0
         for name, metric in self._metrics():
             added = self._added(metric)
@@ -93,10 +93,11 @@ class TrainMetrics:
         return states
 
     def take(self, states: Iterable[pb.MetricState]) -> None:
-        """Give the metrics the sums over all workers.
+        """Set the metrics to the sums over all workers.
 
         Args:
-            states: Of the metrics that could be merged; the others keep the state of this worker.
+            states: Sums of the metrics that could be merged. All other metrics keep this worker's
+                state.
         """
         sums = {state.name: np.frombuffer(state.values, "<f8") for state in states}
         self._separate = set()
@@ -110,24 +111,25 @@ class TrainMetrics:
         """Find the metrics whose results the last step has returned, before states are merged.
 
         Args:
-            logs: What the step has returned.
+            logs: Return value of the step.
         """
         self._returned = StepResults(logs, [metric for _, metric in self._metrics()])
 
     def complete(self, logs: Any, are_results: bool) -> Any:
-        """Return an epoch's logs with what the metrics of all workers have.
+        """Return an epoch's logs with the results of the merged metrics.
 
-        One warning names the numbers that are of this worker's rows alone.
+        One warning names the numbers that describe only this worker's rows.
 
         Args:
             logs: The epoch's logs, after the states were merged.
-            are_results: Whether they are the results of metrics; else a train_step has made them.
+            are_results: True if Keras took the logs from the metrics; False if a train_step of the
+                script returned the logs.
         """
         if not are_results and self._returned is not None:
             logs, names = self._returned.renew(logs, self._separate)
         else:
-            parts = getattr(self._member.model, "output_names", ())
-            outputs = ["", *(f"{name}_" for name in parts)]
+            output_names = getattr(self._member.model, "output_names", ())
+            outputs = ["", *(f"{name}_" for name in output_names)]
             separate = {f"{output}{name}" for output in outputs for name in self._separate}
             names = [key for key in logs if key in separate]
         self._name_separate(names)
@@ -137,17 +139,18 @@ class TrainMetrics:
         if names and not self._has_named and self._member.is_chief:
             self._has_named = True
             logging.warning(
-                "training metrics that each worker has of its own rows alone: %s. They are no "
-                "results of metrics with a state that adds up over the workers, so callbacks that "
-                "read them may act in different epochs. Metrics of Keras, and others that only add "
-                "to their state, are merged",
+                "training metrics that describe only one worker's rows: %s. They are no results of "
+                "metrics with a state that adds up over the workers, so their values differ among "
+                "workers, and callbacks that read them may act in different epochs. Metrics of "
+                "Keras, and other metrics that only add to their state, are merged",
                 ", ".join(names),
             )
 
     def _added(self, metric: Any) -> NDArray[np.float64] | None:
-        """Return what an epoch has added to a state; None: it cannot be merged."""
+        """Return the amount that an epoch has added to a state; None if it cannot be merged."""
         state, initial = _state_of(metric), self._initial.get(id(metric))
-        if initial is None or not initial.size:  # it, or its variables, came with the first step
+        # A metric, or its variables, may have been created by the first step: it began at zero.
+        if initial is None or not initial.size:
             initial = self._initial[id(metric)] = np.zeros_like(state)
         if not state.size or state.size != initial.size:
             return None
@@ -161,48 +164,54 @@ class TrainMetrics:
         return state - initial
 
     def _given(self) -> Iterator[Any]:
-        """Yield the model's metrics; CompileMetrics itself knows its own only after a step."""
+        """Yield the model's metrics; CompileMetrics lists its metrics itself only after a step."""
         for metric in self._member.model.metrics:
             if isinstance(metric, CompileMetrics):
-                given = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
-                yield from (each for each in given if isinstance(each, keras.Metric))
+                metrics = keras.tree.flatten([metric._user_metrics, metric._user_weighted_metrics])
+                yield from (
+                    compiled_metric
+                    for compiled_metric in metrics
+                    if isinstance(compiled_metric, keras.Metric)
+                )
             else:
                 yield metric
 
     def _metrics(self) -> Iterator[tuple[str, Any]]:
-        """Yield the model's metrics with their names; those of `compile` one by one."""
+        """Yield the model's metrics with unique names, the metrics of `compile` one by one."""
         number = 0
         for metric in self._member.model.metrics:
-            for each in metric.metrics if isinstance(metric, CompileMetrics) else (metric,):
-                yield f"{number}/{each.name}", each
+            for single_metric in (
+                metric.metrics if isinstance(metric, CompileMetrics) else (metric,)
+            ):
+                yield f"{number}/{single_metric.name}", single_metric
                 number += 1
 
 
 def _is_of_keras(metric: Any) -> bool:
-    """Return whether Keras itself updates a metric's state; subclasses may have other results."""
-    is_own = str(type(metric).update_state.__module__).startswith("keras.")
-    return is_own and not metric._metrics
+    """Return whether Keras' own code updates a metric's state; a subclass may override result."""
+    is_keras_update = str(type(metric).update_state.__module__).startswith("keras.")
+    return is_keras_update and not metric._metrics
 
 
 def _state_of(metric: Any) -> NDArray[np.float64]:
-    """Return a copy of all variables of a metric, one after the other."""
-    parts = [np.ravel(np.asarray(each.value, np.float64)) for each in metric.variables]
+    """Return a copy of all variables of a metric as one vector."""
+    parts = [np.ravel(np.asarray(variable.value, np.float64)) for variable in metric.variables]
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
 def _without_effect(metric: Any) -> Any:
-    """Return a metric with the same variables, whose other attributes may be changed."""
-    copied = object.__new__(type(metric))  # Keras' own copies are made of the configuration
+    """Return a copy of a metric with shared variables and separate other attributes."""
+    copied = object.__new__(type(metric))  # without __init__, which may need arguments
     vars(copied).update(vars(metric))
     for name, value in vars(metric).items():
         if isinstance(value, list | dict | set) and name not in _OF_KERAS:
             vars(copied)[name] = copy.copy(value)
-    vars(copied).pop("update_state", None)  # that of `_watch`, which is the metric's own
+    vars(copied).pop("update_state", None)  # the wrapper of `_watch`, which is the original's
     return copied
 
 
 def _attributes(metric: Any) -> dict[str, Any]:
-    """Return a metric's attributes so that a change of one, or of its elements, shows."""
+    """Return a metric's attributes as ids, to detect a change of an attribute or its elements."""
     return {
         name: list(map(id, value)) if isinstance(value, list | dict | set) else id(value)
         for name, value in vars(metric).items()
@@ -219,18 +228,18 @@ def _assign(metric: Any, state: NDArray[np.float64]) -> None:
 
 
 def _watch(metric: Any, verdict: tf.Variable) -> None:
-    """Find out, by the first update that changes a metric, whether its states can be added up.
+    """Wrap a metric's updates; the first update that changes the state decides the verdict.
 
     Args:
-        metric: Of the script.
-        verdict: Where the answer is written, within the graph of a step or eagerly.
+        metric: A metric of the script.
+        verdict: Variable that the verdict is written to, within the graph of a step or eagerly.
     """
     alone = metric.update_state
 
     @functools.wraps(alone)
     def update_state(*args: Any, **keywords: Any) -> Any:
         result = alone(*args, **keywords)
-        if not backend.in_stateless_scope():  # else Keras builds, or this is the probe itself
+        if not backend.in_stateless_scope():  # in the scope, Keras builds or `_probe` runs
             tf.cond(
                 tf.equal(verdict, _Verdict.UNKNOWN),
                 lambda: verdict.assign(
@@ -244,32 +253,32 @@ def _watch(metric: Any, verdict: tf.Variable) -> None:
 
 
 def _probe(metric: Any, args: Any, keywords: Any) -> Any:
-    """Update copies of a metric's state twice with a batch, and return the verdict, a tensor."""
+    """Update a copy of a metric's state twice with one batch; return the verdict, a tensor."""
     if not metric.variables:
         return tf.constant(_Verdict.DEPENDENT)
     try:
         copied = _without_effect(metric)
-        reset = [_float64(each) for each in copied.stateless_reset_state()]
+        reset = [_float64(value) for value in copied.stateless_reset_state()]
         before = _attributes(copied)
         once = copied.stateless_update_state(_like(metric, reset), *args, **keywords)
         twice = copied.stateless_update_state(list(once), *args, **keywords)
-        if _attributes(copied) != before:  # it has a state that Keras does not know
+        if _attributes(copied) != before:  # the metric keeps state outside of Keras' variables
             return tf.constant(_Verdict.DEPENDENT)
-    except Exception as error:  # noqa: BLE001 - whatever a metric of the script does
+    except Exception as error:  # noqa: BLE001 - a script's metric may raise any error
         logging.info("%s cannot be updated on a copy of its state: %r", metric.name, error)
         return tf.constant(_Verdict.DEPENDENT)
-    once, twice = [_float64(each) for each in once], [_float64(each) for each in twice]
+    once, twice = [_float64(value) for value in once], [_float64(value) for value in twice]
     changes, repeats = [], []
-    for zero, one, two in zip(reset, once, twice, strict=True):
-        scale = tf.abs(zero) + tf.abs(one) + tf.abs(two)
-        changes.append(tf.reduce_any(tf.not_equal(one, zero)))
-        repeats.append(tf.reduce_all(tf.abs(two - 2 * one + zero) <= _ROUNDING * scale))
+    for state0, state1, state2 in zip(reset, once, twice, strict=True):
+        scale = tf.abs(state0) + tf.abs(state1) + tf.abs(state2)
+        changes.append(tf.reduce_any(tf.not_equal(state1, state0)))
+        repeats.append(tf.reduce_all(tf.abs(state2 - 2 * state1 + state0) <= _ROUNDING * scale))
     verdict = tf.where(tf.reduce_all(repeats), _Verdict.ADDITIVE, _Verdict.DEPENDENT)
     return tf.where(tf.reduce_any(changes), verdict, _Verdict.UNKNOWN)
 
 
 def _like(metric: Any, values: Iterable[Any]) -> list[Any]:
-    """Return values as tensors of the types of a metric's variables."""
+    """Return values as tensors with the dtypes of a metric's variables."""
     pairs = zip(metric.variables, values, strict=True)
     return [keras.ops.cast(value, variable.dtype) for variable, value in pairs]
 

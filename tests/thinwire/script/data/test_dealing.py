@@ -281,7 +281,7 @@ def test_what_needs_whole_batches_and_cannot_have_the_same_is_refused_by_name(on
     ):
         if name == "Map" and not one_group:
             continue  # a worker's batches are as large as the script's
-        with pytest.raises(ConfigurationError, match=rf"{name} stands behind batch\(\).*generator"):
+        with pytest.raises(ConfigurationError, match=rf"{name} .*batch\(\).*generator"):
             shared_by_all({"x": make(loose.batch(8))}, 2, one_group)
 
 

@@ -521,11 +521,11 @@ def loop_behind_loop(settings):
     [
         (other_optimizer, "write `optimizer = thinwire.distribute"),
         (of_nothing, "without a model"),
-        (three_of_one_model, "a model of its own"),
+        (three_of_one_model, "Give each optimizer a different model"),
         (own_optimizer, "OwnSGD, which a PS cannot build"),
         (own_optimizer_of_fit, "OwnSGD, which a PS cannot build"),
         (other_model, "a second time with another model"),
-        (model_of_a_loop, "expected one of both"),
+        (model_of_a_loop, "either the model or the optimizer"),
         (other_settings, "another num_train: 7, and before None"),
         (loop_behind_loop, "distributed before the first step of any"),
         *(
