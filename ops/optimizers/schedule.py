@@ -31,8 +31,8 @@ class Schedule:
         learning_rate: Initial learning rate.
         drops: Pairs (fraction of the budget, factor), in ascending order of the fractions.
 
-    >>> Schedule(0.1, ((0.5, 0.1),)).rate(0.6)
-    0.01
+    >>> Schedule(0.5, ((0.5, 0.25),)).rate(0.6)
+    0.125
     """
 
     learning_rate: float
@@ -66,8 +66,8 @@ class RateCurve(Schedule):
         warmup: Share of the budget for warm-up, from 0 to below 1.
         floor: Final rate as a fraction of the learning rate, from 0 to below 1.
 
-    >>> RateCurve(0.1, shape="linear", warmup=0.2).rate(0.1)
-    0.05
+    >>> RateCurve(0.5, shape="linear", warmup=0.5).rate(0.25)
+    0.25
 
     Source: Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts; the warm-up is
     from Goyal et al., arXiv 1706.02677.
