@@ -24,8 +24,8 @@ import pytest
 
 from tests.nodes import free_port
 from thinwire import __version__
+from thinwire.launcher.deployment import pack
 from thinwire.launcher.program import COPIED_NODE
-from thinwire.launcher.ssh import pack
 
 pytest.importorskip("setuptools", minversion="77")
 
@@ -335,9 +335,9 @@ def test_the_other_commands_of_the_wheel(home):
 #: What --sync_dst_dir sends to a host, as a file.
 PACK = """
 import pathlib
-from thinwire.launcher import program, ssh
+from thinwire.launcher import deployment, program
 assert program.CHECKOUT is None and program.NODE == ("-P", "-m", "thinwire")
-pathlib.Path("code.tar.gz").write_bytes(ssh.pack({}))
+pathlib.Path("code.tar.gz").write_bytes(deployment.pack({}))
 """
 
 

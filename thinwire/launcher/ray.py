@@ -15,14 +15,11 @@ from __future__ import annotations
 
 import collections
 import importlib
-import io
 import json
 import math
 import os
 import pathlib
-import shutil
 import signal
-import tarfile
 import tempfile
 import threading
 import time
@@ -32,7 +29,7 @@ from typing import Any
 from absl import flags, logging
 
 from thinwire.flags import launch, security
-from thinwire.launcher import watchdog
+from thinwire.launcher import deployment, watchdog
 from thinwire.launcher.local import (
     NO_SILENCE_SECONDS,
     SupervisedProcess,
@@ -43,7 +40,6 @@ from thinwire.launcher.local import (
 from thinwire.launcher.output import READ_BYTES, NamedLines, Screen, follow, report_losses
 from thinwire.launcher.ray_actor import ActorLocation, NodeActor
 from thinwire.launcher.role import LineSink, Node, threads_of, whole_input
-from thinwire.launcher.ssh import copied_code
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port
@@ -227,7 +223,7 @@ class RayLauncher:
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
         self._screen = Screen()  # of nodes whose output nobody else takes
-        self._code = copied_code("", script_folder)
+        self._code = deployment.copied_code("", script_folder)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
         try:
@@ -238,11 +234,9 @@ class RayLauncher:
 
     def _prepare(self) -> None:
         run = self._run
-        unpack(self._code.archive or b"", pathlib.Path(self._folder.name) / "code")
-        environment = {
-            **own_environment(),
-            "working_dir": str(pathlib.Path(self._folder.name) / "code"),
-        }
+        code = pathlib.Path(self._folder.name) / "code"
+        deployment.unpack(self._code.archive or b"", code)
+        environment = {**own_environment(), "working_dir": str(code)}
         _connect(self._ray, environment, total(self._bundles.values()))
         self._actors = self._place()
         self._found: dict[Place, ActorLocation] = {}
@@ -440,20 +434,6 @@ def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
     for bundle in bundles:
         found.update(bundle)
     return dict(found)
-
-
-def unpack(archive: bytes, folder: pathlib.Path) -> None:
-    """Unpack the code into a folder that Ray sends to its nodes, where it is on the module path.
-
-    What a checkout's links point to then stands in their place, so that no folder beside the
-    package hides a module of the script's.
-    """
-    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-        packed.extractall(folder, filter="data")
-    for link in [path for path in (folder / "thinwire").iterdir() if path.is_symlink()]:
-        target = link.resolve()
-        link.unlink()
-        shutil.move(target, link)
 
 
 def own_environment() -> dict[str, Any]:

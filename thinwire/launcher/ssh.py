@@ -1,8 +1,9 @@
 """Nodes on the hosts of a file, reached through ssh; the Supervisor stays on the launching node.
 
 First every host is probed (`Ssh.probe`): one that cannot be reached is named and nothing is
-started. Then the code is copied, if --sync_dst_dir is given (`CodeDeployment`, `pack`). Then each
-node runs at the far end of an ssh of its own, under a watchdog that ends it when this end is gone.
+started. Then the code is copied, if --sync_dst_dir is given (`thinwire.launcher.deployment`). Then
+each node runs at the far end of an ssh of its own, under a watchdog that ends it when this end is
+gone.
 
 ssh never prompts (``BatchMode``) and checks host keys according to the user's configuration.
 """
@@ -11,22 +12,19 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import io
 import ipaddress
 import json
-import os
 import pathlib
 import shlex
 import socket
 import subprocess
-import tarfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any, TypeVar
 
 from absl import flags, logging
 
 from thinwire.flags import launch, security
-from thinwire.launcher import program
+from thinwire.launcher import deployment, program
 from thinwire.launcher.hosts import Host, parse_hosts, place
 from thinwire.launcher.local import SupervisedProcess, start_here, watchdog_command
 from thinwire.launcher.output import NamedLines, Screen, report_losses
@@ -35,13 +33,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.proto.grpc import Unreachable, check_bind
 from thinwire.proto.grpc.common import host_and_port, is_loopback
 from thinwire.runtime.run.files import read_bounded
-from thinwire.runtime.run.script_settings import (
-    IN_SCRIPT_FOLDER,
-    INPUT_COPY,
-    SENT_SCRIPT,
-    SETTINGS_FOLDER,
-)
-from thinwire.runtime.run.script_target import MODULE_OPTION
+from thinwire.runtime.run.script_settings import INPUT_COPY, SETTINGS_FOLDER
 from thinwire.runtime.run.settings import Run
 
 FLAGS = flags.FLAGS
@@ -70,11 +62,6 @@ _SSH_FAILED = 255
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
 _START_SECONDS = 30.0
 _ANY = ("0.0.0.0", "::")
-#: Flags that name files which stay here: no node reads the one, the other holds a secret.
-_NOT_SENT = ("hosts_file", "token_file")
-#: Folder of the files that flags name, beside the code, and in it that of the script.
-_SENT, _SCRIPT = "sent", "script"
-_LARGEST_ARCHIVE_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,141 +227,6 @@ def probe_answer(written: str) -> dict[str, Any]:
     raise HostFailed("its shell or Python gave no answer; is --remote_python right?")
 
 
-@dataclasses.dataclass(frozen=True)
-class CodeDeployment:
-    """Where the code lies on a host, and the archive that puts it there."""
-
-    folder: str  # where nodes run; relative: to the home directory
-    node: tuple[str, ...]  # the arguments of Python that run a node there
-    script: tuple[str, ...]  # ... a script
-    watchdog: tuple[str, ...]  # ... and the watchdog
-    flags: tuple[str, ...]  # that name files, with their paths there
-    archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
-
-    def words(self, node: Node, own_flags: Sequence[str]) -> list[str]:
-        """Return what follows Python on a node's command line there.
-
-        Args:
-            node: Which.
-            own_flags: What the host adds.
-        """
-        if node.script and self.archive is not None:
-            if node.script[0] != MODULE_OPTION:
-                there = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
-                node = dataclasses.replace(node, script=(there, *node.script[1:]))
-            own_flags = [*own_flags, IN_SCRIPT_FOLDER]
-        return node.words(self.node, self.script, [*self.flags, *own_flags])
-
-
-def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: this folder, or that of --sync_dst_dir.
-
-    Args:
-        script_folder: That of the script, which is copied with the code; None: there is none.
-
-    Raises:
-        ConfigurationError: A folder that a host would not find, or a file that is missing here.
-    """
-    if FLAGS.sync_dst_dir is None:
-        return CodeDeployment(
-            os.getcwd(), program.NODE, program.SCRIPT, program.REMOTE_WATCHDOG, (), None
-        )
-    folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
-    if not folder or folder.startswith(("~", "-")):
-        raise ConfigurationError(
-            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
-            "the home directory, such as /tmp/thinwire or ~/thinwire."
-        )
-    return copied_code(folder, script_folder)
-
-
-def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return what is copied into a folder of each host.
-
-    Args:
-        folder: There.
-        script_folder: That of the script, which is copied with the code; None: there is none.
-
-    Raises:
-        ConfigurationError: A file that is missing here, or too large.
-    """
-    files = _named_files()
-    flags_there = tuple(f"--{name}={_place(name, path)}" for name, path in files.items())
-    if script_folder is not None:
-        files[_SCRIPT] = script_folder.resolve()
-    return CodeDeployment(
-        folder,
-        program.COPIED_NODE,
-        program.COPIED_SCRIPT,
-        program.COPIED_WATCHDOG,
-        flags_there,
-        pack(files),
-    )
-
-
-def _named_files() -> dict[str, pathlib.Path]:
-    """Return flag -> file of the flags that name one each node reads."""
-    named = {
-        name: pathlib.Path(str(FLAGS[name].value))
-        for name in FLAGS
-        if (name == "model" or name.endswith("_file"))
-        and name not in _NOT_SENT
-        and FLAGS[name].present
-        and FLAGS[name].value is not None
-    }
-    for name, path in named.items():
-        if not path.is_file():
-            raise ConfigurationError(f"--{name}={path} is no file; every host gets a copy of it.")
-    return named
-
-
-def _place(name: str, path: pathlib.Path) -> str:
-    return SENT_SCRIPT if name == _SCRIPT else f"{_SENT}/{name}/{path.name}"
-
-
-def pack(files: dict[str, pathlib.Path]) -> bytes:
-    """Return the package, and files and folders that nodes need, as a .tar.gz.
-
-    The links of a checkout's package stay links; what they point to lies beside it.
-    """
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
-        archive.add(program.PACKAGE, program.PACKAGE.name, filter=_member)
-        for link in sorted(path for path in program.PACKAGE.iterdir() if path.is_symlink()):
-            archive.add(link.resolve(), link.name, filter=_member)
-        for name, path in files.items():
-            archive.add(
-                path, _place(name, path), filter=_of_script if path.is_dir() else _strip_owner
-            )
-            if buffer.getbuffer().nbytes > _LARGEST_ARCHIVE_BYTES:
-                raise ConfigurationError(
-                    f"{path} is too large to be copied to every host (more than "
-                    f"{_LARGEST_ARCHIVE_BYTES >> 20} MiB packed); put the script into a folder "
-                    "without data, or leave --sync_dst_dir out and use a shared disk."
-                )
-    return buffer.getvalue()
-
-
-def _member(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out the files that no run needs."""
-    parts = pathlib.PurePosixPath(info.name).parts
-    if "__pycache__" in parts or any(part.startswith(".") for part in parts):
-        return None
-    return _strip_owner(info)
-
-
-def _of_script(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what earlier runs have written beside a script, too."""
-    return None if f"{_SENT}/{_SCRIPT}/runs" in info.name else _member(info)
-
-
-def _strip_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Forget who owns a file here."""
-    info.uid = info.gid = 0
-    info.uname = info.gname = ""
-    return info
-
-
 class SshLauncher:
     """Starts nodes on the hosts of a file."""
 
@@ -398,7 +250,7 @@ class SshLauncher:
         self._screen = Screen()  # of nodes whose output nobody else takes
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
-        self._code = code_deployment(script_folder)
+        self._code = deployment.code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts

@@ -1,20 +1,35 @@
-"""``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``."""
+"""``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``.
+
+`kubernetes.yaml` is the template of the objects. Workers find their places in their pods'
+environment (`thinwire.launcher.schedulers`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import pathlib
 import re
 import secrets
 import shlex
+import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _ABOUT = """Writes Kubernetes' objects of a run as YAML, for kubectl apply -f -.
 
 The workers are an indexed Job that runs a script of the image. What is written holds secrets: keep
 it as you keep keys.
 """
+_TEMPLATE = pathlib.Path(__file__).with_name("kubernetes.yaml")
+#: Flags of files that are in the folders where the template mounts volumes and certificates.
+_RUN_DIR_FLAG = "--run_dir=/var/lib/thinwire/run"
+_TLS_FLAGS = (
+    *("--tls_cert=/etc/thinwire/{node}.crt", "--tls_key=/etc/thinwire/{node}.key"),
+    "--tls_ca=/etc/thinwire/ca.crt",
+)
+_LABELS = "app.kubernetes.io"
 _EXIT_CONFIGURATION = 2
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 #: What the objects give every node by themselves.
@@ -28,8 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the objects that the command line describes; return the exit code."""
     given = _parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
-    from thinwire.runtime.run.files import read_bounded
-    from thinwire.tools.kubernetes import Deployment, documents, to_yaml
 
     try:
         flags = tuple(shlex.split(given.flags))
@@ -39,29 +52,82 @@ def main(arguments: Sequence[str] | None = None) -> int:
             certificates = _certificates(given.certificates, given.workers, given.shards)
         elif given.token_file:
             token = read_bounded(given.token_file).decode().strip()
+            if not token:
+                raise ConfigurationError(
+                    f"--token_file={given.token_file} is empty; expected the run's token, such as "
+                    "`openssl rand -hex 32` makes."
+                )
         else:
             token = secrets.token_hex(32)
     except (ConfigurationError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return _EXIT_CONFIGURATION
-    made = Deployment(
-        name=given.name,
-        image=given.image,
-        workers=given.workers,
-        shards=given.shards,
-        script=given.script,
-        flags=(f"--method={given.method}", *flags),
-        token=token,
-        certificates=certificates,
-        port=given.port,
-        storage=given.storage,
-        storage_class=given.storage_class,
-        cpus=given.cpus,
-        memory=given.memory,
-        gpus=given.gpus,
-    )
-    sys.stdout.write("".join(f"---\n{to_yaml(each)}" for each in documents(made)))
+    flags = (f"--method={given.method}", *flags)
+    sys.stdout.write(_filled_template(given, flags, token, certificates))
     return 0
+
+
+def _filled_template(
+    given: argparse.Namespace, flags: Sequence[str], token: str, certificates: Mapping[str, bytes]
+) -> str:
+    """Return the objects as YAML.
+
+    Args:
+        given: The command line.
+        flags: Flags of every node.
+        token: The run's; empty: it has certificates.
+        certificates: File -> content; empty: it has a token.
+    """
+    from thinwire.runtime.run.settings import (
+        EXIT_BAD_FLAG,
+        EXIT_CONFIGURATION,
+        EXIT_DIVERGED,
+        EXIT_REFUSED,
+    )
+
+    service = f"{given.name}-ps"  # names of pods outlive the pods and their addresses
+    hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
+    addresses = ",".join(f"{host}:{given.port}" for host in hosts)
+    flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))
+    place = (f"--nb_workers={given.workers}", f"--ps_hosts={addresses}")
+    texts = vars(given) | {
+        "token": token,
+        "addresses": addresses,
+        "worker_flags": shlex.join(flags),
+        "failures": 5 * given.workers,
+    }
+    values = {name: _escaped(str(value)) for name, value in texts.items()}
+    values["labels"] = f'{_LABELS}/name: thinwire, {_LABELS}/instance: "{values["name"]}"'
+    values["node_flags"] = ", ".join(f'"{_escaped(each)}"' for each in (*place, *flags))
+    final = (EXIT_BAD_FLAG, EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_DIVERGED)
+    values["final_codes"] = ", ".join(map(str, final))
+    for role in ("ps", "supervisor", "worker"):
+        values[f"{role}_files"] = ", ".join(
+            f'"{name}": "{base64.b64encode(content).decode()}"'
+            for name, content in sorted(certificates.items())
+            if name == "ca.crt" or name.startswith(f"{role}-")
+        )
+    parts = ["certificates" if certificates else "token"]
+    parts += [name for name in ("gpus", "storage_class") if getattr(given, name)]
+    return string.Template(_template_with(parts)).substitute(values)
+
+
+def _template_with(parts: Iterable[str]) -> str:
+    """Return the template's documents and lines for a run that has these parts."""
+    lines, is_kept, kept = [], False, {"", *parts}
+    for line in _TEMPLATE.read_text().splitlines():
+        text, _, part = line.partition("  # with ")
+        if text == "---":
+            is_kept = part in kept
+        if is_kept and part in kept:
+            lines.append(f"{text}\n")
+    return "".join(lines)
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands in a string in double quotes, in YAML."""
+    escaped = json.dumps(text, ensure_ascii=False)[1:-1]
+    return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", escaped)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from tests.command_line import given
 from thinwire.cli import node
 from thinwire.flags import security
 from thinwire.flags.run import read_run
-from thinwire.launcher import ray, ssh
+from thinwire.launcher import deployment, ray
 from thinwire.launcher.role import environment, given_flags
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.security import credentials
@@ -140,11 +140,11 @@ def test_the_token_is_no_flag():
 
 
 def test_secrets_are_not_copied_to_hosts(folder, monkeypatch):
-    monkeypatch.setattr(ssh, "pack", lambda files: repr(files).encode())
+    monkeypatch.setattr(deployment, "pack", lambda files, folder: repr(files).encode())
     with given(
         "--type_node=Cluster", "--sync_dst_dir=x", f"--token_file={folder}/token", *tls(folder)
     ):
-        place = ssh.code_deployment()
+        place = deployment.code_deployment()
     assert not place.flags and place.archive == b"{}"
 
 

@@ -13,11 +13,10 @@ from absl import flags
 
 from tests.command_line import given
 from thinwire.flags.run import read_run
-from thinwire.launcher import ray
+from thinwire.launcher import deployment, ray
 from thinwire.launcher.local import watchdog_command
 from thinwire.launcher.program import WATCHDOG
 from thinwire.launcher.ray_actor import NodeActor
-from thinwire.launcher.ssh import copied_code
 from thinwire.ops.types import ConfigurationError
 from thinwire.proto.moved import MOVED_VARIABLE
 
@@ -58,9 +57,9 @@ def test_the_code_runs_where_ray_unpacks_it(tmp_path):
     script.parent.mkdir()
     script.write_text("")
     with given():
-        code = copied_code("", script.parent)
+        code = deployment.copied_code("", script.parent)
     there = tmp_path / "there"
-    ray.unpack(code.archive, there)
+    deployment.unpack(code.archive, there)
     assert {path.name for path in there.iterdir()} == {"thinwire", "sent"}
     assert (there / "sent" / "script" / "train.py").exists()
     assert not [path for path in (there / "thinwire").iterdir() if path.is_symlink()]

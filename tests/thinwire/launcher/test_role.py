@@ -8,7 +8,7 @@ import pytest
 
 from tests.forked import MAIN, forker
 from thinwire.flags import launch
-from thinwire.launcher import ssh
+from thinwire.launcher import deployment, ssh
 from thinwire.launcher.hosts import Host
 from thinwire.launcher.role import Node
 from thinwire.launcher.ssh import ProbedHost
@@ -91,7 +91,7 @@ def launcher(tmp_path, monkeypatch):
     def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
         (tmp_path / "hosts").write_text("\n".join(hosts))
         flags = Flags(hosts_file=str(tmp_path / "hosts"), **given)
-        for module in (ssh, launch, ssh, ssh):
+        for module in (ssh, launch, deployment):
             monkeypatch.setattr(module, "FLAGS", flags)
         found = {Host(name): ProbedHost(4, address) for name, address in (probed or {}).items()}
         monkeypatch.setattr(ssh, "on_all", lambda hosts, do: found)

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -17,7 +18,6 @@ import yaml
 from tests.nodes import MAIN, free_port
 from tests.waiting import wait_until
 from thinwire.tools import manifests
-from thinwire.tools.kubernetes import to_yaml
 
 KINDS = ["Secret", "Service", "StatefulSet", "PersistentVolumeClaim", "Job", "Job"]
 
@@ -111,6 +111,13 @@ def test_a_new_token_each_time_or_that_of_a_file(made, tmp_path):
     assert found[0]["stringData"] == {"token": "sixteen bytes or more"}
 
 
+def test_an_empty_token_file_is_refused(capsys, tmp_path):
+    (tmp_path / "token").write_text("\n")
+    words = ["kubernetes", "--image", "x", "--token_file", str(tmp_path / "token")]
+    assert manifests.main(words) == 2
+    assert "token is empty; expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -129,14 +136,62 @@ def test_refusals(capsys, words, said):
 
 
 @pytest.mark.parametrize(
-    "value",
+    "text",
     [
-        {"a": [], "b": {}, "c": None, "d": [1, True, "x: y", "- z", "#", '"', "ä\n"]},
-        [{"a": [{"b": 1, "c": ["d"]}]}, "yes", "1e3", "0o7"],
+        *("$name ${x} $$ $(SHARD)", 'x: "y" #', "'", "\\ud83d\\", "- z\n  # with gpus", "a, b]}"),
+        *("null", "1e3", "0o7", "yes", "", "{node}", "ä\u2028\x85\x7f\t\U0001f600"),
     ],
 )
-def test_yaml_reads_what_is_written(value):
-    assert yaml.safe_load(to_yaml(value)) == value
+def test_values_come_out_as_they_were_given(made, tmp_path, text):
+    (tmp_path / "token").write_text(f"a{text}b")
+    found = made(
+        *("--token_file", str(tmp_path / "token"), "--image", text, "--script", text),
+        *("--cpus", text, "--memory", text, "--storage", text, "--storage_class", f"a{text}b"),
+        f"--flags=--odd={shlex.quote(text)}",
+    )
+    assert [each["kind"] for each in found] == KINDS
+    secret, _, shards, claim, supervisor, workers = found
+    assert secret["stringData"] == {"token": f"a{text}b"}
+    for document in (shards, supervisor, workers):
+        assert container(document)["image"] == text
+        assert container(document)["resources"] == {
+            "requests": {"cpu": text, "memory": text},
+            "limits": {"memory": text},
+        }
+    (template,) = shards["spec"]["volumeClaimTemplates"]
+    for spec in (claim["spec"], template["spec"]):
+        assert spec["resources"] == {"requests": {"storage": text}}
+        assert spec["storageClassName"] == f"a{text}b"
+    assert container(workers)["command"] == ["python", text]
+    assert environment(supervisor)["THINWIRE_SCRIPT"] == text
+    for document in (shards, supervisor):
+        assert container(document)["command"][-1] == f"--odd={text}"
+    assert shlex.split(environment(workers)["THINWIRE_FLAGS"])[-1] == f"--odd={text}"
+
+
+def test_each_part_of_the_template_is_only_where_it_belongs(made, certificates):
+    plain, secure = made(), made("--certificates", certificates, "--gpus", "2")
+    (template,) = plain[2]["spec"]["volumeClaimTemplates"]
+    assert "storageClassName" not in {**plain[3]["spec"], **template["spec"]}
+    assert container(plain[-1])["resources"]["limits"] == {"memory": "4Gi"}
+    assert container(secure[-1])["resources"]["limits"] == {"memory": "4Gi", "nvidia.com/gpu": "2"}
+    probes = [container(each)["readinessProbe"] for each in (plain[2], secure[4])]
+    assert [set(each) - {"periodSeconds", "timeoutSeconds"} for each in probes] == [
+        {"grpc"},
+        {"tcpSocket"},
+    ]
+    for found, has_token in ((plain, True), (secure, False)):
+        for document in (found[-4], found[-2], found[-1]):
+            assert ("THINWIRE_TOKEN" in environment(document)) == has_token
+            volumes = document["spec"]["template"]["spec"].get("volumes", [])
+            names = {"certificates"} & {each["name"] for each in volumes}
+            mounted = {
+                each["name"]: each["mountPath"] for each in container(document)["volumeMounts"]
+            }
+            assert bool(names) == ("certificates" in mounted) == (not has_token)
+            own = container(document)["command"] + environment(found[-1])["THINWIRE_FLAGS"].split()
+            (run_dir,) = {each for each in own if each.startswith("--run_dir=")}
+            assert run_dir == f"--run_dir={mounted['run']}/run"
 
 
 SCRIPT = """
