@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the objects that the command line describes; return the exit code."""
     given = _parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
+    from thinwire.runtime.run.files import read_bounded
 
     try:
         flags = tuple(shlex.split(given.flags))
