@@ -81,7 +81,7 @@ def is_small(command):
 
 def by_hand(command):
     page = command.block.page.name
-    return page == "README.md" and any(word in BY_HAND for word in command.python_words)
+    return page == "cluster.md" and any(word in BY_HAND for word in command.python_words)
 
 
 def reason(command):
