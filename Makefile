@@ -12,7 +12,7 @@ TOOLING := tests/bench tests/mutants tests/test_package_processes.py
 TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 2 ? n + 1 : 4)))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test tooling engines lint types proto bench peers format product mutants chaos soak fuzz clean
+.PHONY: help setup demo test tooling engines lint types docs proto bench peers format product mutants chaos soak fuzz clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -86,6 +86,10 @@ lint: $(STAMP) ## Style, import arrows, words
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.words
+
+docs: $(STAMP) ## README and docs/ as pages in build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -c docs . build/docs
+	@echo "the pages: build/docs/docs/index.html"
 
 types: $(STAMP) ## mypy on the package
 	$(BIN)/mypy
