@@ -1,4 +1,4 @@
-"""Settings of Sphinx: ``make docs`` builds README.md and docs/ into build/docs, warnings are errors."""
+"""Settings of Sphinx. ``make docs`` builds README.md and docs/ into build/docs."""
 
 from __future__ import annotations
 
