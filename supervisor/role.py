@@ -99,8 +99,8 @@ def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
     if shared.statistics and not run.method.bn_sync:
         logging.warning(
             "--nobn_sync: BatchNorm's moving statistics stay on the workers. The model is "
-            "evaluated and saved with the initial statistics, so its accuracy is not meaningful. Leave out "
-            "--nobn_sync to evaluate the model with the trained statistics."
+            "evaluated and saved with the initial statistics, so its accuracy is not meaningful. "
+            "Leave out --nobn_sync to evaluate the model with the trained statistics."
         )
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("test",))
     check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
