@@ -32,8 +32,8 @@ def s3():
         ("s3://bucket", "expected a bucket and a folder"),
         ("s3:///run", "expected a bucket"),
         ("gs://bucket/run", "pip install fsspec gcsfs"),
-        ("s3://me:hunter2secret@bucket/run", "no name, password"),
-        ("s3://bucket/run?key=hunter2secret", "no name, password, query"),
+        ("s3://me:hunter2secret@bucket/run", "user name, password"),
+        ("s3://bucket/run?key=hunter2secret", "password, query"),
     ],
 )
 def test_an_address_of_no_use_is_refused(address, message):
