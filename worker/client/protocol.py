@@ -217,7 +217,7 @@ class ShardProtocol:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Ask the driver to rejoin if a quarantine is over at time `now`."""
+        """Make the driver rejoin if a quarantine is over at time `now`."""
         if self.state is not State.QUARANTINED or now < self._quarantined_until:
             return []
         self._move(Trigger.LOST)
