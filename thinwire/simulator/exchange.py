@@ -130,7 +130,7 @@ class SimulatedExchange:
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
 
-    # -- life and death -----------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------------
 
     def begin_life(self, owner: ExchangeOwner) -> None:
         """Join the shards as a new incarnation of the worker, shard 0 first."""
@@ -196,7 +196,7 @@ class SimulatedExchange:
         """Give up the open query; a late answer is ignored."""
         self.clients[0].protocol.cancel_query()
 
-    # -- figures ------------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------
 
     @property
     def sent_at(self) -> float:
@@ -254,7 +254,7 @@ class SimulatedExchange:
             self._owner.on_replies([replies[number] for number in range(len(self._shards))])
 
     def on_expelled(self) -> None:
-        """Abandon the open push at all shards if one shard has already settled its part."""
+        """Abandon the open push on every shard if one shard has already settled its part."""
         # An expelled worker's push cannot join the round that the settled shard has finished. Sent
         # again, the push would count in a later round at the remaining shards.
         if any(not client.is_requesting for client in self.clients):
