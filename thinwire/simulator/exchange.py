@@ -130,7 +130,7 @@ class SimulatedExchange:
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
 
-    # -- start and end -------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------
 
     def begin_life(self, owner: ExchangeOwner) -> None:
         """Join the shards as a new incarnation of the worker, shard 0 first."""

@@ -270,7 +270,7 @@ class SimulatedConnection:
 
     @property
     def carries(self) -> bool:
-        """True if only the link delays a message sent now (no break, no hold)."""
+        """True if only the link delays a message sent now: the stream is intact and not held."""
         is_intact = self.stands and self.number > self._broken_to
         return is_intact and self._clock.now >= self.held_until[0]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """The part of a push that arrives in the stream, when the rest arrives as datagrams."""
+    """The part of a push that the stream carries, if datagrams carry the push's other entries."""
 
     worker: int
     push: pb.Push

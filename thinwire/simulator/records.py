@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _RECORD_SECONDS = 5.0  # virtual seconds between status lines in metrics.jsonl, per 50 workers
-_WORKERS_A_LINE = 50  # the interval grows with each further 50 workers, because lines grow
+_WORKERS_A_LINE = 50  # the interval grows with every 50 further workers
 _PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between printed lines without a terminal
 _LIVE_SECONDS = 0.5  # wall-clock seconds between updates of a terminal
 _SHARE_OF_WORK = 50  # showing the status takes at most 1/50 of the wall-clock time
@@ -50,7 +50,7 @@ class SimulationRecords:
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()
-        self._evaluated = -1  # version
+        self._evaluated = -1  # shard 0's version at the newest evaluation; -1: no evaluation yet
         self._evaluate_at = 0.0
         self._record_at = 0.0
         self._show_at = time.monotonic()

@@ -143,7 +143,7 @@ class SimulatedShard:
         """Return the live workers, which keep their datagram sessions."""
         return self.core.live_workers()
 
-    # -- start and end ------------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
         """Request the end of the run from shard 0; a following shard's failed journal does this."""
@@ -369,8 +369,8 @@ class SimulatedShard:
         self._tick_at = deadline
         tick = functools.partial(self._tick, deadline)
         when = deadline - self.skew
-        # `when` may be rounded down. The core would then see a time before its deadline, do nothing
-        # at the Tick, and never get another one.
+        # `when` may be rounded down. The core would then see a time before its deadline and do
+        # nothing at the Tick, and the next Tick would be due at the same time, without end.
         while when + self.skew < deadline:
             when = math.nextafter(when, math.inf)
         self.clock.at(when, functools.partial(self.if_it_lives, self.life, tick))

@@ -117,7 +117,7 @@ class SimulatedShardStore(SavedShard):
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Read the saved state, if there is one; see SavedShard."""
+        """Read the saved state, if there is one, and check it against the model's signature."""
         super().__init__(run, name)
         self.check(spec)
         self._disk, self._later = disk, later
@@ -201,5 +201,5 @@ class StoredShard:
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
-    """Schedule a call that is skipped if the shard's process dies before."""
+    """Schedule a call that is skipped if the shard's process dies before the call."""
     clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))

@@ -87,7 +87,7 @@ class SimulatedWorker:
         """True while the process runs."""
         return self._exchange.incarnation > 0
 
-    # -- start and end -----------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the process as a new incarnation."""
