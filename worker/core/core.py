@@ -430,8 +430,8 @@ class WorkerCore:
             self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and (loss is None or np.isfinite(loss))):
-            # Make the codec's check of `values` fail too: the codec raises before it changes its
-            # state, and all changes of this object come after the check.
+            # Make the check of `values` fail too. `LocalRound.step` and the codec check `values`
+            # before they change any state, so that an error leaves this object unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
