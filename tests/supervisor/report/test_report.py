@@ -174,7 +174,7 @@ def test_a_torn_last_line_is_left_out(run_dir, tmp_path):
         ("summary.json", "{", "cannot be read as a run"),
         ("summary.json", '{"schema": 2}', "schema 1"),
         ("summary.json", '{"schema": 1}', "'seams'"),
-        ("metrics.jsonl", '{"kind":"eval","accuracy":1}\n', "Evaluation lacks"),
+        ("metrics.jsonl", '{"kind":"eval","accuracy":1}\n', "'accuracy'"),
     ],
 )
 def test_what_is_no_run_is_refused(tmp_path, capsys, name, text, message):
