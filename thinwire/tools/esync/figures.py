@@ -67,7 +67,7 @@ class Bar:
     """One row of a bar chart: stacked parts, a text, and an estimate drawn as a mark."""
 
     label: str
-    parts: tuple[tuple[float, str, float], ...]  # (length, colour, opacity)
+    parts: tuple[tuple[float, str, float], ...]  # (length, color, opacity)
     text: str
     mark: float | None = None
 
