@@ -6,8 +6,8 @@ S3: the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOI
 the host's role). The address never holds credentials, because logs and flag files show it.
 
 A conditional request, which the storage decides atomically, excludes two concurrent writers. So
-only protocols whose `fsspec` package sends conditional requests are supported. Listings are never
-cached.
+only protocols with an `fsspec` package that sends conditional requests are supported. Listings are
+never cached.
 """
 
 from __future__ import annotations

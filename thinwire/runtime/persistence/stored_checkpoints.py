@@ -373,8 +373,8 @@ class StoredCheckpoints(CheckpointStore):
         try:
             names = self._store.names()
             # A process that was suspended may have created an entry under a number that its
-            # successor has freed: a higher number in the log fences the process. Its cleanup would
-            # also remove the successor's parts, which none of its own entries names.
+            # successor has freed: a higher number in the log fences the process. Otherwise its
+            # cleanup would also remove the successor's parts, which none of its entries names.
             self._check_owner(self._numbers(names))
             snapshots = self._entries[-self.keep :]
             first = snapshots[0].number if snapshots else self._number

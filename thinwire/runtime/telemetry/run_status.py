@@ -122,7 +122,7 @@ class WorkerMetrics(Document):
 class MembershipCounts(Document):
     """Counts of membership changes and of lost updates."""
 
-    epochs: int = 0  # number of membership changes
+    epochs: int = 0  # number of the membership epoch; every change of membership starts an epoch
     left: int = 0  # number of times that a worker left
     returned: int = 0  # number of times that a worker returned
     lost_updates: int = 0  # updates undone by a restart of the server

@@ -28,7 +28,7 @@ def test_what_has_no_end_is_refused(tmp_path):
     for path in ("/dev/zero", tmp_path, tmp_path / "pipe"):
         with pytest.raises(OSError, match="regular file|s a directory"):
             read_bounded(pathlib.Path(path))
-    with pytest.raises(OSError, match="more than 5 bytes"):
+    with pytest.raises(OSError, match="than 5 bytes"):
         read_bounded(tmp_path / "large", 5)
 
 
