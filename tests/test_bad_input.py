@@ -78,9 +78,9 @@ AT_ONCE = [
         ["token_file", "regular file"],
     ),
     (["--method=gsp", "--groups_file=/dev/zero"], 2, ["groups_file", "regular file"]),
-    (["--partition=file", "--data_sharding_file=/dev/zero"], 2, ["sharding_file", "no regular"]),
+    (["--partition=file", "--data_sharding_file=/dev/zero"], 2, ["sharding_file", "regular file"]),
     (["--flagfile=/dev/zero"], 1, ["flagfile", "regular file"]),
-    ([*CLUSTER, "--tls_cert=/dev/zero", "--tls_key=/dev/zero"], 2, ["tls_cert", "no regular"]),
+    ([*CLUSTER, "--tls_cert=/dev/zero", "--tls_key=/dev/zero"], 2, ["tls_cert", "regular file"]),
     ([*CLUSTER, "--port=2222", "--hosts_file=/dev/zero"], 2, ["hosts_file", "regular file"]),
     pytest.param(
         [*CLUSTER, "--nb_ps=50", "--network=lenet"],
