@@ -1,11 +1,10 @@
-"""Large buffers that are used again: fresh pages cost several times what filling them does.
+"""A pool of large buffers, because fresh memory pages cost several times the time to fill them.
 
-Payloads of messages, and copies of arrays that are about to change, share them, so that a process
-holds as many as were ever in use at a time. All is done by single operations of lists, which no
-other thread can interrupt.
+Message payloads, and copies of arrays that are about to change, take their memory from the pool.
+A process holds about as many buffers as were ever in use at the same time.
 
-They are mapped by themselves, not taken from numpy, which requests huge pages: to fill those for
-the first time took two to four times as long on virtual machines.
+The buffers come from `mmap` and not from numpy. Numpy requests huge pages, and the first write to
+huge pages took two to four times as long on virtual machines.
 """
 
 from __future__ import annotations
@@ -19,27 +18,33 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Smaller ones are malloc's.
+#: Smaller buffers come from malloc and are not pooled.
 LEAST_BYTES = 8 << 20
 _ALIGNMENT_BYTES = 64
-#: Sizes that differ by less than this part share buffers.
+#: Capacities per power of two, so a buffer is at most 1/16 larger than the requested size. Messages
+#: of nearly the same size then share buffers.
 _STEPS = 16
-#: More free ones of a size are given back to malloc.
+#: Most free buffers of one capacity in the pool. Further free buffers are unmapped.
 _MOST_FREE = 8
 
-#: Of an array in a file so much is in this process at a time.
+#: Bytes of a file's array that `pieces` holds in this process at a time.
 PIECE_BYTES = 4 << 20
 
+# Free buffers by capacity. Threads share the dict without a lock: every access is one operation of
+# a dict or list (`setdefault`, `append`, `pop`, `list`), which no other thread can interrupt.
 _free: dict[int, list[NDArray[Any]]] = {}
 
 
 class _InUse:
-    """Memory in use; when no array and no view of it is left, it is free."""
+    """Memory in use. The memory returns to the pool when no array or view of it is left."""
 
     def __init__(self, raw: NDArray[Any]) -> None:
         self._raw = raw
         self.__array_interface__ = raw.__array_interface__
 
+    # Every array or view of the memory refers to this object through its chain of `base`. So this
+    # method runs only when nothing can read or write the memory, and the next owner may overwrite
+    # it.
     def __del__(self) -> None:
         free = _free.setdefault(len(self._raw), [])
         if len(free) < _MOST_FREE:
@@ -47,7 +52,7 @@ class _InUse:
 
 
 def buffer(num_bytes: int) -> NDArray[Any]:
-    """Return [num_bytes] uint8, not initialised, on a 64-byte border."""
+    """Return an uninitialized [num_bytes] uint8 array that starts at a multiple of 64 bytes."""
     if num_bytes < LEAST_BYTES:
         return _aligned(num_bytes)
     step = (1 << num_bytes.bit_length()) // (2 * _STEPS)
@@ -55,7 +60,10 @@ def buffer(num_bytes: int) -> NDArray[Any]:
     try:
         raw = _free[capacity].pop()
     except (KeyError, IndexError):
-        for size in [each for each in list(_free) if each != capacity]:  # of a model that is gone
+        # Free buffers of other capacities may be left over from an earlier model. Unmap them:
+        # nothing else would. `list` takes a snapshot, because another thread may add a capacity
+        # meanwhile.
+        for size in [size for size in list(_free) if size != capacity]:
             _free.pop(size, None)
         pages = mmap.mmap(-1, capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         raw = np.frombuffer(pages, np.uint8)
@@ -63,7 +71,7 @@ def buffer(num_bytes: int) -> NDArray[Any]:
 
 
 def copied(values: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy of an array [n] in a buffer."""
+    """Return a copy of an array [n] in a buffer of the pool."""
     copy = buffer(values.nbytes).view(values.dtype)
     np.copyto(copy, values)
     return copy
@@ -76,9 +84,9 @@ def _aligned(num_bytes: int) -> NDArray[Any]:
 
 
 class MappedFile:
-    """The pages of a mapped file, as the memory of an array.
+    """Pages of a mapped file that serve as the memory of an array.
 
-    `put_away` finds it behind an array or a part of one.
+    The function `put_away` finds this object through the `base` of an array or view.
     """
 
     def __init__(self, pages: mmap.mmap) -> None:
@@ -87,7 +95,9 @@ class MappedFile:
         self.__array_interface__ = raw.__array_interface__
 
     def put_away(self, part: NDArray[Any]) -> None:
-        """Take pages out of this process; their contents stay."""
+        """Remove a part's pages from this process' memory; the contents stay in the file."""
+        # The first page is removed whole, so neighbors of `part` may leave memory too. A later read
+        # of the neighbors loads their page from the file again.
         first = (part.ctypes.data - self._start) // mmap.PAGESIZE * mmap.PAGESIZE
         stop = part.ctypes.data - self._start + part.nbytes
         if stop > first:
@@ -95,21 +105,24 @@ class MappedFile:
 
 
 def put_away(values: NDArray[Any] | memoryview) -> None:
-    """Take an array, or a part of one, out of this process' memory if a file has it.
+    """Remove a mapped file's array, or a view of one, from this process' memory.
 
-    Its contents stay, and are read from the file when they are used again.
+    The next access reads the contents from the file again. An array in memory is left unchanged.
     """
     if (owner := _file_of(values)) is not None:
         owner.put_away(np.asarray(values))
 
 
 def is_in_file(values: NDArray[Any]) -> bool:
-    """Return whether a file has the contents of an array."""
+    """Return whether the memory of an array is a mapped file."""
     return _file_of(values) is not None
 
 
 def pieces(values: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Return an array whole, or in pieces that are put away again after each one's use."""
+    """Yield an array in memory whole, and an array in a file in pieces.
+
+    Each piece of a file's array leaves the process' memory before the next piece is yielded.
+    """
     if not is_in_file(values):
         yield values
         return

@@ -1,9 +1,9 @@
-"""All-reduce algorithms as data, and one engine that carries any of them out. No IO, no clock.
+"""All-reduce algorithms as data, and one engine that executes them. No IO, no clock.
 
-An algorithm gives each member a list of steps: which entries go to whom, which come from whom, and
-whether what comes is added or takes the place of what is there. Every entry is summed in one place
-and copied from there, and the order of the additions follows from the schedule alone, so all
-members end with the same bits, and so do repeats.
+An algorithm returns a list of steps for each member. A step sends a range of entries to a peer, or
+receives a range from a peer and either adds the entries or overwrites the buffer with them. Each
+entry is summed at one member and then copied to the other members. The schedule alone fixes the
+order of the additions. So all members end with the same bits, and a repeated sum does too.
 
 Sources: ring, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
 workstations", JPDC 69(2), 2009; recursive halving and doubling, and binary blocks, Thakur,
@@ -27,7 +27,7 @@ Range = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class SendPart:
-    """Hand entries to a member."""
+    """Step that sends a range of entries to a peer."""
 
     peer: int
     entries: Range
@@ -35,7 +35,7 @@ class SendPart:
 
 @dataclasses.dataclass(frozen=True)
 class ReceivePart:
-    """Wait for entries of a member; add them to one's own, or overwrite these."""
+    """Step that waits for a peer's entries, and adds or copies them into the buffer."""
 
     peer: int
     entries: Range
@@ -43,14 +43,16 @@ class ReceivePart:
 
 
 Step = SendPart | ReceivePart
-#: (member 0..p-1, members p, entries of the buffer) -> that member's steps, in order.
+#: Function (member 0..p-1, number of members p, entries of the buffer) -> the member's steps, in
+#: order.
 Algorithm = Callable[[int, int, int], list[Step]]
 
 
 def ring(member: int, num_members: int, size: int) -> list[Step]:
-    """Pass p-th parts around a ring: p - 1 times adding, p - 1 times copying.
+    """Return the ring's steps: the p parts of the buffer circulate, first added, then copied.
 
-    Each member sends 2 (p - 1) / p of the buffer.
+    Parts are added in p - 1 turns and copied in p - 1 turns. Each member sends 2 (p - 1) / p of the
+    buffer.
     """
     after, before = (member + 1) % num_members, (member - 1) % num_members
     borders = [part * size // num_members for part in range(num_members + 1)]
@@ -70,10 +72,11 @@ def ring(member: int, num_members: int, size: int) -> list[Step]:
 
 
 def butterfly(member: int, num_members: int, size: int) -> list[Step]:
-    """Recursive halving, then doubling: 2 log2 p steps, 2 (p - 1) / p of the buffer sent.
+    """Return the steps of recursive halving, then doubling.
 
-    Where p is no power of two, each of the p - q members beyond the largest power of two q first
-    hands its whole buffer to a partner among the q, and is given the result at the end.
+    For p a power of two, a member takes 2 log2 p steps and sends 2 (p - 1) / p of the buffer. Other
+    p: let q be the largest power of two below p. Each of the last p - q members first sends its
+    whole buffer to a partner among the first q members, and receives the sum at the end.
     """
     block = _largest_power(num_members)
     whole = (0, size)
@@ -88,27 +91,28 @@ def butterfly(member: int, num_members: int, size: int) -> list[Step]:
 
 
 def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
-    """Halve inside blocks of powers of two, join the blocks from small to large, and go back.
+    """Return the steps of halving and doubling in blocks of 2^k members.
 
-    6 members are blocks of 4 and 2. After halving, the members of a smaller block hold larger
-    ranges; each hands the parts of its range to the members of the next larger block that hold
-    them, and gets their sums back before the doubling. Any p: slightly more than 2 (p - 1) / p.
+    6 members form blocks of 4 and 2. After halving, members of a smaller block hold larger ranges.
+    A member of a smaller block sends the parts of its range to the members of the next larger block
+    that hold the parts, and receives the sums before the doubling. For any p, a member sends
+    slightly more than 2 (p - 1) / p of the buffer.
     """
     blocks = _blocks(num_members)
-    mine = max(number for number, (first, _) in enumerate(blocks) if first <= member)
-    first, length = blocks[mine]
+    block = max(number for number, (first, _) in enumerate(blocks) if first <= member)
+    first, length = blocks[block]
     whole = (0, size)
     held = _held(member - first, length, whole)
     steps = _halve(member - first, length, first, whole)
-    up: list[Step] = []  # with the next larger block
-    down: list[Step] = []  # with the next smaller block
-    back: list[Step] = []
-    if mine + 1 < len(blocks):
-        small_first, small_length = blocks[mine + 1]
+    up: list[Step] = []  # exchange with the next larger block
+    down: list[Step] = []  # receive summands from the next smaller block
+    back: list[Step] = []  # return sums to the next smaller block
+    if block + 1 < len(blocks):
+        small_first, small_length = blocks[block + 1]
         small = small_first + (member - first) * small_length // length
         down, back = [ReceivePart(small, held, adds=True)], [SendPart(small, held)]
-    if mine:
-        large_first, large_length = blocks[mine - 1]
+    if block:
+        large_first, large_length = blocks[block - 1]
         share = large_length // length
         start = (member - first) * share
         for place in range(start, start + share):
@@ -119,10 +123,10 @@ def binary_blocks(member: int, num_members: int, size: int) -> list[Step]:
     return _without_empty([*steps, *down, *up, *back, *doubling])
 
 
-#: The value of --collective that sums at the parameter server; it needs no schedule.
+#: The value of --collective with which the parameter server sums; the value has no schedule.
 THROUGH_PS = "ps"
 
-#: Every other value -> its schedule.
+#: Every value of --collective with which workers sum -> the schedule.
 REGISTRY: dict[str, Algorithm] = {
     "ring": ring,
     "butterfly": butterfly,
@@ -132,7 +136,13 @@ REGISTRY: dict[str, Algorithm] = {
 
 @dataclasses.dataclass(frozen=True)
 class CollectivePart:
-    """Entries that travel from one member to another: the `number`-th between these two."""
+    """Range of entries that one member sends to another.
+
+    Attributes:
+        peer: Index of the peer among the members.
+        number: Count of earlier parts in the same direction between the two members.
+        entries: Range of the buffer.
+    """
 
     peer: int
     number: int
@@ -140,23 +150,24 @@ class CollectivePart:
 
 
 class Reduction:
-    """One member's work on one sum: it returns what to send, and merges what arrives."""
+    """One member's state in one sum: lists the parts to send, and merges the received parts."""
 
     def __init__(self, steps: Sequence[Step], buffer: Float32) -> None:
-        """Start.
+        """Start at the first step.
 
         Args:
-            steps: From an Algorithm, for this member and this buffer's size.
-            buffer: [n] float32, this member's summand; becomes the sum in place. A range that was
-                to be sent is not written to before it has reached its receiver.
+            steps: Steps that an Algorithm returned for this member and this buffer's size.
+            buffer: [n] float32 summand of this member. The sum replaces the summand in place.
         """
+        # A caller may send views of the buffer without copying them. The schedules overwrite a sent
+        # range only with a sum that includes the sent entries, so the receiver has read the range.
         self.buffer = buffer
         self._steps = collections.deque(steps)
         self._sent: collections.Counter[int] = collections.Counter()
         self._received: collections.Counter[int] = collections.Counter()
 
     def outgoing(self) -> list[CollectivePart]:
-        """Return what is to be sent before the next part can be taken in."""
+        """Return the parts to send before the next part can be received."""
         parts = []
         while self._steps and isinstance(self._steps[0], SendPart):
             step = self._steps.popleft()
@@ -166,17 +177,20 @@ class Reduction:
 
     @property
     def awaited(self) -> CollectivePart | None:
-        """The part that is needed now, or None: the buffer holds the sum."""
+        """The part that must be received next, or None if the buffer holds the sum."""
         if not self._steps:
             return None
         step = self._steps[0]
         return CollectivePart(step.peer, self._received[step.peer], step.entries)
 
     def take(self, values: Float32) -> None:
-        """Take in the awaited part: its entries [stop - start] float32.
+        """Merge the awaited part into the buffer.
+
+        Args:
+            values: [stop - start] float32 entries of the awaited part.
 
         Raises:
-            ValueError: Nothing is awaited, or the part has another length.
+            ValueError: No part is awaited, or `values` has a wrong length.
         """
         step = self._steps[0] if self._steps else None
         if not isinstance(step, ReceivePart):
@@ -196,31 +210,35 @@ class Reduction:
 
 
 def _halve(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """Reduce-scatter in a block of `length` (a power of two): keep the half of one's own side."""
+    """Return the steps of a reduce-scatter in a block of `length` members, a power of two.
+
+    Each step sends the peer's half of the range to the peer, and adds the peer's entries of the
+    member's half.
+    """
     steps: list[Step] = []
     distance = length // 2
     while distance:
-        kept, given = _sides(place, distance, entries)
+        own_half, peer_half = _sides(place, distance, entries)
         peer = first + (place ^ distance)
-        steps += [SendPart(peer, given), ReceivePart(peer, kept, adds=True)]
-        entries, distance = kept, distance // 2
+        steps += [SendPart(peer, peer_half), ReceivePart(peer, own_half, adds=True)]
+        entries, distance = own_half, distance // 2
     return steps
 
 
 def _double(place: int, length: int, first: int, entries: Range) -> list[Step]:
-    """All-gather in a block: the way of `_halve` back."""
+    """Return the steps of an all-gather in a block: the steps of `_halve` in reverse order."""
     steps: list[Step] = []
     distance = length // 2
     while distance:
-        kept, given = _sides(place, distance, entries)
+        own_half, peer_half = _sides(place, distance, entries)
         peer = first + (place ^ distance)
-        steps = [SendPart(peer, kept), ReceivePart(peer, given, adds=False), *steps]
-        entries, distance = kept, distance // 2
+        steps = [SendPart(peer, own_half), ReceivePart(peer, peer_half, adds=False), *steps]
+        entries, distance = own_half, distance // 2
     return steps
 
 
 def _held(place: int, length: int, entries: Range) -> Range:
-    """Return what `_halve` leaves to a member."""
+    """Return the range that a member holds after the steps of `_halve`."""
     distance = length // 2
     while distance:
         entries, _ = _sides(place, distance, entries)
@@ -229,7 +247,7 @@ def _held(place: int, length: int, entries: Range) -> Range:
 
 
 def _sides(place: int, distance: int, entries: Range) -> tuple[Range, Range]:
-    """Return (the half of one's own side, the other half)."""
+    """Return (the half that the member keeps, the half that its peer keeps)."""
     start, stop = entries
     middle = (start + stop) // 2
     low, high = (start, middle), (middle, stop)
@@ -237,12 +255,12 @@ def _sides(place: int, distance: int, entries: Range) -> tuple[Range, Range]:
 
 
 def _largest_power(number: int) -> int:
-    """Return the largest power of two that is no larger."""
+    """Return the largest power of two that is at most `number`."""
     return 1 << (number.bit_length() - 1)
 
 
 def _blocks(num_members: int) -> list[tuple[int, int]]:
-    """Return (first member, length) of the blocks, largest first: 7 is 4 + 2 + 1."""
+    """Return (first member, length) of each block, largest first: 7 members are 4 + 2 + 1."""
     blocks: list[tuple[int, int]] = []
     first = 0
     while first < num_members:
@@ -253,5 +271,5 @@ def _blocks(num_members: int) -> list[tuple[int, int]]:
 
 
 def _without_empty(steps: Sequence[Step]) -> list[Step]:
-    """Leave out steps that move nothing; both ends see the same range, so both leave it out."""
+    """Drop steps with an empty range. Sender and receiver see the same range and both drop it."""
     return [step for step in steps if step.entries[0] < step.entries[1]]

@@ -1,4 +1,4 @@
-"""The checksum of TFRecord files."""
+"""Checksum of the records in TFRecord files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CRC_TABLE = _table()
 
 
 def masked_crc32c(content: bytes) -> int:
-    """Return the checksum of TFRecords: Castagnoli's, turned by 15 bits, plus a constant."""
+    """Return the CRC-32C of `content`, rotated right by 15 bits, plus a constant (TFRecord)."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

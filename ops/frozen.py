@@ -1,12 +1,13 @@
-"""Arrays as they were at a moment, read piece by piece while their owner goes on to change them.
+"""Copy-on-write snapshots of arrays, read piece by piece while the owner changes the arrays.
 
-Whoever changes an array announces it to a `Freezer` before; what a reader has not had yet is then
-put aside, and only that. So a reply, or a checkpoint, of weights that do not change meanwhile costs
-no copy of them.
+The owner of an array calls its `Freezer` before each change. The freezer then saves only the
+entries that a reader of a snapshot has not read yet. So a reply or a checkpoint copies nothing
+while the weights do not change.
 
-One thread owns an array, changes it and freezes it; another one may read what was frozen. No lock
-is needed: what is put aside is there before the change begins, and a reader looks for it after it
-has copied a piece. If it finds nothing, the piece was copied before the change.
+One thread owns an array, changes it and freezes it. Other threads may read the snapshots. The
+snapshots need no lock, because of two orders. The owner saves old values before it starts a change.
+A reader copies a piece first, and then looks for saved values of the piece. If the reader finds no
+saved value, the change had not started when the piece was copied.
 """
 
 from __future__ import annotations
@@ -22,37 +23,38 @@ if TYPE_CHECKING:
 
 
 class StoredCopy(Protocol):
-    """A copy of an array [n] outside memory, whose parts can be read."""
+    """A copy of an array [n] outside memory, for instance in a file."""
 
     @property
     def nbytes(self) -> int:
-        """Size of all values."""
+        """Size of all values, in bytes."""
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
         """Return a copy of the values from `start` to `stop`."""
 
 
-#: Returns what is kept of an array: a copy, or what stands for one.
+#: Function that returns the current content of an array: a copy, or a `FrozenArray`.
 Keep = Callable[["NDArray[Any]"], Any]
-#: Copies an array [n]: into memory, or to where parts of it can be read.
+#: Function that copies an array [n] into memory or into a `StoredCopy`.
 Copy = Callable[["NDArray[Any]"], "NDArray[Any] | StoredCopy"]
-#: Announces that entries of an array (ascending; None: any) are about to change.
+#: Function to call before entries of an array change. Arguments: the array, and the ascending
+#: positions of the entries (None: any entry may change).
 BeforeChange = Callable[["NDArray[Any]", "Int64 | None"], None]
-#: Smaller arrays are copied.
+#: Smaller arrays are copied instead of frozen.
 _LEAST_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 20
-#: A reader with this many changes put aside, or with half the size of its array, needs no more of
-#: them: the array is put aside as it is.
+#: Most saved changes of one snapshot. At this number, or at half the bytes of the array, the next
+#: change saves the whole array once, and later changes need not be saved.
 _MOST_ASIDES = 256
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy: the owner itself is to have it."""
+    """Return a copy of an array, for a caller without a `Freezer`."""
     return array.copy()
 
 
 def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
-    """Announce nothing: nobody reads."""
+    """Do nothing: a `BeforeChange` for arrays without snapshots."""
     del array, indices
 
 
@@ -60,22 +62,30 @@ _Readers = list["weakref.ref[FrozenArray]"]
 
 
 class FrozenArray:
-    """What an array held when it was frozen.
+    """Snapshot of an array: the content that the array had when it was frozen.
 
     Attributes:
-        dtype: Of the array.
-        shape: Of the array.
-        nbytes: Of the array.
+        dtype: Data type of the array.
+        shape: Shape of the array.
+        nbytes: Size of the array, in bytes.
+        first: First entry that `pieces` has not yielded yet. Earlier entries need not be saved.
     """
 
     def __init__(self, array: NDArray[Any], readers: _Readers) -> None:
-        """Stand for a contiguous array; `Freezer.freeze` makes these."""
+        """Snapshot a contiguous array. Only `Freezer.freeze` calls this constructor.
+
+        Args:
+            array: The array; its owner announces changes to the freezer.
+            readers: The freezer's list of snapshots of the array.
+        """
         self.dtype, self.shape, self.nbytes = array.dtype, array.shape, array.nbytes
         self._array, self._readers = array, readers
-        # First entry, which, values.
+        # Saved changes, oldest first: (first entry, positions or None for all from there, values).
         self._aside: list[tuple[int, Int64 | None, NDArray[Any] | StoredCopy]] = []
         self._aside_bytes = 0
-        self.first = 0  # the first entry that has not been read
+        self.first = 0
+        # A weak reference: the owner stops saving values for a snapshot that its reader has
+        # dropped.
         readers.append(weakref.ref(self))
 
     def __len__(self) -> int:
@@ -83,23 +93,28 @@ class FrozenArray:
         return int(self.shape[0])
 
     def again(self) -> FrozenArray:
-        """Return another one of the same moment, for a further reader; of one that is not read."""
+        """Return a second snapshot of the same content, for another reader.
+
+        Nothing of this snapshot may have been read yet, because the saved values are shared.
+        """
         other = FrozenArray(self._array, self._readers)
         other._aside, other._aside_bytes = list(self._aside), self._aside_bytes
         return other
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """Return a copy of the whole."""
+        """Return a copy of the whole array."""
         del copy
         whole = self._copy(0, self._array.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes, once, in order; memory for what was read is free."""
+        """Yield the bytes in order, once. The saved values are released at the end."""
         size = max(1, _PIECE_BYTES // self.dtype.itemsize)
         for start in range(0, self._array.size, size):
             stop = min(start + size, self._array.size)
             piece = self._copy(start, stop)
+            # Only after the copy: the owner saves no entries below `first`. If the owner still sees
+            # the old number, it saves too many entries, which does no harm.
             self.first = stop
             yield piece.data.cast("B")
         self._aside.clear()
@@ -107,18 +122,30 @@ class FrozenArray:
     def put_aside(
         self, first: int, indices: Int64 | None, values: NDArray[Any] | StoredCopy
     ) -> None:
-        """Keep values that are about to change: of these entries, or of all from `first` on."""
+        """Save old values of entries that are about to change.
+
+        Args:
+            first: First entry that any reader still needs.
+            indices: [k] int64 ascending positions of `values`; None if `values` holds all entries
+                from `first` on.
+            values: Old values of these entries.
+        """
         self._aside.append((first, indices, values))
         self._aside_bytes += values.nbytes + (0 if indices is None else indices.nbytes)
 
     @property
     def has_much_aside(self) -> bool:
-        """Whether further changes are better put aside as the whole array."""
+        """True if saving the whole array is cheaper than saving further changes one by one."""
         return len(self._aside) >= _MOST_ASIDES or self._aside_bytes > self.nbytes // 2
 
     def _copy(self, start: int, stop: int) -> NDArray[Any]:
+        # First copy, then look for saved values. In the opposite order the owner could save and
+        # change an entry between the two, and the piece would hold the new value.
         piece = self._array.reshape(-1)[start:stop].copy()
-        for first, indices, values in reversed(list(self._aside)):  # the oldest ones count
+        # `list` takes a snapshot, because the owner's thread may append meanwhile. The oldest
+        # change is written last: it holds the value at the freeze, and later ones hold changed
+        # values.
+        for first, indices, values in reversed(list(self._aside)):
             if indices is None:
                 piece[:] = values[start - first : stop - first]
             else:
@@ -128,10 +155,10 @@ class FrozenArray:
 
 
 class Freezer:
-    """Knows what is frozen of its owner's arrays.
+    """The snapshots of one owner's arrays. The owner calls `before_change` before each change.
 
     Attributes:
-        is_on: Whether there are readers beside the owner; if not, `freeze` copies.
+        is_on: True if `freeze` returns snapshots for other threads. False if it returns copies.
     """
 
     def __init__(self) -> None:
@@ -139,39 +166,53 @@ class Freezer:
 
         self.is_on = False
         self._copy: Copy = copied
-        self._found: dict[int, _Readers] = {}  # by id of the array
+        # Snapshots by the id of the array. The id cannot pass to another array while a snapshot is
+        # in use, because the snapshot refers to the array. References to dropped snapshots are
+        # dead.
+        self._found: dict[int, _Readers] = {}
 
     def turn_on(self, copy: Copy) -> None:
-        """Expect readers; `copy` makes the copy of an array that is put aside."""
+        """Return snapshots from now on.
+
+        Args:
+            copy: Function that copies an array when all of its values must be saved.
+        """
         self.is_on, self._copy = True, copy
 
     def freeze(self, array: NDArray[Any]) -> Any:
-        """Return what stands for a copy of an array: a `FrozenArray` if that is worth it."""
+        """Return the content of an array: a `FrozenArray` of a large array, else a copy."""
         if not self.is_on or array.nbytes < _LEAST_BYTES or not array.flags.c_contiguous:
             return array.copy()
         return FrozenArray(array, self._found.setdefault(id(array), []))
 
     def before_change(self, array: NDArray[Any], indices: Int64 | None = None) -> None:
-        """Put aside what readers still need; see `BeforeChange`."""
-        if not self._found or (found := self._found.get(id(array))) is None:
+        """Save the values that readers still need, before the owner changes them.
+
+        Args:
+            array: The array that is about to change.
+            indices: [k] int64 ascending positions of the entries; None: any entry may change.
+        """
+        if not self._found or (references := self._found.get(id(array))) is None:
             return
-        readers = [each for reference in found if (each := reference()) is not None]
-        readers = [each for each in readers if each.first < array.size]
-        first = min((each.first for each in readers), default=array.size)
+        readers = [reader for reference in references if (reader := reference()) is not None]
+        readers = [reader for reader in readers if reader.first < array.size]
+        # The reader that has read least decides, so that one saved copy serves all readers.
+        first = min((reader.first for reader in readers), default=array.size)
         if first < array.size:
             flat = array.reshape(-1)
             values: NDArray[Any] | StoredCopy
-            if any(each.has_much_aside for each in readers):
-                indices = None  # one copy serves all
+            if any(reader.has_much_aside for reader in readers):
+                indices = None  # save the whole array
             if indices is None:
                 values = self._copy(flat[first:])
             else:
                 indices = indices[indices.searchsorted(first) :]
                 values = flat[indices]
-            for each in readers:
-                each.put_aside(first, indices, values)
-            if indices is None:  # they need nothing more of it
+            for reader in readers:
+                reader.put_aside(first, indices, values)
+            # The readers now have all remaining entries, so later changes do not concern them.
+            if indices is None:
                 readers = []
-        found[:] = [weakref.ref(each) for each in readers]
-        if not found:
+        references[:] = [weakref.ref(reader) for reader in readers]
+        if not references:
             del self._found[id(array)]

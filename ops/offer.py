@@ -1,7 +1,8 @@
-"""What a script's model is, in plain data: the document that a worker offers to a PS without model.
+"""The offer: a worker's document that describes a script's model to a PS without a model.
 
-A PS runs no user code. It learns from this document, and from nothing else of a worker, what to
-hold and how to step it; it builds only what `thinwire.ops.optimizers.described` allows by name.
+A PS runs no user code. The PS reads only this document to know the variables, and how to step them.
+The PS builds only optimizers and constraints that `thinwire.ops.optimizers.described` allows by
+name.
 
 Source: design, section 10, "The PS runs no user code".
 """
@@ -22,47 +23,55 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 FORMAT = 5
-#: Begins the names of an offer's rows in a fingerprint.
+#: Prefix of the names of an offer's rows in a fingerprint.
 OFFER_PREFIX = "script."
-#: A longer document is not read: it must fit into one message of the wire. A thousand variables
-#: take about 100 KiB.
+#: Longest document that is read: the document must fit into one message of the wire. A thousand
+#: variables take about 100 KiB.
 MAX_DOCUMENT_BYTES = 1000 << 10
-#: Most variables of a model, entries along one axis, and characters of a path or a class.
+#: Most variables of a model, most entries along one axis, most characters of a path or class name.
 MAX_VARIABLES, MAX_AXIS, MAX_NAME = 8192, (1 << 31) - 1, 1000
 #: Most optimizers of a script.
 MAX_OPTIMIZERS = 64
-#: Of a loss scale: what float32 can hold.
+#: Bounds of a loss scale: smallest and largest powers of two that are normal in float32.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
-#: Batches of the script that one mini-batch of a worker may stand for, at the end of its data.
+#: Most batches of the script that one mini-batch of a worker may count as, at the end of its data.
 MOST_BATCHES = 2
 #: --schedule_clock values.
 CLOCKS = ("batches", "steps")
-#: --model_from values: a node's own flags, or the first worker that is let in.
+#: --model_from values: the node's own flags, or the offer of the first admitted worker.
 FROM_FLAGS, FROM_WORKER = "flags", "worker"
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
-    """An object of Keras by its class and plain arguments, as `get_config` gives them."""
+    """Description of a Keras object: its class and its arguments.
 
-    name: str  # of its class
+    Attributes:
+        name: Name of the class.
+        config: Arguments, as the object's `get_config` returns them.
+    """
+
+    name: str
     config: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOffer:
-    """An optimizer that the PS steps with.
+    """Description of an optimizer that the PS steps with.
 
     Attributes:
-        optimizer: Its class and arguments; without the loss scaling around it.
-        without_decay: Paths that its weight decay leaves alone (`exclude_from_weight_decay`).
-        clock: "batches": its schedule is read at the number of the script's batches that the run
-            has consumed; "steps": at its own count.
-        by_adamw: Paths that a Muon leaves to AdamW, by its rules about paths.
-        iterations: Steps that it had taken before the phase.
-        paths: Of the variables that it steps; empty: all, of the only optimizer.
-        has_slots: Whether its slots come with the weights; without them it begins as a new one.
+        optimizer: Class and arguments of the optimizer, without a wrapper for loss scaling.
+        without_decay: Paths of the variables that the weight decay excludes
+            (`exclude_from_weight_decay`).
+        clock: Count at which the optimizer's schedule is read: "batches" for the script's batches
+            that the run has consumed, "steps" for the optimizer's steps.
+        by_adamw: Paths of the variables that a Muon optimizer steps with AdamW's rule.
+        iterations: Number of steps that the optimizer took before the phase.
+        paths: Paths of the variables that the optimizer steps. Empty if the only optimizer steps
+            all variables.
+        has_slots: True if the worker sends the optimizer's slots with the weights. Without slots
+            the optimizer starts like a new optimizer.
     """
 
     optimizer: Described
@@ -76,12 +85,12 @@ class OptimizerOffer:
 
 @dataclasses.dataclass(frozen=True)
 class LossScale:
-    """The dynamic loss scale, which the PS keeps.
+    """Initial state of the dynamic loss scale. The PS adjusts the scale during the run.
 
     Attributes:
-        initial: The scale that the phase begins with.
-        growth_steps: Updates without an overflow after which the scale is doubled.
-        streak: Updates without an overflow that the script had counted before the phase.
+        initial: Scale at the start of the phase.
+        growth_steps: Number of consecutive updates without overflow that doubles the scale.
+        streak: Consecutive updates without overflow that the script counted before the phase.
     """
 
     initial: float
@@ -91,23 +100,24 @@ class LossScale:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """A script's model.
+    """Description of a script's model.
 
     Attributes:
         spec: The shared variables, in order.
-        statistics: Values of moving statistics that are averaged over the workers.
-        optimizers: What the PS steps with, each its own variables, all together every one; none:
-            the workers step, and send changes of weights.
-        constraints: Path -> constraint of that variable.
-        unused: Paths of shared variables that get no gradient; nothing steps or decays them.
-        loss_scale: None: losses are not scaled.
-        num_examples: Of the whole training set; 0: unknown.
-        num_batches: Batches in an epoch of the script alone; 0: unknown.
-        first_batches: Of each optimizer of the script, wherever it steps: the batches that its
-            schedule has counted before the phase; empty: as many as it has taken steps.
-        weights_digest: SHA-256, in hexadecimal, of the initial weights; shards compare it.
-        script_optimizer: The compiled optimizers wherever they step, to compare scripts by.
-        succession: How often the script has gone on from one of its models to another before.
+        statistics: Number of values of moving statistics that are averaged over the workers.
+        optimizers: The PS' optimizers. Each variable belongs to exactly one optimizer. Empty if the
+            workers step and send changes of weights.
+        constraints: Variable's path -> constraint of the variable.
+        unused: Paths of shared variables without a gradient. No optimizer steps or decays them.
+        loss_scale: Dynamic loss scale. None if losses are not scaled.
+        num_examples: Number of examples of the whole training set; 0 if unknown.
+        num_batches: Number of batches in an epoch of the script without Thinwire; 0 if unknown.
+        first_batches: For each optimizer of the script, on the PS or on workers: number of batches
+            that its schedule counted before the phase. Empty if the counts equal the optimizers'
+            steps.
+        weights_digest: SHA-256 of the initial weights, in hexadecimal. Shards compare the digest.
+        script_optimizer: Names of the script's compiled optimizers, to compare scripts.
+        succession: Number of times that the script replaced its model by another model.
     """
 
     spec: ModelSpec
@@ -124,17 +134,20 @@ class Offer:
     succession: int = 0
 
     def to_json(self) -> str:
-        """Return the document."""
+        """Return the document, as JSON text."""
         rows = dataclasses.asdict(self)
-        rows["spec"] = [[each.path, list(each.shape), each.dtype] for each in self.spec.tensors]
+        rows["spec"] = [
+            [tensor.path, list(tensor.shape), tensor.dtype] for tensor in self.spec.tensors
+        ]
         return json.dumps({"format": FORMAT, **rows}, sort_keys=True)
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of what all scripts of a run must have alike.
+        """Return (name, value) of each property that must be equal in all scripts of a run.
 
-        Left out are the variables, which Hello names by themselves, and what training changes: the
-        initial weights, the optimizer's state, the loss scale, and a learning rate that is a
-        number. Those of the first worker count; one that comes back may have others.
+        The fingerprint leaves out the variables, which a Hello message lists separately. It also
+        leaves out the values that training changes: the initial weights, the optimizers' state, the
+        loss scale, and learning rates that are numbers. The run takes these values from the first
+        worker, and a worker that rejoins may have other values.
         """
         document = json.loads(self.to_json())
         for name in ("format", "spec", "weights_digest", "first_batches"):
@@ -149,55 +162,62 @@ class Offer:
         return [(f"{OFFER_PREFIX}{name}", json.dumps(document[name])) for name in sorted(document)]
 
     def schedule_starts(self) -> tuple[int, ...]:
-        """Return the count that the schedule of each optimizer begins the phase with."""
-        return self.first_batches or tuple(each.iterations for each in self.optimizers)
+        """Return the count of each optimizer's schedule at the start of the phase."""
+        return self.first_batches or tuple(optimizer.iterations for optimizer in self.optimizers)
 
     def groups(self) -> list[tuple[int, ...]]:
-        """Return the numbers of the variables that each of the optimizers steps, ascending."""
+        """Return for each optimizer the numbers of the variables that it steps, ascending."""
         numbers = {tensor.path: number for number, tensor in enumerate(self.spec.tensors)}
         return [
-            tuple(sorted(numbers[path] for path in each.paths)) or tuple(range(len(numbers)))
-            for each in self.optimizers
+            tuple(sorted(numbers[path] for path in optimizer.paths)) or tuple(range(len(numbers)))
+            for optimizer in self.optimizers
         ]
 
 
 def offer_difference(name: str, expected: str, given: str) -> str:
-    """Return the first place where two rows of `Offer.fingerprint` differ, and both values.
+    """Return text about the first difference between two values of an `Offer.fingerprint` row.
 
     >>> offer_difference("optimizers", '[{"config": {"momentum": 0.9}}]', '[{"config": {}}]')
     'optimizers.0.config.momentum: expected 0.9, got nothing'
     """
     try:
-        one, other = json.loads(expected), json.loads(given)
-    except (ValueError, RecursionError):  # a client may send anything
+        expected_value, given_value = json.loads(expected), json.loads(given)
+    except (ValueError, RecursionError):  # a client may send any text
         return f"{name}: expected {expected:.100}, got {given:.100}"
     place = name
-    while isinstance(one, dict | list) and type(one) is type(other):
-        ours = one if isinstance(one, dict) else dict(enumerate(one))
-        theirs = other if isinstance(other, dict) else dict(enumerate(other))
+    while isinstance(expected_value, dict | list) and type(expected_value) is type(given_value):
+        ours = (
+            expected_value if isinstance(expected_value, dict) else dict(enumerate(expected_value))
+        )
+        theirs = given_value if isinstance(given_value, dict) else dict(enumerate(given_value))
         keys = [*ours, *(key for key in theirs if key not in ours)]
         key = next((key for key in keys if ours.get(key) != theirs.get(key)), None)
         if key is None:
             break
-        place, one, other = f"{place}.{key}", ours.get(key), theirs.get(key)
-    shown = ("nothing" if value is None else f"{json.dumps(value):.100}" for value in (one, other))
+        place, expected_value, given_value = f"{place}.{key}", ours.get(key), theirs.get(key)
+    shown = (
+        "nothing" if value is None else f"{json.dumps(value):.100}"
+        for value in (expected_value, given_value)
+    )
     return f"{place}: expected {next(shown)}, got {next(shown)}"
 
 
 def weights_digest(flat: Float32) -> str:
-    """Return the digest of initial weights [num_parameters] float32."""
+    """Return the SHA-256 of the initial weights [num_parameters] float32, in hexadecimal."""
     return hashlib.sha256(flat.data).hexdigest()
 
 
 def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
-    """Read a document that a worker has sent; nothing is built and little allocated.
+    """Read and check a document that a worker sent. The document is not trusted.
+
+    The function builds no Keras object, and allocates no memory for the model.
 
     Args:
-        document: As `Offer.to_json` makes it, of anybody.
-        max_model_bytes: The most that all shared variables may take as float32.
+        document: JSON text in the format of `Offer.to_json`.
+        max_model_bytes: Largest size of all shared variables as float32, in bytes.
 
     Raises:
-        ConfigurationError: Not such a document, or a model that is larger.
+        ConfigurationError: The text is not an offer, or the model is larger.
     """
     if len(document) > MAX_DOCUMENT_BYTES:
         raise ConfigurationError(
@@ -208,7 +228,7 @@ def read_offer(document: str | bytes, max_model_bytes: int) -> Offer:
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise ConfigurationError(
             f"the offer cannot be read ({type(error).__name__}: {error!s:.200}); expected the "
-            "document of a worker of the same version."
+            "document of a worker with the same version of Thinwire."
         ) from error
 
 
@@ -235,8 +255,8 @@ def _offer_of(found: Any, max_model_bytes: int) -> Offer:
         count = len(found["optimizers"])
         raise ValueError(f"{count} optimizers; expected at most {MAX_OPTIMIZERS}")
     optimizers = tuple(_optimizer(row) for row in found["optimizers"])
-    for each in optimizers:
-        named |= {*each.without_decay, *each.by_adamw, *each.paths}
+    for optimizer in optimizers:
+        named |= {*optimizer.without_decay, *optimizer.by_adamw, *optimizer.paths}
     if unknown := sorted(named - paths):
         raise ValueError(f"{unknown[0]!r:.100} is no variable of the model")
     _check_groups(optimizers, paths)
@@ -270,12 +290,12 @@ def _optimizer(row: Any) -> OptimizerOffer:
 
 
 def _check_groups(optimizers: Sequence[OptimizerOffer], paths: Collection[str]) -> None:
-    """Refuse optimizers of which not exactly one steps each variable."""
-    stepped = [path for each in optimizers for path in each.paths]
+    """Raise ValueError unless each variable is stepped by exactly one optimizer."""
+    stepped = [path for optimizer in optimizers for path in optimizer.paths]
     if len(optimizers) == 1 and not stepped:
         return
-    if not all(each.paths for each in optimizers):
-        raise ValueError("an optimizer without variables")
+    if not all(optimizer.paths for optimizer in optimizers):
+        raise ValueError("an optimizer has no variables; expected at least one for each optimizer")
     if optimizers and (len(set(stepped)) < len(stepped) or len(stepped) < len(paths)):
         raise ValueError("expected each variable to be stepped by exactly one optimizer")
 
@@ -309,14 +329,14 @@ def _loss_scale(row: Any) -> LossScale:
 
 
 def _digest(value: Any) -> str:
-    """Return a digest of weights, which every client gets with its Welcome."""
+    """Check and return a digest of weights, which every client receives with its Welcome."""
     if not _DIGEST.fullmatch(_word(value)):
         raise ValueError(f"weights_digest {value!r:.100}; expected 64 hexadecimal digits, or none")
     return str(value)
 
 
 def _classes(value: Any) -> str:
-    """Return the names of the script's optimizers, which refusals quote."""
+    """Check and return the names of the script's optimizers, which refusals quote."""
     text = _word(value)
     if not text.isprintable() or len(text) > MAX_OPTIMIZERS * MAX_NAME:
         raise ValueError(f"script_optimizer {text!r:.100}; expected names of classes")
@@ -325,12 +345,16 @@ def _classes(value: Any) -> str:
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 62:
-        raise ValueError(f"{value!r:.50}; expected a whole number from 0 on")
+        raise ValueError(f"{value!r:.50}; expected a whole number, 0 or more")
     return value
 
 
 def _counts(values: Any, num_optimizers: int) -> tuple[int, ...]:
-    """Return counts of optimizers; the offer does not hold those that step on workers."""
+    """Check and return one count per optimizer.
+
+    The number of counts is free if the optimizers step on workers, because the offer then lists no
+    optimizers.
+    """
     if not isinstance(values, list) or len(values) > MAX_OPTIMIZERS:
         raise ValueError(f"{values!r:.50}; expected at most {MAX_OPTIMIZERS} counts")
     if values and num_optimizers and len(values) != num_optimizers:
@@ -347,12 +371,12 @@ def _truth(value: Any) -> bool:
 def _word(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.50}; expected text")
-    value.encode()  # half a surrogate pair is no text on the wire
+    value.encode()  # raises for half a surrogate pair, which cannot be sent as UTF-8
     return value
 
 
 def _name(value: Any) -> str:
-    """Return a path or a class, which logs and messages quote."""
+    """Check and return a path or class name, which logs and messages quote."""
     name = _word(value)
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         raise ValueError(f"{name!r:.100}; expected 1 to {MAX_NAME} printable characters")

@@ -1,4 +1,4 @@
-"""Text of other machines in a form that logs, documents and messages can hold."""
+"""Escaping of text from other machines, for logs, documents and messages."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _LONGEST_LINE = 1000
 
 
 def printable(text: str, longest: int) -> str:
-    r"""Return the beginning of a text, with escapes for all that is not printable.
+    r"""Return the first `longest` characters of a text, with unprintable characters escaped.
 
-    A line break would begin a line of a log that nobody has written, an escape sequence would
-    control a terminal, and half a surrogate pair cannot be sent.
+    A line break would start a forged log line. An escape sequence would control a terminal. Half a
+    surrogate pair cannot be encoded for sending.
 
     >>> printable("fine\nERROR", 11)
     'fine\\nERROR'
@@ -19,10 +19,10 @@ def printable(text: str, longest: int) -> str:
     text = text[:longest]
     if text.isprintable():
         return text
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def printable_traceback(error: BaseException) -> str:
-    """Return an error with its traceback, line by line; its text may quote another machine."""
+    """Return an error's traceback, with each line escaped: the error may quote another machine."""
     lines = "".join(traceback.format_exception(error)).splitlines()
     return "\n".join(printable(line, _LONGEST_LINE) for line in lines)

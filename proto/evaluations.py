@@ -1,4 +1,4 @@
-"""Evaluations and layouts as messages: metrics by name, and what each shard holds."""
+"""Converts evaluations (metrics by name) and shard layouts to messages and back."""
 
 from __future__ import annotations
 
@@ -11,56 +11,60 @@ from thinwire.ops.types import ModelSpec, ShardLayout, Slice
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.proto.framing import Malformed
 
-#: Entries of an array that become metrics of their own.
+#: Most entries of an array metric that become separate numbered metrics.
 _MOST_ENTRIES = 100
 
 
 def encode_metrics(logs: Mapping[str, Any]) -> list[pb.Metric]:
-    """Return what Keras' evaluate returns as messages; what is no number or array is left out."""
-    found = []
+    """Return the result of Keras' evaluate as messages; values that are not numeric are left out.
+
+    Args:
+        logs: Value of each metric by name: a number or an array of any shape.
+    """
+    metrics = []
     for name, value in logs.items():
         try:
             array = np.asarray(value, np.float64)
         except (TypeError, ValueError):
             continue
-        found.append(pb.Metric(name=name, values=array.ravel().tolist(), shape=array.shape))
-    return found
+        metrics.append(pb.Metric(name=name, values=array.ravel().tolist(), shape=array.shape))
+    return metrics
 
 
 def decode_metrics(metrics: Iterable[pb.Metric]) -> dict[str, Any]:
-    """Return metrics by name: a float, or an array as Keras has it, float32.
+    """Return metrics by name: a float for a number, else a float32 array of the original shape.
 
     >>> decode_metrics(encode_metrics({"loss": 0.5, "f1": np.array([0.0, 1.0])}))
     {'loss': 0.5, 'f1': array([0., 1.], dtype=float32)}
     """
     return {
-        each.name: np.array(each.values, np.float32).reshape(each.shape)
-        if each.shape
-        else float(each.values[0])
-        for each in metrics
+        metric.name: np.array(metric.values, np.float32).reshape(metric.shape)
+        if metric.shape
+        else float(metric.values[0])
+        for metric in metrics
     }
 
 
 def numbers_of(metrics: Iterable[pb.Metric]) -> dict[str, float]:
-    """Return metrics by name where each is one number; entries of longer arrays are numbered.
+    """Return metrics as single numbers by name; array entries get numbered names.
 
     >>> numbers_of(encode_metrics({"loss": 0.5, "f1": np.array([0.0, 1.0])}))
     {'loss': 0.5, 'f1_0': 0.0, 'f1_1': 1.0}
     >>> numbers_of(encode_metrics({"f1": np.array([0.5])}))
     {'f1': 0.5}
     """
-    found: dict[str, float] = {}
-    for each in metrics:
-        if len(each.values) != 1:
-            values = list(each.values)[:_MOST_ENTRIES]
-            found |= {f"{each.name}_{number}": value for number, value in enumerate(values)}
+    numbers: dict[str, float] = {}
+    for metric in metrics:
+        if len(metric.values) != 1:
+            values = list(metric.values)[:_MOST_ENTRIES]
+            numbers |= {f"{metric.name}_{number}": value for number, value in enumerate(values)}
         else:
-            found[each.name] = each.values[0]
-    return found
+            numbers[metric.name] = metric.values[0]
+    return numbers
 
 
 def encode_layouts(layouts: Iterable[ShardLayout]) -> list[pb.Layout]:
-    """Return what each shard holds as messages."""
+    """Return the layouts of shards as messages."""
     return [
         pb.Layout(
             variables=[piece.tensor for piece in layout.slices],
@@ -72,29 +76,30 @@ def encode_layouts(layouts: Iterable[ShardLayout]) -> list[pb.Layout]:
 
 
 def decode_layouts(layouts: Sequence[pb.Layout], spec: ModelSpec) -> tuple[ShardLayout, ...]:
-    """Return what each shard holds.
+    """Return the layouts of all shards, checked against the model.
 
     Args:
-        layouts: Of all shards.
-        spec: The model that they are of.
+        layouts: Layout messages of all shards.
+        spec: Model whose variables the shards hold.
 
     Raises:
-        Malformed: They are of another model.
+        Malformed: The layouts do not cover every entry of the model exactly once.
     """
-    found, sizes = [], [tensor.size for tensor in spec.tensors]
+    result, sizes = [], [tensor.size for tensor in spec.tensors]
     for layout in layouts:
         if not len(layout.variables) == len(layout.starts) == len(layout.stops):
-            raise Malformed("a layout of unequal lists")
+            raise Malformed("the variables, starts and stops of a layout differ in length")
         rows = zip(layout.variables, layout.starts, layout.stops, strict=True)
-        found.append(ShardLayout(tuple(Slice(*row) for row in rows)))
+        result.append(ShardLayout(tuple(Slice(*row) for row in rows)))
     pieces = sorted(
-        (piece.tensor, piece.start, piece.stop) for layout in found for piece in layout.slices
+        (piece.tensor, piece.start, piece.stop) for layout in result for piece in layout.slices
     )
+    # The slices of a variable, sorted by start, must follow each other without a gap or an overlap.
     ends = [0] * len(sizes)
     for tensor, start, stop in pieces:
         if tensor >= len(sizes) or start != ends[tensor] or stop < start:
-            raise Malformed("a layout of another model")
+            raise Malformed("the layouts belong to another model")
         ends[tensor] = stop
     if ends != sizes:
-        raise Malformed("a layout of another model")
-    return tuple(found)
+        raise Malformed("the layouts belong to another model")
+    return tuple(result)

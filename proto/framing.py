@@ -1,8 +1,8 @@
-"""Cuts messages into frames of at most 1 MiB and puts them together again.
+"""Cuts messages into frames of at most 1 MiB, and reassembles messages from frames.
 
 A frame is exactly the protobuf bytes of one envelope: ToServer, ToClient, ToPeer or FromPeer.
-Frames with bulk bytes are encoded and decoded by hand: protobuf's runtime would copy those bytes
-once more on each side.
+Frames with bulk bytes are encoded and decoded by hand, because protobuf's runtime would copy the
+bulk bytes once more on each side.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from thinwire.proto import thinwire_pb2 as pb
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: No frame is larger than this.
+#: Largest size of a frame, in bytes.
 MAX_MESSAGE_BYTES = 1 << 20
-#: A payload up to this size travels inside its header's frame.
+#: Largest payload that is always sent inside the frame of its header, in bytes.
 INLINE_BYTES = 64 << 10
-#: And up to this one where a chunk may be as large: a message less is worth two copies more.
+#: Largest payload that is sent inside the frame of its header if a chunk may have the same size, in
+#: bytes. Up to this size, two more copies cost less than one more message.
 MOST_INLINE_BYTES = 256 << 10
 
-_BULK_TAG = b"\x1a"  # field 3 of every envelope: push, reply, part, holding
+_BULK_TAG = b"\x1a"  # Field 3 of every envelope: push, reply, part, holding.
 _BULK_BODIES = ("push", "reply", "part", "holding")
-_CHUNK_TAG = b"\x22"  # field 4 of every envelope: chunk
-_DATA_TAG = 0x0A  # Chunk.data, field 1
-_PAYLOAD_TAG = b"\x6a"  # payload, field 13 of every bulk body
-_CHUNK_OVERHEAD = 8  # two tags and two lengths of three bytes
+_CHUNK_TAG = b"\x22"  # Field 4 of every envelope: chunk.
+_DATA_TAG = 0x0A  # Chunk.data, field 1.
+_PAYLOAD_TAG = b"\x6a"  # payload, field 13 of every bulk body.
+_CHUNK_OVERHEAD = 8  # Two tags of one byte and two lengths of three bytes.
 _NO_BYTES = memoryview(b"")
 #: Most and fewest bulk bytes of one chunk.
 MAX_CHUNK_BYTES = MAX_MESSAGE_BYTES - _CHUNK_OVERHEAD
 MIN_CHUNK_BYTES = 16 << 10
 
 BytesLike = bytes | bytearray | memoryview
-#: A part of a payload.
+#: Part of a payload: bytes, or an array that may change while the payload is sent.
 Piece = BytesLike | FrozenArray
 Envelope = pb.ToServer | pb.ToClient | peers.ToPeer | peers.FromPeer
 Bulk = pb.Push | pb.Reply | peers.Part | peers.Holding
-Chunked = pb.Offer | pb.Slots  # their payloads always follow as chunks; both are rare
+#: Messages whose payload always follows as chunks. Offer and Slots are rare.
+Chunked = pb.Offer | pb.Slots
 Message = TypeVar("Message", pb.ToServer, pb.ToClient, peers.ToPeer, peers.FromPeer)
 
 
 class Malformed(Exception):
-    """What arrived is not a message, or not one that is allowed here."""
+    """The received bytes are not a message, or not a message that the receiver allows now."""
 
 
 class Chunk:
-    """A frame that continues a payload, as parts of memory that are not joined yet.
+    """A frame that continues a payload. Its parts are joined only when the frame is encoded.
 
     Attributes:
-        parts: Its bulk bytes.
-        num_bytes: How many.
+        parts: Views of the payload's bytes, in order.
+        num_bytes: Number of bytes of all parts together.
     """
 
     __slots__ = ("_head", "num_bytes", "parts")
@@ -71,29 +73,29 @@ class Chunk:
         self._head = b"".join((_CHUNK_TAG, outer, bytes((_DATA_TAG,)), length))
 
     def __len__(self) -> int:
-        """Return the bytes of the whole frame."""
+        """Return the size of the whole frame, in bytes."""
         return len(self._head) + self.num_bytes
 
     def __bytes__(self) -> bytes:
-        """Return the frame; each bulk byte is copied."""
+        """Return the encoded frame, with a copy of all payload bytes."""
         return b"".join((self._head, *self.parts))
 
 
 class Arriving(Protocol):
-    """Bulk bytes that continue a payload, and have not been moved to their place yet."""
+    """Received payload bytes that have not been copied into the payload's memory yet."""
 
     def __len__(self) -> int:
-        """Return how many bytes were moved."""
+        """Return how many bytes the last `read_into` read."""
 
     def read_into(self, space: memoryview) -> int:
-        """Move what there is to its place; return how many bytes."""
+        """Read the available bytes into `space`; return their number."""
 
 
 Frame = bytes | Chunk
 
 
 def frame(message: Envelope) -> bytes:
-    """Return the one frame of a message without payload.
+    """Return the single frame of a message without a payload.
 
     Raises:
         ValueError: The message is larger than MAX_MESSAGE_BYTES.
@@ -108,10 +110,10 @@ def frame(message: Envelope) -> bytes:
 
 
 def chunk_bytes_for(link: Link) -> int:
-    """Return how many bulk bytes a chunk should carry over a link.
+    """Return how many payload bytes a chunk should carry over a link.
 
-    A whole chunk is the smallest sign of progress, so on a slow link it must pass well within a
-    lease: half a second's worth, but at least 16 KiB.
+    A receiver notices progress only after a whole chunk. On a slow link a chunk must therefore pass
+    in much less time than a lease: in half a second, but a chunk has at least 16 KiB.
     """
     if link.mbps <= 0:
         return MAX_CHUNK_BYTES
@@ -125,15 +127,16 @@ def frames(
 ) -> Iterator[Frame]:
     """Return the frames of a message with its payload.
 
-    Sets ``payload_bytes``. The frames are made one by one while the result is iterated, so the
-    memory behind ``pieces`` must not change until then, and where they are chunks until these are
-    joined or sent.
+    The function sets the body's ``payload_bytes``. The frames are made one by one while the result
+    is iterated. The memory of ``pieces`` must not change until the last frame is made, and the
+    memory of a `Chunk` must not change until the chunk is joined or sent.
 
     Args:
-        message: With one of the bodies that have a ``payload``, and that unset, or one whose
-            payload always follows as chunks.
-        pieces: The payload, as buffers of bytes in order, or arrays that may change meanwhile.
-        chunk_bytes: Most bulk bytes of one chunk; a function is called before each.
+        message: Message whose body has a ``payload`` field, which is unset, or whose payload always
+            follows as chunks.
+        pieces: Parts of the payload in order. Only a FrozenArray may change meanwhile.
+        chunk_bytes: Most payload bytes of one chunk, or a function that is called before each chunk
+            and returns that number.
 
     Raises:
         ValueError: The header does not fit into one frame, or the message has no payload.
@@ -143,11 +146,11 @@ def frames(
     is_bulk = name in _BULK_BODIES
     if not (is_bulk or isinstance(body, Chunked)):
         raise ValueError(
-            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload, this message has "
-            f"{name}"
+            f"only {', '.join(_BULK_BODIES)}, offer and slots have a payload; the body of this "
+            f"message is {name}"
         )
-    sizes = (each if isinstance(each, FrozenArray) else memoryview(each) for each in pieces)
-    body.payload_bytes = sum(each.nbytes for each in sizes)
+    arrays = (piece if isinstance(piece, FrozenArray) else memoryview(piece) for piece in pieces)
+    body.payload_bytes = sum(array.nbytes for array in arrays)
     size = chunk_bytes if callable(chunk_bytes) else lambda: chunk_bytes
     if is_bulk and 0 < body.payload_bytes <= max(INLINE_BYTES, min(MOST_INLINE_BYTES, size())):
         header = body.SerializeToString()
@@ -188,19 +191,20 @@ def _header_and_chunks(
 
 
 def unknown_field_numbers(message: ProtobufMessage) -> list[int]:
-    """Return the numbers of the fields that this version's messages do not have, ascending."""
+    """Return the numbers of a message's fields that this protocol version lacks, ascending."""
     unknown = UnknownFieldSet(message)
-    return sorted({unknown[place].field_number for place in range(len(unknown))})
+    return sorted({unknown[index].field_number for index in range(len(unknown))})
 
 
 class MessageAssembler(Generic[Message]):
-    """Puts the frames of one stream together to messages with their payloads.
+    """Reassembles messages and their payloads from the frames of one stream.
 
     Args:
-        message_type: What arrives: ToServer on the server, ToClient on the client, and so on.
-        limit: Given the header of a message with a payload, returns the largest one it may have,
-            in bytes; may raise Malformed itself. Called before anything is allocated.
-        space: Returns the memory for a payload that comes in chunks, as `buffer` does.
+        message_type: Envelope of the received messages: ToServer on a server, ToClient on a client.
+        limit: Called with the header of a message, before memory is allocated for the payload.
+            Returns the largest legal payload of the message, in bytes, or raises Malformed.
+        space: Returns the memory for a chunked payload of the given number of bytes, as `buffer`
+            does.
     """
 
     def __init__(
@@ -218,19 +222,19 @@ class MessageAssembler(Generic[Message]):
 
     @property
     def inside_payload(self) -> bool:
-        """Whether chunks of the last header are still to come."""
+        """True while chunks of the last header are missing."""
         return self._header is not None
 
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
-        """Take in one frame, or what has come of one.
+        """Process one frame, or the received part of a payload piece.
 
         Returns:
-            A message and its payload (empty where the message has none), or None while chunks are
-            still to come. The payload belongs to the caller.
+            (message, payload), or None while chunks are missing. The payload is empty if the
+            message has none. The caller owns the payload.
 
         Raises:
-            Malformed: The frame, or its place in the stream, is wrong. The stream is of no use
-                after that.
+            Malformed: The frame, or its place in the stream, is wrong. The stream is unusable
+                after this error.
         """
         if not isinstance(data, bytes):
             return self._read(data)
@@ -247,10 +251,10 @@ class MessageAssembler(Generic[Message]):
         if name is None:
             numbers = unknown_field_numbers(message)
             raise Malformed(
-                f"a frame of {len(data)} bytes holds no known message (fields {numbers}); is the "
-                "other side of another Thinwire?"
+                f"a frame of {len(data)} bytes holds no known message (fields {numbers}); does the "
+                "other side run another Thinwire version?"
             )
-        if name == "chunk":  # encoded in an unusual way by another client
+        if name == "chunk":  # A valid chunk whose encoding differs from that of `Chunk`.
             return self._continue(memoryview(message.chunk.data))
         if self._header is not None:
             raise Malformed(f"a {name} arrived in the middle of a payload")
@@ -261,7 +265,7 @@ class MessageAssembler(Generic[Message]):
         return message, memoryview(b"")
 
     def _begin(self, message: Message, body: Bulk) -> tuple[Message, memoryview] | None:
-        payload = body.payload  # each access makes a new copy
+        payload = body.payload  # Each access copies the payload.
         if not payload:
             return self._expect(message, body.payload_bytes)
         self._check_limit(message, body.payload_bytes)
@@ -277,12 +281,12 @@ class MessageAssembler(Generic[Message]):
             raise Malformed(f"a payload of {size} bytes; this message may have at most {allowed}")
 
     def _expect(self, message: Message, size: int) -> tuple[Message, memoryview] | None:
-        """Begin to collect a payload that comes in chunks."""
+        """Allocate the memory of a chunked payload and wait for its chunks."""
         self._check_limit(message, size)
         if size == 0:
             return message, memoryview(b"")
         self._header = message
-        self._buffer = self._space(size).data  # aligned, as TensorFlow's zero-copy import needs
+        self._buffer = self._space(size).data  # Aligned for TensorFlow's zero-copy import.
         self._filled = 0
         return None
 
@@ -303,6 +307,8 @@ class MessageAssembler(Generic[Message]):
         return self._filled_to(self._filled + arriving.read_into(self._buffer[self._filled :]))
 
     def _filled_to(self, end: int) -> tuple[Message, memoryview] | None:
+        # A large payload leaves this process' memory in steps of at least PIECE_BYTES. Earlier
+        # calls have put away all bytes before `done`.
         done = self._filled // PIECE_BYTES * PIECE_BYTES
         self._filled = end
         if end - done >= PIECE_BYTES:
@@ -325,7 +331,7 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return (value, position behind it), or (-1, position) if there is none of <= 4 bytes."""
+    """Return (value, position after it), or (-1, position) without a value of at most 4 bytes."""
     value = 0
     for count, byte in enumerate(data[position : position + 4]):
         value |= (byte & 0x7F) << (7 * count)
@@ -335,7 +341,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _chunk_data(data: bytes) -> memoryview | None:
-    """Return the bytes of a frame encoded as `Chunk` does; None for anything else."""
+    """Return the payload bytes of a frame that `Chunk` encoded; None for any other frame."""
     if data[:1] != _CHUNK_TAG:
         return None
     length, position = _read_varint(data, 1)

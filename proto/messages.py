@@ -1,8 +1,8 @@
 """Converts between the types of `thinwire.ops` and the messages of the wire.
 
 Model signatures, fingerprints, blocks, auxiliary values and manifests of datagrams have a function
-for each direction. Everything that arrives is checked here before anything is allocated for it:
-lengths, ranges, order and enum values. An invalid message raises Malformed, and only that.
+for each direction. The functions for received messages check lengths, ranges, order and enum values
+before memory is allocated. An invalid message raises Malformed and no other exception.
 """
 
 from __future__ import annotations
@@ -59,10 +59,12 @@ __all__ = [
     "tensors_of",
 ]
 
-#: Goes into every Hello.
+#: Version of the protocol, which every Hello contains.
 PROTOCOL_VERSION = 2
 
-_MAX_ENTRIES = 1 << 40  # keeps sizes far from overflow; no real model comes near
+#: Most entries of one variable. The limit is far above any real model, and keeps sizes in bytes far
+#: from an integer overflow.
+_MAX_ENTRIES = 1 << 40
 _DTYPE_NUMBERS = {
     name: pb.ValueDtype.Value(f"VALUE_DTYPE_{name.upper()}") for name in (*VALUE_DTYPES, *FEW_BITS)
 }
@@ -72,7 +74,7 @@ _MOST_CHANNELS = 7
 
 
 def tensors_of(spec: ModelSpec) -> list[pb.Tensor]:
-    """Return the model signature that a Hello carries."""
+    """Return a model's signature for a Hello: path, shape and dtype of each variable."""
     return [
         pb.Tensor(path=tensor.path, shape=tensor.shape, dtype=tensor.dtype)
         for tensor in spec.tensors
@@ -83,15 +85,15 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
     """Return the model that a signature describes.
 
     Raises:
-        Malformed: Of a path that is empty or repeated, another dtype than float32, or a size
-            beyond any memory.
+        Malformed: A path is empty or repeated, a dtype is not float32, or a variable is larger than
+            any memory.
     """
     result: dict[str, TensorSpec] = {}
     for tensor in tensors:
         if not tensor.path or tensor.path in result:
             raise Malformed(f"variable path {tensor.path!r} is empty or repeated")
         if tensor.dtype != "float32":
-            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; only 'float32' is known")
+            raise Malformed(f"{tensor.path}: dtype {tensor.dtype!r}; expected 'float32'")
         shape = tuple(tensor.shape)
         if math.prod(shape) > _MAX_ENTRIES:
             raise Malformed(f"{tensor.path}: shape {shape} is larger than {_MAX_ENTRIES} entries")
@@ -100,7 +102,11 @@ def spec_of(tensors: Iterable[pb.Tensor]) -> ModelSpec:
 
 
 def settings_of(fingerprint: Iterable[tuple[str, str]]) -> list[pb.Setting]:
-    """Return a method fingerprint, pairs of name and canonical text, as a Hello carries it."""
+    """Return a method fingerprint for a Hello.
+
+    Args:
+        fingerprint: Pairs of a setting's name and the canonical text of its value.
+    """
     return [pb.Setting(name=name, value=value) for name, value in fingerprint]
 
 
@@ -108,15 +114,15 @@ def first_difference(
     expected: Sequence[pb.Tensor] | Sequence[pb.Setting],
     got: Sequence[pb.Tensor] | Sequence[pb.Setting],
 ) -> str | None:
-    """Return the first place where two model signatures or two fingerprints differ.
+    """Return the first difference between two model signatures or two fingerprints.
 
     Returns:
-        The field's name and both values in words, or None where all is equal.
+        A text with the field's name and both values, or None if the arguments are equal.
     """
     for number in range(min(len(expected), len(got))):
-        for name, one, other in _fields(expected[number], got[number], number):
-            if one != other:
-                return f"{name}: expected {one!r}, got {other!r}"
+        for name, expected_value, value in _fields(expected[number], got[number], number):
+            if expected_value != value:
+                return f"{name}: expected {expected_value!r}, got {value!r}"
     if len(expected) == len(got):
         return None
     longer, side = (expected, "missing") if len(expected) > len(got) else (got, "not expected")
@@ -155,7 +161,7 @@ def blocks_to_message(
     """Append the descriptions of coded blocks to a message.
 
     Returns:
-        The pieces of the payload for `frames`: for each block its index bytes, then its values.
+        The pieces of the payload for `frames`: for each block the index bytes, then the values.
     """
     pieces: list[BytesLike] = []
     for block in blocks:
@@ -178,7 +184,12 @@ def blocks_to_message(
 
 
 def dense_to_message(sizes: Sequence[int], repeated_field: _RepeatedBlocks) -> None:
-    """Append the descriptions of slots whose float32 values all travel, one after the other."""
+    """Append the descriptions of dense float32 slots.
+
+    Args:
+        sizes: Number of entries of each slot.
+        repeated_field: Block field of the message.
+    """
     for slot, size in enumerate(sizes):
         block = WireBlock(slot, size, IndexCoding.DENSE, 0, b"", "float32", 1.0, b"")
         blocks_to_message([block], repeated_field)
@@ -190,17 +201,18 @@ def blocks_from_message(
     """Decode the blocks of a push or a reply.
 
     Args:
-        blocks: Their descriptions.
-        payload: All index and value bytes, in block order.
-        sizes: Entries of each slot.
-        ranges: Whether a block may be a part of a dense one, because datagrams bring the rest.
+        blocks: Descriptions of the blocks.
+        payload: Index bytes and value bytes of all blocks, in block order.
+        sizes: Number of entries of each slot.
+        ranges: True if a block may hold ranges of a dense block, because datagrams carry the
+            missing ranges.
 
     Returns:
         One block for each description; dense values may be views of ``payload``.
 
     Raises:
-        Malformed: Slots are not ascending or out of range, lengths do not add up, or a block's
-            bytes do not decode.
+        Malformed: The slots do not ascend or are out of range, the lengths do not add up to the
+            payload, or a block's bytes cannot be decoded.
     """
     free = position = 0
     result = []
@@ -208,17 +220,21 @@ def blocks_from_message(
         end_slot = spanned(block).stop
         if not free <= block.slot < end_slot <= len(sizes):
             raise Malformed(
-                f"block of slots {block.slot} to {end_slot - 1} after {free - 1}; slots ascend "
-                f"below {len(sizes)}"
+                f"block of slots {block.slot} to {end_slot - 1} after slot {free - 1}; expected "
+                f"ascending slots below {len(sizes)}"
             )
         size = sum(sizes[block.slot : end_slot])
         free = end_slot
         middle = position + block.index_bytes
         value_dtype = _checked_dtype(block, size)
         if block.coding == pb.INDEX_CODING_RANGES and not ranges:
-            raise Malformed(f"slot {block.slot}: ranges of a dense block, and no datagrams beside")
+            raise Malformed(
+                f"slot {block.slot}: ranges of a dense block are legal only with datagrams"
+            )
         if block.slots > 1 and ranges:
-            raise Malformed(f"slot {block.slot}: a block of {block.slots} slots beside datagrams")
+            raise Malformed(
+                f"slot {block.slot}: a block of {block.slots} slots is not legal with datagrams"
+            )
         end = position + _num_bytes(block)
         if end > len(payload):
             raise Malformed(
@@ -234,16 +250,21 @@ def blocks_from_message(
 
 
 def spanned(block: pb.Block) -> range:
-    """Return the slots that a described block spans, which nobody has checked."""
+    """Return the slots that a block's description names; the slots are not checked."""
     return range(block.slot, block.slot + max(1, block.slots))
 
 
 def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireBlock, ...]:
-    """Return blocks that `blocks_from_message` has accepted as they came, to be passed on."""
-    found, position = [], 0
+    """Return received blocks in coded form, so that a relay can send them unchanged.
+
+    Args:
+        blocks: Descriptions that `blocks_from_message` has accepted.
+        payload: Index bytes and value bytes of all blocks, in block order.
+    """
+    result, position = [], 0
     for block in blocks:
         middle, end = position + block.index_bytes, position + _num_bytes(block)
-        found.append(
+        result.append(
             WireBlock(
                 slot=block.slot,
                 count=block.count,
@@ -260,17 +281,26 @@ def coded_blocks(blocks: Sequence[pb.Block], payload: memoryview) -> tuple[WireB
             )
         )
         position = end
-    return tuple(found)
+    return tuple(result)
 
 
 def rounds_to_message(
     rounds: RelayedRounds, reply: pb.Reply, chooser: IndexChooser
 ) -> list[BytesLike]:
-    """Describe rounds in a reply; return its payload. Blocks that are not coded yet are now."""
+    """Append the descriptions of relayed rounds to a reply, and encode their uncoded blocks.
+
+    Args:
+        rounds: Rounds for one worker. The worker's own updates are sent without blocks.
+        reply: Reply to the worker.
+        chooser: Encodes the blocks.
+
+    Returns:
+        The pieces of the reply's payload.
+    """
     pieces: list[BytesLike] = []
-    for each in rounds.rounds:
-        described = reply.rounds.add(rate=each.rate)
-        for place, update in enumerate(each.updates, start=1):
+    for relayed in rounds.rounds:
+        described = reply.rounds.add(rate=relayed.rate)
+        for place, update in enumerate(relayed.updates, start=1):
             is_own = rounds.is_own(update)
             blocks = () if is_own else update.blocks
             pieces += blocks_to_message(map(chooser.encode, blocks), reply.blocks)
@@ -282,45 +312,54 @@ def rounds_to_message(
 def rounds_from_message(
     reply: pb.Reply, payload: memoryview, sizes: Sequence[int]
 ) -> tuple[RepeatedRound, ...]:
-    """Decode the rounds of a reply.
+    """Decode the relayed rounds of a reply.
 
     Args:
-        reply: Describes the rounds, and the blocks of their updates, one after the other.
-        payload: All index and value bytes, in block order.
-        sizes: Entries of each slot.
+        reply: Reply with the descriptions of the rounds and of all blocks of their updates.
+        payload: Index bytes and value bytes of all blocks, in block order.
+        sizes: Number of entries of each slot.
 
     Raises:
-        Malformed: No round, one without an update, more than one own update or one that answers
-            no push, other counts than blocks, or what `blocks_from_message` refuses.
+        Malformed: The reply has no round or a round without an update, the worker's own update
+            appears twice or in a reply to a pull, the counts differ from the number of blocks, or a
+            block is invalid.
     """
-    counts = [list(each.num_blocks) for each in reply.rounds]
+    counts = [list(relayed.num_blocks) for relayed in reply.rounds]
     total = sum(map(sum, counts))
     if not counts or not all(counts) or total != len(reply.blocks):
-        raise Malformed(f"{len(reply.blocks)} blocks of {len(counts)} rounds with {total}")
-    if sum(each.own > 0 for each in reply.rounds) > (reply.step > 0):
-        raise Malformed(f"more own updates than the answer to a push of step {reply.step} can have")
-    found, first, start = [], 0, 0
+        raise Malformed(
+            f"{len(counts)} rounds announce {total} blocks, the reply has {len(reply.blocks)} "
+            "blocks; expected equal numbers and at least one update in each round"
+        )
+    # A worker adds its own update from its own copy of the last push. An own update in a reply to
+    # a pull, or a second own update, would add that push to the weights twice.
+    if sum(relayed.own > 0 for relayed in reply.rounds) > (reply.step > 0):
+        raise Malformed(f"more own updates than a reply to the push of step {reply.step} may have")
+    result, first, start = [], 0, 0
     for described, numbers in zip(reply.rounds, counts, strict=True):
         if not math.isfinite(described.rate):
-            raise Malformed(f"a round to be added at the rate {described.rate}")
+            raise Malformed(f"the rate of a round is {described.rate}; expected a finite number")
         if described.own > len(numbers) or (described.own and numbers[described.own - 1]):
-            raise Malformed(f"own update {described.own} of {numbers}; expected one without blocks")
+            raise Malformed(
+                f"own update {described.own} of a round with the block counts {numbers}; expected "
+                "the place of an update without blocks"
+            )
         updates: list[tuple[Block, ...] | None] = []
         for count in numbers:
-            own = reply.blocks[first : first + count]
-            stop = start + sum(map(_num_bytes, own))
-            updates.append(tuple(blocks_from_message(own, payload[start:stop], sizes)))
+            blocks = reply.blocks[first : first + count]
+            stop = start + sum(map(_num_bytes, blocks))
+            updates.append(tuple(blocks_from_message(blocks, payload[start:stop], sizes)))
             first, start = first + count, stop
         if described.own:
             updates[described.own - 1] = None
-        found.append(RepeatedRound(tuple(updates), described.rate))
+        result.append(RepeatedRound(tuple(updates), described.rate))
     if start != len(payload):
         raise Malformed(f"the rounds use {start} of {len(payload)} bytes of the payload")
-    return tuple(found)
+    return tuple(result)
 
 
 def _num_bytes(block: pb.Block) -> int:
-    """Return the bytes of a block in a payload; an unknown dtype is not refused here."""
+    """Return the bytes of a block in a payload; values of an unknown dtype count as 0 bytes."""
     if block.value_coding:
         return block.index_bytes + block.value_bytes
     width = VALUE_BYTES.get(_DTYPE_NAMES.get(block.value_dtype, ""), 0)
@@ -330,21 +369,22 @@ def _num_bytes(block: pb.Block) -> int:
 def carve_aux(
     payload: memoryview, count: int, expected: Iterable[int]
 ) -> tuple[memoryview, Float32 | None]:
-    """Take the auxiliary values off a payload's end.
+    """Split the auxiliary values from the end of a payload.
 
     Args:
-        payload: Of a push or a reply.
-        count: Its ``aux_count``.
-        expected: The counts that are legal here.
+        payload: Payload of a push or a reply.
+        count: ``aux_count`` of the message.
+        expected: Legal values of `count`.
 
     Returns:
-        The payload of the blocks, and a copy of the values [count] float32; None for a count of 0.
+        (payload of the blocks, auxiliary values). The values are a copy, [count] float32, or None
+        if `count` is 0.
 
     Raises:
-        Malformed: Another count than expected, or more than the payload holds.
+        Malformed: The count is not legal, or the payload has fewer bytes than the values.
     """
     if count not in expected:
-        legal = " or ".join(str(each) for each in sorted(expected))
+        legal = " or ".join(str(number) for number in sorted(expected))
         raise Malformed(f"{count} auxiliary values; expected {legal}")
     start = len(payload) - 4 * count
     if start < 0:
@@ -355,7 +395,7 @@ def carve_aux(
 
 
 def _checked_dtype(block: pb.Block, size: int) -> str:
-    """Check a block's description against its slot's size; return the name of its dtype."""
+    """Check a block's description against the size of its slots; return the values' dtype."""
     name = _DTYPE_NAMES.get(block.value_dtype)
     if name is None or block.coding not in _CODINGS:
         raise Malformed(
@@ -368,9 +408,12 @@ def _checked_dtype(block: pb.Block, size: int) -> str:
             f"for {size} entries, coding {_CODINGS[block.coding].name}"
         )
     if not block.value_coding and (block.value_bytes or name in FEW_BITS):
-        raise Malformed(f"slot {block.slot}: {block.value_bytes} bytes of plain values, {name}")
+        raise Malformed(
+            f"slot {block.slot}: value_bytes is {block.value_bytes} for plain {name} values; "
+            "expected 0 and a dtype of whole bytes"
+        )
     if not math.isfinite(block.scale):
-        raise Malformed(f"slot {block.slot}: the scale is {block.scale}")
+        raise Malformed(f"slot {block.slot}: the scale is {block.scale}; expected a finite number")
     return name
 
 
@@ -402,11 +445,11 @@ def _decode(
 
 
 def manifest_to_message(manifest: Manifest) -> pb.Manifest:
-    """Return a manifest as a Push carries it."""
+    """Return a manifest of datagrams as the message that a Push contains."""
     return pb.Manifest(
         channels=[
-            pb.Announced(channel=each.channel, first=each.first, count=each.count)
-            for each in manifest.channels
+            pb.Announced(channel=channel.channel, first=channel.first, count=channel.count)
+            for channel in manifest.channels
         ],
         k=manifest.k,
         num_blocks=manifest.num_blocks,
@@ -420,17 +463,23 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
     """Check and return the manifest of a Push.
 
     Raises:
-        Malformed: Channels do not ascend from 1 to 7, or k is no fraction.
+        Malformed: The channels do not ascend within 1..7, or k is not in 0..1.
     """
     previous = 0
-    for each in message.channels:
-        if not previous < each.channel <= _MOST_CHANNELS:
-            raise Malformed(f"datagrams of channel {each.channel} announced after {previous}")
-        previous = each.channel
-    if not 0 <= message.k <= 1:  # NaN fails as well
+    for announced in message.channels:
+        if not previous < announced.channel <= _MOST_CHANNELS:
+            raise Malformed(
+                f"datagrams of channel {announced.channel} announced after channel {previous}; "
+                "expected ascending channels from 1 to 7"
+            )
+        previous = announced.channel
+    if not 0 <= message.k <= 1:  # NaN is rejected too, because NaN fails every comparison.
         raise Malformed(f"k = {message.k} in a manifest; expected 0 to 1")
     return Manifest(
-        tuple(AnnouncedDatagrams(one.channel, one.first, one.count) for one in message.channels),
+        tuple(
+            AnnouncedDatagrams(channel.channel, channel.first, channel.count)
+            for channel in message.channels
+        ),
         message.k,
         message.num_blocks,
         message.num_skipped,
@@ -440,7 +489,12 @@ def manifest_from_message(message: pb.Manifest) -> Manifest:
 
 
 def outcome_to_message(assembled: ReassembledStep, came_late: int) -> pb.DatagramOutcome:
-    """Return the outcome of a step's datagrams; `came_late` counts those of earlier steps."""
+    """Return the outcome of one step's datagrams as the message that a Reply contains.
+
+    Args:
+        assembled: Counts of the step's datagrams and blocks.
+        came_late: Number of datagrams of earlier steps that arrived since the last push.
+    """
     return pb.DatagramOutcome(
         announced=assembled.announced,
         arrived=assembled.arrived,

@@ -1,8 +1,8 @@
-"""The port at which Prometheus, or any reader of its text format, collects a node's instruments.
+"""HTTP port where Prometheus, or a client of the same text format, reads a node's instruments.
 
-A request has one time limit for all of it, from the connection to the end of the answer, and where
-all places are taken a newcomer gets that of another (`thinwire.proto.security.fair_places`): those
-who send their requests byte by byte keep nobody out.
+One time limit covers a whole request, from the connection to the end of the answer. If all places
+are taken, a new client displaces another one (`thinwire.proto.security.fair_places`). Clients that
+send their requests byte by byte therefore cannot keep other clients out.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from thinwire.runtime.run.files import read_bounded
 from thinwire.runtime.run.settings import Run
 from thinwire.runtime.telemetry.instruments import Instrument, since
 
-#: Begins every name of ours; those of the process itself (memory, CPU, files) begin otherwise.
+#: Prefix of every Thinwire metric. Metrics of the process (memory, CPU, files) have no prefix.
 PREFIX = "thinwire_"
-#: Upper bounds of a histogram of whole numbers.
+#: Upper bounds of the buckets of a histogram of whole numbers.
 BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_MOST_READERS = 8  # at a time; whoever comes then takes the place of another
-_MOST_THREADS = 32  # with those of readers that have lost their place and are about to end
-_POLL_SECONDS = 0.1  # between two checks whether to go on; closing waits for one
-_REQUEST_SECONDS = 10.0  # for a whole request, with the TLS handshake and the answer
-#: Of a file with the name and the password of readers.
+_MOST_READERS = 8  # Readers that are served together; one more reader displaces another one.
+_MOST_THREADS = 32  # Threads of all readers, with displaced readers that are about to end.
+_POLL_SECONDS = 0.1  # Interval of the checks for a stop; `close` waits for one check.
+_REQUEST_SECONDS = 10.0  # Time limit of a whole request, with TLS handshake and answer.
+#: Largest size of the file with the readers' login, and shortest legal password, in bytes.
 _MOST_LOGIN_BYTES, _SHORTEST_PASSWORD_BYTES = 4096, 16
 
-#: Reads a node's instruments; called in the port's threads, several at a time.
+#: Function that returns a node's instruments. Several threads of the port may call it together.
 Reader = Callable[[], Sequence[Instrument]]
 
 
 def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
-    """Open a node's port if the run has one; see `MetricsPort`.
+    """Open the metrics port of a node; return None if the run has no metrics port.
 
     Args:
-        run: The run's settings.
-        node: Its name, such as worker-3.
-        read: Reads its instruments.
+        run: Settings of the run.
+        node: Name of the node, for example worker-3.
+        read: Returns the node's instruments.
     """
     if not run.metrics_port:
         return None
@@ -70,10 +70,13 @@ def open_port(run: Run, node: str, read: Reader) -> MetricsPort | None:
 
 
 def read_login(path: str) -> bytes:
-    """Return what readers have to know, as ``name:password``.
+    """Return the login that readers must send, as ``name:password``.
+
+    Args:
+        path: Path of the file with the login.
 
     Raises:
-        ConfigurationError: The file cannot be read, or holds no such line.
+        ConfigurationError: The file cannot be read, or is not one line of that form.
     """
     try:
         login = read_bounded(path, _MOST_LOGIN_BYTES).strip()
@@ -86,26 +89,32 @@ def read_login(path: str) -> bytes:
     is_line = len(login.splitlines()) == 1
     if not (is_line and name and len(password) >= _SHORTEST_PASSWORD_BYTES):
         raise ConfigurationError(
-            f"--metrics_login={path} has {len(login)} bytes that are no login; expected one line, "
-            f"name:password, with a password of {_SHORTEST_PASSWORD_BYTES} bytes at least, such as "
-            "`openssl rand -hex 32` makes."
+            f"--metrics_login={path} has {len(login)} bytes that are not a login; expected one "
+            f"line, name:password, with a password of at least {_SHORTEST_PASSWORD_BYTES} bytes, "
+            "for example from `openssl rand -hex 32`."
         )
     return login
 
 
 class MetricsPort:
-    """Answers every GET with the instruments' present values, in threads of its own.
+    """HTTP server that answers every GET with the instruments' current values.
+
+    Background threads serve the requests.
+
+    Attributes:
+        port: TCP port of the server.
 
     Args:
-        host: The address to bind.
-        port: 0 takes a free one.
+        host: Address to bind.
+        port: TCP port to bind; 0 binds a free port.
         about: Labels of `thinwire_node_info`, which identify the node.
-        read: Reads the instruments.
-        login: ``name:password`` that readers must send; empty: none.
-        credentials: Of the node; beyond this machine its certificate encrypts what is read.
+        read: Returns the node's instruments.
+        login: ``name:password`` that readers must send; empty if no login is required.
+        credentials: Credentials of the node. On an address other than loopback, the answers are
+            encrypted if the credentials have a certificate.
 
     Raises:
-        ConfigurationError: The port is taken, or the library is missing.
+        ConfigurationError: The port is in use, or prometheus_client is not installed.
     """
 
     def __init__(
@@ -129,15 +138,15 @@ class MetricsPort:
         except OSError as error:
             raise ConfigurationError(
                 f"--metrics_port={port}: cannot listen on {host_and_port(host, port)} "
-                f"({error.strerror or error}); stop the process that has it, or choose another "
-                "--metrics_port or --metrics_host. A Cluster takes one port for each of its nodes, "
-                "from this one on."
+                f"({error.strerror or error}); stop the process that uses the port, or choose "
+                "another --metrics_port or --metrics_host. A Cluster uses consecutive ports, one "
+                "for each of its nodes."
             ) from error
         self.port: int = self._server.server_address[1]
         if not is_loopback(host) and not (login and encrypts):
             lack = "no password (--metrics_login)" if encrypts else "no TLS (--tls_cert)"
             logging.warning(
-                "metrics on %s have %s: others on the network may read losses and traffic, no "
+                "metrics on %s have %s: anyone on the network may read losses and traffic, but no "
                 "weights and no keys",
                 host,
                 lack,
@@ -150,23 +159,23 @@ class MetricsPort:
         ).start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop the server and close its port."""
         self._server.shutdown()
         self._server.server_close()
 
 
 def _handler(registry: Any, login: bytes) -> type[Any]:
-    """Return the library's handler of requests, which answers those with the login alone."""
+    """Return the library's request handler, extended by a check of the login."""
     exposition = importlib.import_module("prometheus_client.exposition")
     library: type[Any] = exposition.MetricsHandler.factory(registry)
     expected = b"Basic " + base64.b64encode(login)
 
-    class Handler(library):  # type: ignore[misc]  # made by the library as it runs
+    class Handler(library):  # type: ignore[misc]  # The library makes the class at run time.
         timeout = _REQUEST_SECONDS
 
-        def do_GET(self) -> None:  # noqa: N802 - the name of the library
-            given = self.headers.get("Authorization", "").encode()
-            if login and not hmac.compare_digest(given, expected):
+        def do_GET(self) -> None:  # noqa: N802 - name in http.server
+            authorization = self.headers.get("Authorization", "").encode()
+            if login and not hmac.compare_digest(authorization, expected):
                 self.send_response(401)
                 self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
                 self.end_headers()
@@ -177,9 +186,10 @@ def _handler(registry: Any, login: bytes) -> type[Any]:
 
 
 def _tls(credentials: Credentials) -> ssl.SSLContext:
-    """Return the settings of a server with a node's certificate; ssl reads it of files alone."""
+    """Return the TLS context of a server with a node's certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.TemporaryDirectory() as folder:  # of this user alone
+    # ssl reads certificates only from files. Only this user can read the temporary folder.
+    with tempfile.TemporaryDirectory() as folder:
         certificate, key = pathlib.Path(folder, "certificate"), pathlib.Path(folder, "key")
         certificate.write_bytes(credentials.certificate)
         key.write_bytes(credentials.key)
@@ -188,7 +198,7 @@ def _tls(credentials: Credentials) -> ssl.SSLContext:
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
-    """A few readers at a time, each for a bounded time."""
+    """Server with a bounded number of readers and a time limit for each reader."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -199,7 +209,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     ) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._tls = tls
-        # Of each reader a duplicate of its socket, by which another thread may end it.
+        # Duplicates of the readers' sockets. A duplicate stays valid while another thread shuts
+        # the reader down, even if the reader's thread closes its own descriptor meanwhile.
         self._readers: FairPlaces[socket.socket] = FairPlaces()
         self._lock = threading.Lock()
         self._free_threads = threading.Semaphore(_MOST_THREADS)
@@ -217,14 +228,14 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 if self._tls is not None:
                     request = self._tls.wrap_socket(request, server_side=True)
                 super().process_request_thread(request, client_address)
-        except OSError:  # of the handshake; all others go to handle_error
+        except OSError:  # The TLS handshake failed. Other errors go to handle_error.
             self.shutdown_request(request)
         finally:
             self._free_threads.release()
 
     @contextlib.contextmanager
     def _placed(self, request: socket.socket, host: str) -> Iterator[None]:
-        """Give a reader a place, be it that of another."""
+        """Give a reader a place, and shut down the reader that it displaces."""
         reader = request.dup()
         with self._lock:
             self._end(self._readers.take(reader, address_of(host), time.monotonic(), _MOST_READERS))
@@ -236,21 +247,21 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                 reader.close()
 
     def service_actions(self) -> None:
-        """End those whose time is over (listening thread, now and then)."""
+        """Shut down readers past their time limit. The listening thread calls this at each poll."""
         with self._lock:
             self._end(self._readers.overdue(time.monotonic() - _REQUEST_SECONDS))
 
     def _end(self, readers: Sequence[socket.socket]) -> None:
         for reader in readers:
-            with contextlib.suppress(OSError):  # it has left by itself
+            with contextlib.suppress(OSError):  # The reader has already disconnected.
                 reader.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception()
-        if isinstance(error, OSError):  # of its socket: it has disconnected, or was too slow
+        if isinstance(error, OSError):  # The reader has disconnected, or was too slow.
             logging.log_every_n_seconds(
                 logging.INFO,
-                "metrics: a reader at %s left before it had its answer (%s)",
+                "metrics: the connection to a reader at %s ended before the answer was sent (%s)",
                 10,
                 client_address[0],
                 error.strerror or error,
@@ -258,7 +269,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             return
         logging.log_every_n_seconds(
             logging.WARNING,
-            "metrics: a reader at %s was not served",
+            "metrics: answering a reader at %s failed",
             10,
             client_address[0],
             exc_info=True,
@@ -266,15 +277,17 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
 
 class _Collector:
-    """Turns instruments into families of the library, counting from the start of this process."""
+    """Converts instruments to the library's metric families, relative to the process' start."""
 
     def __init__(self, library: Any, about: Mapping[str, str], read: Reader) -> None:
         self._core, self._about, self._read = library.metrics_core, dict(about), read
         self._at_start = {instrument.name: instrument for instrument in read()}
 
     def collect(self) -> Iterator[Any]:
-        """Yield families."""
-        info = self._core.InfoMetricFamily(f"{PREFIX}node", "What this process is.")
+        """Yield the metric families of all instruments."""
+        info = self._core.InfoMetricFamily(
+            f"{PREFIX}node", "Identity of this process: node, role, method and protocol version."
+        )
         info.add_metric([], self._about)
         yield info
         for instrument in self._read():
@@ -294,7 +307,7 @@ class _Collector:
 
 
 def _buckets(instrument: Instrument) -> tuple[list[tuple[str, float]], float]:
-    """Return (upper bound, how many do not exceed it) of each bucket, and the sum of all."""
+    """Return [(upper bound, count of values up to the bound)], and the sum of all values."""
     counts = {int(labels[0]): count for labels, count in instrument.values.items()}
     within = [sum(count for value, count in counts.items() if value <= most) for most in BUCKETS]
     bounds = [f"{most:.1f}" for most in BUCKETS]
@@ -303,11 +316,15 @@ def _buckets(instrument: Instrument) -> tuple[list[tuple[str, float]], float]:
 
 
 def _library() -> Any:
-    """Return prometheus_client; raises ConfigurationError where it is not installed."""
+    """Return the module prometheus_client.
+
+    Raises:
+        ConfigurationError: The package is not installed.
+    """
     try:
         return importlib.import_module("prometheus_client")
     except ImportError as error:
         raise ConfigurationError(
-            "--metrics_port needs the package prometheus-client, which is not installed here; "
-            "install it (it is among this project's dependencies), or leave the flag out."
+            "--metrics_port needs the package prometheus-client, which is not installed; install "
+            "it (it is among this project's dependencies), or leave the flag out."
         ) from error

@@ -1,12 +1,14 @@
-"""Where a shard is found that has come back on another machine.
+"""Present addresses of shards that were restarted on another machine.
 
-Nodes know shards by the addresses that they were started with. Clients resolve names anew, and look
-here, before every attempt to connect. Two more may know better:
+A node knows shards by the addresses in its command line. Before every attempt to connect, a client
+resolves host names again and looks up the present address in this module. The address has two
+sources:
 
-- An engine that moves shards keeps a file for its nodes, a line for each former address: it, a
-  blank, and the present one.
-- Shard 0 knows where the other shards listen: they announce it, with their generation. A client
-  that reaches one of them no longer requests its address from shard 0, and notes it here.
+- An engine that moves shards writes a file for its nodes. The file has one line per moved shard:
+  the original address, a blank, the present address.
+- Shard 0 knows where the other shards listen, because each shard announces its address and
+  generation. A client that cannot reach a shard requests the shard's address from shard 0 and
+  stores the answer in this module.
 """
 
 from __future__ import annotations
@@ -16,33 +18,33 @@ import pathlib
 import threading
 from collections.abc import Mapping
 
-#: Environment variable that names the file.
+#: Environment variable with the path of the engine's file.
 MOVED_VARIABLE = "THINWIRE_PS_MOVED"
 
-#: What shard 0 has answered: address that a shard was known by -> the present one.
+#: Addresses from shard 0: original address of a shard -> present address.
 _announced: dict[str, str] = {}
 
 
 def present_address(address: str) -> str:
-    """Return where the shard of an address is now: there, as long as nobody knows better.
+    """Return the present address of a shard; the original address if no other one is known.
 
     Args:
-        address: ``host:port``.
+        address: Original address of the shard, ``host:port``.
     """
     return _of_engine().get(address) or _announced.get(address, address)
 
 
 def note_announced(address: str, tried: str, present: str) -> None:
-    """Look for a shard where shard 0 knows it, after an attempt to reach it elsewhere has failed.
+    """Store the address that shard 0 knows for a shard, after a failed attempt to connect.
 
-    If it was there that the attempt failed, the next one goes to the former address again: a name
-    that a shard has for itself need not lead others there.
+    If the failed attempt used the address from shard 0, the next attempt uses the original address:
+    the host name that a shard announces may be unknown on other machines.
 
     Args:
-        address: ``host:port`` that this process was started with.
-        tried: Where the attempt went. Clients of one process that note the same at a time
-            agree by it.
-        present: By shard 0.
+        address: Original address of the shard, ``host:port``.
+        tried: Address of the failed attempt. Several clients of one process with the same failure
+            store the same result, because each compares the address that it has tried.
+        present: Address of the shard from shard 0.
     """
     if tried == present:
         _announced.pop(address, None)
@@ -56,54 +58,55 @@ def _of_engine() -> dict[str, str]:
         return {}
     try:
         lines = pathlib.Path(path).read_text().splitlines()
-    except OSError:  # nothing has moved yet
+    except OSError:  # The file is missing: no shard has moved yet.
         return {}
     return dict(line.split(" ", 1) for line in lines if " " in line)
 
 
 def moved_lines(moved: Mapping[str, str]) -> str:
-    """Return the content of the file.
+    """Return the content of the engine's file.
 
     Args:
-        moved: Former address -> the present one.
+        moved: Original address -> present address of each moved shard.
     """
     return "".join(f"{former} {present}\n" for former, present in moved.items())
 
 
 class ShardDirectory:
-    """Where the shards from 1 on listen, by their own word (any thread).
+    """Announced addresses of the shards from 1 on, kept by shard 0. Thread-safe.
 
     Args:
-        num_shards: Of the run.
+        num_shards: Number of shards of the run.
     """
 
     def __init__(self, num_shards: int) -> None:
-        self._found = [("", 0)] * (num_shards - 1)  # address and generation of each
+        self._found = [("", 0)] * (num_shards - 1)  # (address, generation) of each shard.
         self._lock = threading.Lock()
 
     @property
     def addresses(self) -> list[str]:
-        """``host:port`` of each shard from 1 on; empty: it has announced none."""
+        """Address ``host:port`` of each shard from 1 on; empty for a shard without one."""
         return [address for address, _ in self._found]
 
     def announce(self, shard: int, generation: int, address: str) -> str | None:
-        """Note where a shard listens.
+        """Store the address of a shard.
 
         Args:
-            shard: From 1.
-            generation: How often it has been restarted.
-            address: ``host:port``; empty: it announces none.
+            shard: Index of the shard, from 1.
+            generation: Number of restarts of the shard.
+            address: Address ``host:port`` of the shard; empty if the shard announces none.
 
         Returns:
-            Why it is refused: one of a later generation has come back elsewhere; None: it is not.
+            Text of the refusal if a later generation of the shard listens at another address; None
+            if the address was stored.
         """
         with self._lock:
             known, newest = self._found[shard - 1]
             if known and address != known and generation < newest:
                 return (
-                    f"generation: PS {shard} has come back at {known} as generation {newest}, and "
-                    f"this one, at {address or 'no known address'}, is generation {generation}; "
-                    "end the one that is not wanted."
+                    f"generation: PS {shard} was restarted at {known} as generation {newest}, but "
+                    f"this process, at {address or 'no known address'}, is generation {generation} "
+                    "of the same PS; end one of the two processes."
                 )
             self._found[shard - 1] = (address, generation)
             return None

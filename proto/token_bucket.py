@@ -1,4 +1,4 @@
-"""A token bucket that may go into debt: it computes how long to wait, and reads no clock."""
+"""A token bucket that allows debt. It computes waiting times and reads no clock."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 
 
 class TokenBucket:
-    """Limits what is taken per second, on average; thread-safe, so that senders can share one.
+    """Limits the average number of tokens taken per second. Thread-safe: senders may share one.
 
-    A sender first waits until `wait_seconds` is 0 and then takes, even if it takes more than the
-    bucket holds: the next sender waits for that debt. So over any span of time at most
-    ``rate * seconds + burst`` and one last amount are taken.
+    A sender first waits until `wait_seconds` is 0 and then takes its tokens, even more than the
+    bucket holds. The next sender waits until the debt is repaid. Over any span of time, at most
+    ``rate * seconds + burst`` tokens and one last amount are taken.
 
     Args:
-        rate: Tokens that are added per second; above 0.
-        burst: Tokens that the bucket holds; it starts full.
+        rate: Tokens added per second; above 0.
+        burst: Largest number of tokens in the bucket, which starts full.
 
     Source: the token bucket of RFC 2697, with debt instead of marking.
 
@@ -26,7 +26,7 @@ class TokenBucket:
 
     def __init__(self, rate: float, burst: float) -> None:
         if rate <= 0 or burst < 0:
-            raise ValueError(f"a bucket needs rate > 0 and burst >= 0, not {rate} and {burst}")
+            raise ValueError(f"expected rate > 0 and burst >= 0, got rate={rate}, burst={burst}")
         self.rate = rate
         self.burst = burst
         self._level = burst
@@ -34,12 +34,12 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def wait_seconds(self, now: float) -> float:
-        """Return how long from ``now`` on nothing may be taken; 0 while there is no debt."""
+        """Return the seconds from ``now`` until tokens may be taken; 0 without debt."""
         with self._lock:
             return max(0.0, -self._fill(now) / self.rate)
 
     def take(self, now: float, amount: float) -> None:
-        """Take an amount, if need be into debt."""
+        """Take `amount` tokens at time `now`, in seconds. The bucket may go into debt."""
         with self._lock:
             self._level = self._fill(now) - amount
 

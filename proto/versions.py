@@ -1,9 +1,10 @@
-"""Compares protocol versions: only equal ones are compatible.
+"""Compares protocol versions. Only equal versions are compatible.
 
-The Hello carries its sender's version. A receiver of another version rejects it with a message that
-both sides log. The fields that this takes are the same in all versions: `Hello.protocol_version` is
-field 1, `Refusal.reason` and `message` are fields 1 and 2, and a stream opens with these. Any other
-change of the messages makes a new version, so within a version nobody sends unknown fields.
+A Hello carries the version of its sender. A receiver with another version rejects the Hello with a
+message that both sides log. The fields for this exchange are equal in all versions:
+`Hello.protocol_version` is field 1, `Refusal.reason` is field 1 and `Refusal.message` is field 2. A
+stream always opens with Hello, or with Refusal as the answer. Any other change of the messages
+makes a new version, so a node of the same version never sends unknown fields.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _ADVICE = "install the same Thinwire on both, and start the older one again"
 
 
 def difference(theirs: int, they: str, we: str) -> str | None:
-    """Return the refusal's text for a sender of another version; None where it is the same.
+    """Return the text of the refusal for a sender of another version; None for the same version.
 
     Args:
-        theirs: The version in their first message.
-        they: Who they are, for example "the client".
-        we: Who we are, for example "this PS".
+        theirs: Version in the sender's first message.
+        they: Name of the sender in the text, for example "the client".
+        we: Name of the receiver in the text, for example "this PS".
     """
     if theirs == PROTOCOL_VERSION:
         return None
@@ -35,18 +36,24 @@ def difference(theirs: int, they: str, we: str) -> str | None:
 
 
 def unknown_fields(message: Message, they: str) -> str | None:
-    """Return the refusal's text for a first message with fields that its version does not have."""
+    """Return the text of the refusal for a first message with unknown fields; None without any.
+
+    Args:
+        message: First message of a stream.
+        they: Name of the sender in the text, for example "the client".
+    """
     numbers = unknown_field_numbers(message)
     if not numbers:
         return None
     return (
         f"{they} announces protocol_version {PROTOCOL_VERSION} and sends fields that this version "
-        f"does not have ({', '.join(map(str, numbers))}), so it is another Thinwire; {_ADVICE}."
+        f"does not have ({', '.join(map(str, numbers))}), so the two installations differ; "
+        f"{_ADVICE}."
     )
 
 
 def refusal(hello: pb.Hello) -> tuple[pb.Reason, str] | None:
-    """Return (reason, message) of a PS's refusal of another version; None for its own."""
+    """Return (reason, message) of a PS's refusal of a Hello; None if the versions are equal."""
     why = difference(hello.protocol_version, "the client", "this PS")
     why = why or unknown_fields(hello, "the client")
     return (pb.REASON_PROTOCOL_VERSION, why) if why else None

@@ -1,6 +1,6 @@
-"""The Supervisor's display of a run: a live table on a terminal, else plain lines.
+"""The Supervisor's display of a run: a live table on a terminal, otherwise plain log lines.
 
-The render functions are pure: status and evaluation in, text out.
+The render functions are pure: they take a status and an evaluation and return text.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from thinwire.ops.routing.counters import BLOCK, rows_of
 from thinwire.runtime.telemetry.evaluation import Evaluation
 from thinwire.runtime.telemetry.run_status import RunStatus, WorkerMetrics
 
-_BAR_CELLS = 20  # as wide as Keras draws it
-_RATE_WINDOW = 20  # statuses behind the rate that the ETA is made of
+_BAR_CELLS = 20  # width of Keras' progress bar
+_RATE_WINDOW = 20  # number of statuses that the rate for the ETA is computed from
 _MOST_WORKERS_SHOWN = 32
-#: Metrics outside of these bounds are shown by their power of ten.
+#: A metric is shown in scientific notation if its absolute value is outside these bounds.
 _LEAST_PLAIN, _LARGEST_PLAIN = 1e-3, 1e4
-_MOST_METRICS_SHOWN = 4  # besides the loss
+_MOST_METRICS_SHOWN = 4  # in addition to the loss
 _COLUMNS = ("id", "state", "clock", "lag", "steps/s", "loss", "up", "down", "waited")
 _DATAGRAM_COLUMNS = ("fresh", "fill")
 _STATE_STYLES = {
@@ -38,9 +38,10 @@ _STATE_STYLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """One moment of a run, ready to be shown.
+    """Status of a run at one moment, with the values that the display derives from it.
 
-    ``updates_per_second`` is recent, None when unknown. ``evaluation`` is the newest one, if any.
+    ``evaluation`` is the newest evaluation, None before the first. ``updates_per_second`` is the
+    recent rate, None if it is unknown.
     """
 
     status: RunStatus
@@ -49,23 +50,24 @@ class Progress:
 
     @property
     def eta_seconds(self) -> float | None:
-        """Time to ``iter_max`` at the recent rate; None when it is not known."""
+        """Seconds until ``iter_max`` at the recent rate; None if limit or rate is unknown."""
         if not self.status.iter_max or not self.updates_per_second:
             return None
         return max(0, self.status.iter_max - self.status.version) / self.updates_per_second
 
 
 class RateMeter:
-    """Updates per second over the last statuses."""
+    """Computes the updates per second over the last statuses."""
 
     def __init__(self) -> None:
         self._seen: collections.deque[tuple[float, int]] = collections.deque(maxlen=_RATE_WINDOW)
 
     def rate(self, status: RunStatus) -> float | None:
-        """Record a status and return the recent rate; None while there is none."""
+        """Record a status; return the recent updates per second, None while no time has passed."""
         now = (status.seconds, status.version)
         if self._seen and (now[1] < self._seen[-1][1] or now[0] < self._seen[-1][0]):
-            self._seen.clear()  # the server came back from an older snapshot
+            # The PS restarted from an older snapshot. A rate across the restart would be negative.
+            self._seen.clear()
         if not self._seen or now != self._seen[-1]:
             self._seen.append(now)
         seconds = now[0] - self._seen[0][0]
@@ -77,14 +79,14 @@ class RateMeter:
 def format_duration(seconds: float) -> str:
     """Return ``1:02:03``, ``2:03`` or ``3s``."""
     whole = int(seconds + 0.5)
-    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    hours, minutes, remainder = whole // 3600, whole // 60 % 60, whole % 60
     if hours:
-        return f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{minutes}:{rest:02d}" if minutes else f"{rest}s"
+        return f"{hours}:{minutes:02d}:{remainder:02d}"
+    return f"{minutes}:{remainder:02d}" if minutes else f"{remainder}s"
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Return bytes with a decimal unit, three digits: ``9.00 kB``, ``1.20 GB``."""
+    """Return a size with a decimal unit and three digits: ``9.00 kB``, ``1.20 GB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 999.5:
             return f"{num_bytes:.0f} B" if unit == "B" else f"{_three_digits(num_bytes)} {unit}"
@@ -93,7 +95,9 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_metric(value: float | None) -> str:
-    """Return a metric: ``0.3125``, or ``1.23e+05`` of many digits; None is not finite.
+    """Return a metric as ``0.3125``, or as ``1.23e+05`` if it is very large or small.
+
+    None stands for a value that is not finite.
 
     >>> format_metric(123456.7)
     '1.23e+05'
@@ -105,47 +109,47 @@ def format_metric(value: float | None) -> str:
 
 
 def progress_line(progress: Progress) -> str:
-    """Return a line as Keras prints it: count, bar, ETA, metrics."""
+    """Return a progress line in Keras' format: count, bar, ETA, metrics."""
     status = progress.status
-    done, whole = status.version, status.iter_max
+    done, limit = status.version, status.iter_max
     head = f"{done}"
-    if whole:
-        filled = min(_BAR_CELLS, _BAR_CELLS * done // whole)
-        head = f"{done:>{len(str(whole))}}/{whole} {'━' * filled}{'─' * (_BAR_CELLS - filled)}"
+    if limit:
+        filled = min(_BAR_CELLS, _BAR_CELLS * done // limit)
+        head = f"{done:>{len(str(limit))}}/{limit} {'━' * filled}{'─' * (_BAR_CELLS - filled)}"
     return f"{head} {' - '.join([_times(progress), *_measures(progress)])}"
 
 
 def plain_line(progress: Progress) -> str:
-    """Return one line for a log file: no bar, workers by state."""
+    """Return a progress line for a log file: without a bar, with the number of workers by state."""
     status = progress.status
     head = f"update {status.version}" + (f"/{status.iter_max}" if status.iter_max else "")
     states = collections.Counter(worker.state for worker in status.workers)
     workers = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    beside = [f"fresh {_ratio(_datagrams(status).get('fresh'))}"] if _datagrams(status) else []
-    beside += _refused(status)
+    extras = [f"fresh {_ratio(_datagrams(status).get('fresh'))}"] if _datagrams(status) else []
+    extras += _refused(status)
     traffic = f"up {format_bytes(status.bytes_up)} - down {format_bytes(status.bytes_down)}"
-    parts = [head, _times(progress), *_measures(progress), *beside, traffic]
+    parts = [head, _times(progress), *_measures(progress), *extras, traffic]
     return " - ".join([*parts, f"workers: {workers or 'none'}"])
 
 
 def worker_rows(status: RunStatus) -> list[tuple[str, ...]]:
-    """Return the cells of the workers' table: id, state, clock, lag, rate, loss, up, down, wait.
+    """Return the rows of the workers' table: id, state, clock, lag, rate, loss, up, down, wait.
 
-    Where there are datagrams, each also has its fresh and its fill ratio.
+    If the run sends datagrams, each row also has the worker's fresh ratio and fill ratio.
     """
     rows = [_worker_row(worker) for worker in status.workers[:_MOST_WORKERS_SHOWN]]
     if not (block := _datagrams(status)):
         return rows
-    known = {each.get("id"): each for each in rows_of(block, "workers")}
-    found = [known.get(worker.id, {}) for worker in status.workers]
+    datagrams_by_id = {row.get("id"): row for row in rows_of(block, "workers")}
+    datagrams = [datagrams_by_id.get(worker.id, {}) for worker in status.workers]
     return [
         (*row, *(_ratio(of_worker.get(name)) for name in _DATAGRAM_COLUMNS))
-        for row, of_worker in zip(rows, found, strict=False)
+        for row, of_worker in zip(rows, datagrams, strict=False)
     ]
 
 
 def worker_table(status: RunStatus) -> list[str]:
-    """Return the workers' table as plain lines, the head first; empty without workers."""
+    """Return the workers' table as plain lines, header first; empty if there are no workers."""
     rows = worker_rows(status)
     if not rows:
         return []
@@ -160,7 +164,7 @@ def worker_table(status: RunStatus) -> list[str]:
 
 
 def render(progress: Progress) -> Any:
-    """Return what rich shows: the table of workers above the progress line."""
+    """Return a rich renderable: the table of workers above the progress line."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -173,8 +177,8 @@ def render(progress: Progress) -> Any:
         table.add_column(
             name, justify="left" if name == "state" else "right", header_style="dim", no_wrap=True
         )
-    for worker, (number, state, *rest) in zip(status.workers, worker_rows(status), strict=False):
-        cells = [Text(number), Text(state, style=_STATE_STYLES[worker.state]), *map(Text, rest)]
+    for worker, (number, state, *numbers) in zip(status.workers, worker_rows(status), strict=False):
+        cells = [Text(number), Text(state, style=_STATE_STYLES[worker.state]), *map(Text, numbers)]
         table.add_row(*cells)
     parts: list[Any] = [table]
     hidden = len(status.workers) - _MOST_WORKERS_SHOWN
@@ -185,13 +189,13 @@ def render(progress: Progress) -> Any:
 
 
 class Dashboard:
-    """Shows the run as it goes; a context manager.
+    """Shows the progress of a run while it trains; a context manager.
 
     Args:
-        write: takes one plain line per update; default absl's log.
-        live: whether to draw a live table; default: whether standard output is a terminal that
-            can show the bar's characters.
-        console: a rich Console to draw on, for tests.
+        write: Function that receives one plain line per update; None writes to absl's log.
+        live: True to draw a live table. None draws one if standard output is a terminal that can
+            show the bar's characters.
+        console: rich Console to draw on, for tests; None for standard output.
     """
 
     def __init__(
@@ -202,21 +206,22 @@ class Dashboard:
     ) -> None:
         self._write = write or (lambda line: logging.info("%s", line))
         self.live = _can_draw() if live is None else live
-        """Whether a terminal shows every status as it comes."""
+        """True if a live table on a terminal shows every status."""
         self._console = console
         self._picture: Any = None  # rich.live.Live, between the first status and close
-        self._log_level = 0  # of the log on the terminal, before
+        self._log_level = 0  # the log handler's level before the live table started
         self._meter = RateMeter()
 
     def _start(self) -> Any:
         from rich.live import Live
 
-        # No refresh thread: the picture changes only with a new status.
+        # No refresh thread is needed: the table changes only with a new status.
         picture = Live(console=self._console, auto_refresh=False)
         picture.start()
         handler = logging.get_absl_handler()
         self._log_level = handler.level
-        handler.setLevel(max(handler.level, standard_logging.WARNING))  # lines tear the picture
+        # Log lines would break up the live table, so only warnings and errors are logged.
+        handler.setLevel(max(handler.level, standard_logging.WARNING))
         return picture
 
     def update(self, status: RunStatus, evaluation: Evaluation | None = None) -> None:
@@ -230,18 +235,18 @@ class Dashboard:
         self._picture.update(render(progress), refresh=True)
 
     def close(self) -> None:
-        """Leave the last picture standing and give the terminal back; harmless when repeated."""
+        """Stop the live table, leaving its last content on the terminal; may be called twice."""
         if self._picture is not None:
             self._picture.stop()
             self._picture = None
             logging.get_absl_handler().setLevel(self._log_level)
 
     def __enter__(self) -> Dashboard:
-        """Return itself."""
+        """Return the dashboard."""
         return self
 
     def __exit__(self, *unused: object) -> None:
-        """Close."""
+        """Close the dashboard."""
         self.close()
 
 
@@ -251,7 +256,7 @@ def _can_draw() -> bool:
 
 
 def _times(progress: Progress) -> str:
-    """Return elapsed time and, while it goes on, the ETA."""
+    """Return the elapsed time, with the stop reason after the end and the ETA before it."""
     elapsed = format_duration(progress.status.seconds)
     eta = progress.eta_seconds
     if progress.status.stop_reason is not None:
@@ -289,7 +294,7 @@ def _worker_row(worker: WorkerMetrics) -> tuple[str, ...]:
 
 
 def _refused(status: RunStatus) -> list[str]:
-    """Return a line on updates rejected by guards and on quarantines; none where there are none."""
+    """Return one line that counts rejected updates and quarantines; empty list without any."""
     block = status.policies.get("guards", {})
     counts = [
         f"{sum(by.values())} {reason} of worker {', '.join(sorted(by, key=int))}"
@@ -301,7 +306,7 @@ def _refused(status: RunStatus) -> list[str]:
 
 
 def _datagrams(status: RunStatus) -> dict[str, Any]:
-    """Return the figures of datagrams; empty where the method sends none."""
+    """Return the datagram counters of the status; empty if the method sends no datagrams."""
     return status.policies.get(BLOCK, {})
 
 

@@ -1,4 +1,4 @@
-"""The evaluator's ends of its streams: requests from shard 0, and the central model from all."""
+"""Streams of the evaluator: evaluation requests from shard 0, and the model from every shard."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.supervisor.evaluator import ModelFetcher, ModelView
 from thinwire.supervisor.shard_stream import ShardStream, open_streams
 
-#: Nothing large comes on the stream of requests.
+#: Limit of a message's payload: the stream of evaluation requests carries no weights.
 _MOST_BYTES = 1 << 16
 
 
 class EvaluationRequests:
-    """What shard 0 wants to be evaluated; a thread keeps the stream through restarts of the shard.
+    """Evaluations that shard 0 requests.
+
+    A thread reads the stream and reconnects when shard 0 restarts.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run.
     """
 
     def __init__(self, run: Run) -> None:
@@ -46,8 +48,10 @@ class EvaluationRequests:
         self._session: ClientSession | None = None
         self._fits: dict[int, pb.FitBegun] = {}
         self._histories: dict[int, str] = {}
-        self._of_scripts: set[int] = set()  # fits whose evaluations a script makes
-        self._open: dict[tuple[int, int], None] = {}  # in order
+        self._of_scripts: set[int] = set()  # fits that a worker's script evaluates
+        self._open: dict[
+            tuple[int, int], None
+        ] = {}  # unanswered requests: (fit, epoch) in order of arrival
         self._answered: dict[tuple[int, int], pb.Evaluated] = {}
         self._version = self._num_news = 0
         self._halt_cause = ""
@@ -68,61 +72,64 @@ class EvaluationRequests:
 
     @property
     def newest_fit(self) -> int:
-        """The number of the newest fit that a worker has begun; 0: none."""
+        """Number of the newest fit that a worker has begun; 0 before the first fit."""
         return max(self._fits, default=0)
 
     @property
     def has_validation(self) -> bool:
-        """Whether a worker has begun a fit with validation data."""
+        """True if a worker has begun a fit with validation data."""
         with self._changed:
             return any(fit.validates for fit in self._fits.values())
 
     @property
     def version(self) -> int:
-        """Updates applied to the central model, as of about a second ago."""
+        """Number of updates applied to the central model, about one second old."""
         return self._version
 
     @property
     def halt_cause(self) -> str:
-        """Why the run has ended; empty while it goes on."""
+        """Reason why the run ended; empty while the run continues."""
         return self._halt_cause
 
     def fit(self, number: int) -> pb.FitBegun | None:
-        """Return what workers have reported of a fit; None: it has not begun."""
+        """Return the workers' report that a fit has begun; None before the fit begins."""
         return self._fits.get(number)
 
     def is_by_script(self, number: int) -> bool:
-        """Return whether a script of a worker makes the evaluations of a fit."""
+        """Return True if a worker's script makes the evaluations of a fit."""
         fit = self._fits.get(number)
         return number in self._of_scripts or (fit is not None and fit.by_script)
 
     def history(self, number: int) -> str | None:
-        """Return what a fit has returned, as JSON, maybe empty; None: it has not returned."""
+        """Return the Keras history of a fit as JSON, maybe empty; None before the fit ends."""
         return self._histories.get(number)
 
     def take(self, newest: int) -> tuple[int, int] | None:
-        """Return the fit and the epoch of the oldest request that is not answered; None: none.
+        """Return fit and epoch of the oldest unanswered request; None if all are answered.
 
         Args:
-            newest: The fit that the evaluator has come to; those of later ones stay open.
+            newest: Number of the fit that the evaluator has reached. Requests of later fits stay
+                open.
         """
         with self._changed:
             return next((place for place in self._open if place[0] <= newest), None)
 
     @property
     def num_news(self) -> int:
-        """How many messages have come."""
+        """Number of messages received, without status reports and Waiting messages."""
         return self._num_news
 
     def wait(self, seconds: float, num_news: int) -> None:
-        """Wait for news, for so long at most.
+        """Wait until a message arrives or the time limit has passed.
 
         Args:
-            seconds: At most.
-            num_news: What was known before; no time if there is more.
+            seconds: Time limit, in seconds.
+            num_news: Value of the attribute `num_news` that the caller has seen. If more messages
+                have arrived since, return immediately.
 
         Raises:
-            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this evaluator.
+            Unreachable: Shard 0 did not answer within the reconnect timeout.
+            RequestRejected: Shard 0 rejects this evaluator.
         """
         with self._changed:
             self._changed.wait_for(
@@ -132,7 +139,7 @@ class EvaluationRequests:
                 raise self._error
 
     def report(self, evaluated: pb.Evaluated) -> None:
-        """Send an evaluation; one that answers a request closes that."""
+        """Send an evaluation to shard 0; close the request that the evaluation answers."""
         with self._changed:
             if evaluated.answers:
                 place = (evaluated.fit, evaluated.epoch)
@@ -142,7 +149,7 @@ class EvaluationRequests:
                 self._session.send_control(pb.ToServer(evaluated=evaluated))
 
     def close(self) -> None:
-        """End the stream after what has been sent."""
+        """Send the pending messages, leave the run and end the stream."""
         self._closing.set()
         with self._changed:
             session = self._session
@@ -191,8 +198,10 @@ class EvaluationRequests:
                 place = (ended.fit, ended.epoch)
                 if ended.by_script:
                     self._of_scripts.add(ended.fit)
-                elif (known := self._answered.get(place)) is not None:
-                    session.send_control(pb.ToServer(evaluated=known))
+                elif (answer := self._answered.get(place)) is not None:
+                    # A restarted shard repeats its requests. The first answer is sent again, so
+                    # that all workers get the metrics of the same model.
+                    session.send_control(pb.ToServer(evaluated=answer))
                 else:
                     self._open[place] = None
             elif body == "halt":
@@ -203,15 +212,15 @@ class EvaluationRequests:
 
 
 class CentralModel:
-    """The central model of one fit, as its shards have it.
+    """Client that pulls the central model of one fit from its shards.
 
     Args:
-        run: The run's settings.
-        run_id: Of the run.
-        spec: The shared variables.
-        layouts: Of all shards.
-        num_statistics: Numbers in the moving statistics that shard 0 averages.
-        phase: Of the script.
+        run: Settings of the run.
+        run_id: Identifier of the run.
+        spec: Specification of the shared variables.
+        layouts: Layout of every shard, in order.
+        num_statistics: Number of values in the moving statistics that shard 0 averages.
+        phase: Phase of the script's model; the shards reject a client of another phase.
     """
 
     def __init__(
@@ -232,11 +241,12 @@ class CentralModel:
         self._fetcher = ModelFetcher(spec, layouts, num_statistics, in_step)
 
     def fetch(self) -> ModelView:
-        """Return the model as it is now.
+        """Pull the current model from all shards and return it.
 
         Raises:
-            Unreachable, RequestRejected: A shard does not answer, or rejects this evaluator.
-            ConfigurationError: A shard answers with something else than its model.
+            Unreachable: A shard did not answer within the reconnect timeout.
+            RequestRejected: A shard rejects this evaluator.
+            ConfigurationError: A shard's answer is not its part of the model.
         """
         while True:
             if not self._shards or any(shard.lost.is_set() for shard in self._shards):
@@ -249,7 +259,7 @@ class CentralModel:
                     raise RequestRejected(shard.refusal)
 
     def close(self) -> None:
-        """End the streams."""
+        """Leave the run and end the streams to all shards."""
         for shard in self._shards:
             shard.session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
             shard.session.close()
@@ -275,7 +285,7 @@ class CentralModel:
 
 
 def hello_of(run: Run, shard: int, run_id: str, incarnation: int = 0) -> pb.Hello:
-    """Return the first message of an evaluator; without incarnation it only pulls."""
+    """Return an evaluator's Hello; with incarnation 0 the evaluator only pulls the model."""
     return pb.Hello(
         protocol_version=messages.PROTOCOL_VERSION,
         role=pb.ROLE_EVALUATOR,

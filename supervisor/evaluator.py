@@ -1,7 +1,7 @@
-"""Metrics of the central model over the whole test set, exactly.
+"""Exact metrics of the central model over the whole test set.
 
-`ModelFetcher` fetches the whole model from every shard; `Evaluator` computes the metrics of its
-task.
+`ModelFetcher` fetches the whole model from all shards. `Evaluator` computes the metrics of the
+model's task.
 """
 
 from __future__ import annotations
@@ -27,33 +27,36 @@ from thinwire.supervisor.shard_stream import ShardStream
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Activations of one evaluation batch may take about this much.
+#: Approximate limit of the memory for the activations of one evaluation batch.
 _MEMORY_BYTES = 256 * 2**20
-#: Batch when the shapes of the model's layers are not known.
+#: Batch size if the output shapes of the model's layers are unknown.
 _UNKNOWN_MODEL_BATCH = 1024
-#: How long to pull again while shards in lockstep answer in the middle of a round.
+#: Time limit for repeated pulls of shards that apply updates in rounds. A pull in the middle of a
+#: round returns shards at different versions.
 _SAME_VERSION_SECONDS = 2.0
 
 Weights = Sequence[Any] | Callable[[], None]
 
 
 class Evaluator:
-    """Evaluates one model again and again; compiles once.
+    """Evaluates one model repeatedly; the evaluation step is compiled once.
 
     Args:
-        model: built Keras model.
-        loss: Keras loss, or a function of (labels, outputs) giving a mean or a value per example.
-        images: [n, ...], as the model wants them; an array or thinwire.data.pipeline.lazy.Lazy.
-        labels: [n, ...], as the task has them.
-        batch_size: upper limit; cut to the test set and to memory, so that AdaComp's 100000 works.
-        task: what the model is for.
-        variables: what a list of weights given to ``evaluate`` is assigned to, in order; by default
+        model: Built Keras model.
+        loss: Keras loss, or a function of (labels, outputs) that returns a mean or one value per
+            example.
+        images: [n, ...] model inputs; an array or a thinwire.data.pipeline.lazy.Lazy.
+        labels: [n, ...] labels in the form of the task.
+        batch_size: Upper limit of the batch size. The batch is reduced to the size of the test set
+            and to the available memory, so AdaComp's value of 100000 works.
+        task: Task of the model, which defines the metrics.
+        variables: Variables that ``evaluate`` assigns a list of weights to, in order. None means
             the model's trainable variables.
-        extras: names of more metrics of the task.
+        extras: Names of the task's optional metrics to compute.
 
     Raises:
-        ConfigurationError: empty or unequal images and labels, or a batch size below 1; from
-            ``evaluate``: outputs that the task's metrics cannot be computed of.
+        ConfigurationError: The images or labels are empty or differ in number, or the batch size is
+            below 1. ``evaluate`` raises it if the task's metrics do not fit the outputs.
     """
 
     def __init__(
@@ -86,13 +89,13 @@ class Evaluator:
         self._run_batch = self._compile()
 
     def evaluate(self, weights: Weights) -> dict[str, float]:
-        """Set the weights and return their metrics over all examples, the loss after the others.
+        """Set the weights and return the metrics over all examples; the loss is the last entry.
 
         Args:
-            weights: one array per variable, or a function that sets them itself.
+            weights: One array per variable, or a function that assigns the weights.
 
         Raises:
-            ValueError: another number of arrays than variables.
+            ValueError: The number of arrays differs from the number of variables.
         """
         if callable(weights):
             weights()
@@ -104,9 +107,9 @@ class Evaluator:
         losses = []
         for start, (images, labels) in zip(self._starts(), self._batches(), strict=True):
             num_valid = min(self.batch_size, total - start)
-            found, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
-            for total_of, batch in zip(sums, found, strict=True):
-                for name, value in batch.items():
+            batch_sums, batch_loss = self._run_batch(images, labels, np.int32(num_valid))
+            for total_of, batch_sum in zip(sums, batch_sums, strict=True):
+                for name, value in batch_sum.items():
                     total_of[name] = total_of.get(name, 0.0) + np.asarray(value)
             losses.append(float(batch_loss) * num_valid)
         metrics: dict[str, float] = {}
@@ -118,23 +121,23 @@ class Evaluator:
         return range(0, len(self._images), self.batch_size)
 
     def _batches(self) -> Iterator[tuple[Any, np.ndarray]]:
-        """Yield full batches; the last is filled up, so that one compiled shape serves all."""
+        """Yield full batches; the last one wraps around, so that all batches have one shape."""
         total = len(self._images)
         chosen = [np.arange(start, start + self.batch_size) % total for start in self._starts()]
         if isinstance(self._images, Lazy):
             yield from zip(
-                self._images.walk(chosen), (self._labels[each] for each in chosen), strict=True
+                self._images.walk(chosen), (self._labels[batch] for batch in chosen), strict=True
             )
             return
         for batch in chosen:
-            # A slice costs no copy, but cannot begin again at the first example.
+            # A slice needs no copy, but it cannot wrap around to the first example.
             whole = slice(batch[0], batch[-1] + 1) if batch[0] <= batch[-1] else batch
             yield self._images[whole], self._labels[whole]
 
     def _compile(self) -> Any:
-        """Return a function of (images, labels, valid).
+        """Return a function of (images, labels, number of valid examples).
 
-        It gives the sums of every group, float64 by name, and the mean loss.
+        The function returns the float64 sums of every metric group by name, and the mean loss.
         """
         import tensorflow as tf
 
@@ -153,7 +156,7 @@ class Evaluator:
 
 
 def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:
-    """Return the loss of each example (a Keras loss would reduce it in its own way)."""
+    """Return the loss of each example, without the reduction that a Keras loss applies."""
     import keras
 
     if isinstance(loss, keras.losses.Loss):
@@ -162,32 +165,32 @@ def _loss_values(loss: Any, labels: Any, outputs: Any) -> Any:
 
 
 def _batch_that_fits(model: Any) -> int:
-    """Return how many examples' layer outputs fit in ``_MEMORY_BYTES``, at least 1."""
+    """Return the number of examples whose layer outputs fit in ``_MEMORY_BYTES``, at least 1."""
     try:
         shapes = [layer.output.shape for layer in model.layers]
         num_values = sum(math.prod(shape[1:]) for shape in shapes)
-    except (AttributeError, TypeError):  # a subclassed model, several outputs, an open dimension
+    except (AttributeError, TypeError):  # subclassed model, several outputs or an unknown dimension
         return _UNKNOWN_MODEL_BATCH
     return int(max(1, _MEMORY_BYTES // (4 * max(1, num_values))))
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelView:
-    """The whole model at one vector of versions."""
+    """The whole model, pulled from all shards."""
 
-    weights: Float32  # [num_parameters]
-    statistics: Float32 | None  # [m] moving statistics, where they are averaged
-    versions: list[int]
+    weights: Float32  # [num_parameters] float32
+    statistics: Float32 | None  # [m] moving statistics; None if shard 0 does not average them
+    versions: list[int]  # version of each shard, in applied updates
 
 
 class ModelFetcher:
     """Fetches the model from the shards.
 
     Args:
-        spec: Of the whole model.
-        layouts: Of every shard.
-        num_statistics: Numbers in the moving statistics.
-        in_step: The shards apply updates in rounds, so that one version of all can be had.
+        spec: Specification of the whole model.
+        layouts: Layout of every shard, in order.
+        num_statistics: Number of values in the moving statistics.
+        in_step: True if the shards apply updates in rounds, so that all can have one version.
     """
 
     def __init__(
@@ -197,12 +200,13 @@ class ModelFetcher:
         self._num_statistics, self._in_step = num_statistics, in_step
 
     def fetch(self, shards: Sequence[ShardStream]) -> ModelView | None:
-        """Return the model, or None if a shard does not answer.
+        """Pull the model from all shards; return None if a shard does not answer.
 
-        Of shards that step together it is at one version of all, if they let us.
+        If the shards apply updates in rounds, the pull is repeated for a limited time until all
+        shards answer with the same version.
 
         Raises:
-            ConfigurationError: A shard answers with something else than its model.
+            ConfigurationError: A shard's answer is not its part of the model.
         """
         deadline = time.monotonic() + _SAME_VERSION_SECONDS
         while True:
@@ -215,13 +219,15 @@ class ModelFetcher:
         weights = np.empty(self._spec.num_parameters, np.float32)
         versions, statistics = [], None
         for shard in shards:
-            while not shard.replies.empty():  # of a pull that was given up
+            # An earlier pull may have stopped at another shard. Its reply would be taken for the
+            # answer to this pull.
+            while not shard.replies.empty():
                 if shard.replies.get() is None:
                     return None
             shard.session.send_control(pb.ToServer(pull=pb.Pull(observe=True)))
         for shard, layout in zip(shards, self._layouts, strict=True):
-            # No deadline but the stream's own, which the shard's silence ends: a large model takes
-            # minutes over a slow link.
+            # No time limit: a large model takes minutes over a slow link. If the shard is silent,
+            # the stream ends and puts None into the queue.
             answer = shard.replies.get(timeout=None)
             if answer is None:
                 return None
@@ -239,10 +245,10 @@ class ModelFetcher:
     def _place(
         self, layout: ShardLayout, reply: pb.Reply, payload: memoryview, weights: Float32
     ) -> Float32 | None:
-        """Write a shard's part into the weights; return the statistics that came with it.
+        """Write a shard's part into the weights; return the statistics in the reply, or None.
 
         Raises:
-            Malformed: It is not the whole part.
+            Malformed: The reply does not hold the shard's whole part.
         """
         payload, aux = messages.carve_aux(payload, reply.aux_count, (0, self._num_statistics))
         sizes = [piece.size for piece in layout.slices]

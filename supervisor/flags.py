@@ -1,4 +1,4 @@
-"""Flags that only a Supervisor reads."""
+"""Flags that only the Supervisor reads."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from thinwire.runtime.run.settings import Run
 FLAGS = flags.FLAGS
 _IS_FUNCTION = FlagRule(
     lambda text: re.fullmatch(r"[\w.]+:[\w.]+", text) is not None,
-    "must be the names of a module and of its function: --on_metrics=module:function",
+    "must name a module and a function of the module: --on_metrics=module:function",
 )
-#: Flags that a script in the evaluator's role gets a value of its own for, or none.
+#: Flags that the evaluator's script does not inherit from the Supervisor: `script_words` sets some
+#: of these flags, the others keep their defaults.
 _OWN_OF_EVALUATOR = (
     "type_node",
     "model_from",
@@ -49,21 +50,21 @@ TOPICS = (
             integer(
                 "eval_interval_updates",
                 0,
-                "Also evaluate after so many applied updates; 0: by time alone.",
+                "Also evaluate after this number of applied updates; 0: by time alone.",
                 "updates",
                 low=0,
             ),
             words(
                 "advice",
                 None,
-                "The advice.json of an Advisor, whose prediction the summary compares.",
+                "The advice.json of an Advisor; summary.json compares its prediction with the run.",
                 "file",
-                unset="that in --run_dir, if there is one",
+                unset="advice.json in --run_dir, if the file exists",
             ),
             words(
                 "on_metrics",
                 None,
-                "A Python function that is called with each record: of W&B, MLflow and the like.",
+                "A Python function that is called with each record, for example for W&B or MLflow.",
                 "module:function",
                 rule=_IS_FUNCTION,
                 unset="none",
@@ -72,7 +73,7 @@ TOPICS = (
                 words(
                     "report_dir",
                     None,
-                    "Where a Supervisor keeps a copy of its records, best model and report: a "
+                    "Where the Supervisor stores a copy of its records, best model and report: a "
                     "folder, or s3://bucket/folder.",
                     "address",
                     unset="in --run_dir alone",
@@ -80,7 +81,7 @@ TOPICS = (
                 number(
                     "status_interval_seconds",
                     10.0,
-                    "Time between two lines of progress where there is no terminal.",
+                    "Time between two progress lines if the output is not a terminal.",
                     "seconds",
                     low=0.1,
                 ),
@@ -92,7 +93,13 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorFlags:
-    """How often the central model is evaluated, and the run shown."""
+    """How often the Supervisor evaluates the central model and shows progress.
+
+    Attributes:
+        eval_interval_seconds: Time between two evaluations, in seconds.
+        eval_interval_updates: Updates between two evaluations; 0 evaluates by time alone.
+        status_interval_seconds: Time between two progress lines, in seconds.
+    """
 
     eval_interval_seconds: float
     eval_interval_updates: int
@@ -100,10 +107,11 @@ class SupervisorFlags:
 
 
 def check(run: Run) -> None:
-    """Refuse a place for records that is of no use.
+    """Check that the storage of --report_dir can be used.
 
     Raises:
-        ConfigurationError: It names no storage, or one that cannot be reached, written or read.
+        ConfigurationError: The address names no storage, or the storage cannot be reached, written
+            or read.
     """
     if run.report_dir is not None:
         from thinwire.runtime.persistence.places import REPORTS, check_place
@@ -112,23 +120,23 @@ def check(run: Run) -> None:
 
 
 def read() -> SupervisorFlags:
-    """Return the Supervisor's settings."""
+    """Return the Supervisor's flags."""
     return SupervisorFlags(
         FLAGS.eval_interval_seconds, FLAGS.eval_interval_updates, FLAGS.status_interval_seconds
     )
 
 
 def script_words(run: Run) -> list[str]:
-    """Return the flags of a script that runs beside this Supervisor, and takes no GPU of a worker.
+    """Return the flags of the evaluator's script, which runs on the CPU next to the Supervisor.
 
     Args:
-        run: The run's settings.
+        run: Settings of the run.
     """
     names = [name for name in FLAGS if FLAGS[name].present and name not in _OWN_OF_EVALUATOR]
-    own = [option.name for topic in TOPICS for option in topic.options]
-    given = (FLAGS[name].serialize() for name in names if name not in own)
+    supervisor_names = [option.name for topic in TOPICS for option in topic.options]
+    flag_texts = (FLAGS[name].serialize() for name in names if name not in supervisor_names)
     return [
-        *(word for text in given for word in text.split("\n") if word),
+        *(word for text in flag_texts for word in text.split("\n") if word),
         f"--model_from={FROM_WORKER}",
         f"--nb_workers={run.nb_workers}",
         f"--ps_hosts={','.join(run.addresses)}",

@@ -1,4 +1,4 @@
-"""Prometheus instruments of a node that evaluates a run: Supervisor or Standalone."""
+"""Prometheus instruments of a node that evaluates a run: the Supervisor or Standalone."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from thinwire.runtime.telemetry.instruments import Instrument, counter, gauge
 
 
 def collect(status: run_status.RunStatus | None, evaluations: list[Evaluation]) -> list[Instrument]:
-    """Return the instruments of this moment (any thread).
+    """Return the instruments with their current values; may be called from any thread.
 
     Args:
-        status: The run's newest status from shard 0; None: there is none.
-        evaluations: All, the newest last; may grow meanwhile.
+        status: Newest status from shard 0; None before the first status.
+        evaluations: All evaluations of the run, the newest last. Another thread may append to the
+            list during the call.
     """
-    kept = evaluations.copy()
-    newest = latest(kept)
-    metrics = {name: _number(each["last"]) for name, each in ranges(kept).items()}
-    best = ranges(kept).get(ACCURACY, {}).get("max")
+    snapshot = evaluations.copy()
+    newest = latest(snapshot)
+    metrics = {name: _number(bounds["last"]) for name, bounds in ranges(snapshot).items()}
+    best = ranges(snapshot).get(ACCURACY, {}).get("max")
     return [
-        counter("evaluations", "Evaluations of the central model.", len(kept)),
+        counter("evaluations", "Evaluations of the central model.", len(snapshot)),
         gauge(
             "test_accuracy",
-            "Of the newest evaluation; 0 to 1.",
+            "Test accuracy of the newest evaluation; 0 to 1.",
             metrics.get(ACCURACY, math.nan),
         ),
         gauge(
             "best_test_accuracy",
-            "Of the best one.",
+            "Highest test accuracy of all evaluations; 0 to 1.",
             _number(best),
         ),
-        gauge("test_loss", "Of the newest evaluation.", metrics.get("loss", math.nan)),
-        gauge("test_metric", "Of the newest evaluation that has it.", metrics, "metric"),
+        gauge("test_loss", "Test loss of the newest evaluation.", metrics.get("loss", math.nan)),
+        gauge("test_metric", "Newest value of each test metric.", metrics, "metric"),
         gauge(
             "evaluated_version",
-            "Updates in the model that was evaluated last.",
+            "Updates applied to the model that was evaluated last.",
             newest.version if newest is not None else 0,
         ),
         *([] if status is None else _of_run(status)),
@@ -49,13 +50,19 @@ def _number(value: float | None) -> float:
 
 
 def _of_run(status: run_status.RunStatus) -> list[Instrument]:
-    """Return the totals of the whole run, over all incarnations of its nodes."""
+    """Return the totals of the whole run, over all incarnations of the nodes."""
     moved = {"up": status.bytes_up, "down": status.bytes_down}
     return [
-        gauge("run_updates", "Updates that are in the model.", status.version),
-        gauge("run_samples", "Examples behind these.", status.samples),
-        gauge("run_seconds", "From the first pull to the last update.", status.seconds),
-        gauge("run_bytes", "Training bytes of all nodes.", moved, "direction"),
-        gauge("run_lost_updates", "Updates that restarts undid.", status.membership.lost_updates),
-        gauge("run_ended", "1 once the run has ended.", status.stop_reason is not None),
+        gauge("run_updates", "Updates applied to the model.", status.version),
+        gauge("run_samples", "Training examples in the applied updates.", status.samples),
+        gauge("run_seconds", "Seconds from the first pull to the last update.", status.seconds),
+        gauge("run_bytes", "Training bytes that all nodes sent, by direction.", moved, "direction"),
+        gauge(
+            "run_lost_updates",
+            "Applied updates that a restart has undone.",
+            status.membership.lost_updates,
+        ),
+        gauge(
+            "run_ended", "1 after the run has ended, otherwise 0.", status.stop_reason is not None
+        ),
     ]

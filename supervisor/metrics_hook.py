@@ -1,6 +1,6 @@
-"""A function of the user's that gets every record of a run: ``--on_metrics=module:function``.
+"""Calls a user function with every record of a run: ``--on_metrics=module:function``.
 
-It runs in a thread of its own, so that neither its errors nor its slowness reach the run.
+The function runs in a separate thread, so that its errors and its delays do not affect the run.
 """
 
 from __future__ import annotations
@@ -21,42 +21,47 @@ from absl import logging
 from thinwire.ops.types import ConfigurationError
 
 END_KIND = "end"
-#: Records that wait for a slow function.
+#: Length limit of the queue of records before a slow user function; the oldest are dropped.
 _MOST_WAITING = 1000
-#: How long the end of a run waits for the function.
+#: Time that the end of a run waits for the user function to handle the queued records.
 _END_SECONDS = 30.0
 
 MetricsFunction = Callable[[dict[str, Any]], object]
 
 
 def check(text: str, folders: Sequence[pathlib.Path] = ()) -> None:
-    """Look for the module of ``module:function`` without importing it.
+    """Check that the module of ``module:function`` exists, without importing it.
 
     Args:
-        text: The value of --on_metrics.
-        folders: Where modules may lie besides the working directory and the installed ones.
+        text: Value of --on_metrics.
+        folders: Folders to search for the module, in addition to the working directory and the
+            installed packages.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: The module does not exist.
     """
     name = text.partition(":")[0]
     _look_in(folders)
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise ConfigurationError(
-            f"--on_metrics={text}: there is no module {name}; expected one that is installed, or "
-            f"{name.partition('.')[0]}.py in the working directory or beside the script."
+            f"--on_metrics={text}: there is no module {name}; expected an installed module, or "
+            f"{name.partition('.')[0]}.py in the working directory or next to the script."
         )
 
 
 def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
-    """Import the function of ``module:function``; arguments as of `check`.
+    """Import the function of ``module:function`` and return it.
+
+    Args:
+        text: Value of --on_metrics.
+        folders: Folders to search for the module, as in `check`.
 
     Raises:
-        ConfigurationError: The module cannot be imported, or has no such function.
+        ConfigurationError: The module cannot be imported, or does not have the function.
     """
     check(text, folders)
     name, _, function_name = text.partition(":")
@@ -72,20 +77,20 @@ def load(text: str, folders: Sequence[pathlib.Path] = ()) -> MetricsFunction:
         function = getattr(function, part, None)
     if not callable(function):
         raise ConfigurationError(
-            f"--on_metrics={text}: {name} has no function {function_name}; expected one that takes "
-            "a record, a dict. Name it as module:function."
+            f"--on_metrics={text}: {name} has no function {function_name}; expected a function "
+            "that takes a record, a dict. Name the function as module:function."
         )
     called: MetricsFunction = function
     return called
 
 
 class MetricsHook:
-    """Gives records to a function, in order, from a thread of its own.
+    """Passes records to a user function, in order, in a separate thread.
 
     Args:
-        text: How messages name the function.
-        function: Takes a record: a dict of plain values with ``kind``.
-        about: What every record has besides.
+        text: Name of the function in messages.
+        function: Function that takes a record: a dict of plain values with the key ``kind``.
+        about: Entries to add to every record.
     """
 
     def __init__(self, text: str, function: MetricsFunction, about: Mapping[str, Any]) -> None:
@@ -96,20 +101,20 @@ class MetricsHook:
         self._thread.start()
 
     def put(self, record: Mapping[str, Any]) -> None:
-        """Have a record given to the function; never waits. One thread calls this."""
+        """Queue a record for the function; never blocks. Call this method from one thread only."""
         if self._waiting.full():
             with contextlib.suppress(queue.Empty):
                 self._waiting.get_nowait()
             self._num_left_out += 1
             if self._num_left_out == 1:
                 logging.warning(
-                    "%s is slow: %d records wait for it; the oldest are left out from now on",
+                    "%s is slow: %d records are queued for the function; the oldest are dropped",
                     *(self._text, _MOST_WAITING),
                 )
         self._waiting.put_nowait({**record, **self._about})
 
     def close(self, timeout_seconds: float = _END_SECONDS) -> None:
-        """Give the function what waits, for so long; harmless when repeated."""
+        """Pass the queued records to the function within a time limit; may be called twice."""
         if not self._thread.is_alive():
             return
         deadline = time.monotonic() + timeout_seconds
@@ -118,7 +123,7 @@ class MetricsHook:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             logging.warning(
-                "%s has not returned within %g s; the run ends without it",
+                "%s has not returned within %g s; the run ends without waiting for the function",
                 *(self._text, timeout_seconds),
             )
         elif self._num_failed:
@@ -128,18 +133,18 @@ class MetricsHook:
         while (record := self._waiting.get()) is not None:
             try:
                 self._function(record)
-            except BaseException:  # noqa: BLE001 - whatever it is, a SystemExit too
+            except BaseException:  # noqa: BLE001 - a SystemExit must not end the run either
                 self._num_failed += 1
                 if self._num_failed == 1:
                     logging.exception(
-                        "%s raised an error for a record of kind %r; the run goes on, and further "
-                        "errors of it are only counted",
+                        "%s raised an error for a record of kind %r; the run continues, and "
+                        "further errors of the function are only counted",
                         *(self._text, record.get("kind")),
                     )
 
 
 def _look_in(folders: Sequence[pathlib.Path]) -> None:
-    """Let modules of these folders, and of the working directory, be imported."""
+    """Append the working directory and the folders to the module search path."""
     for folder in (pathlib.Path.cwd(), *folders):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))

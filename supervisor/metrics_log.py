@@ -1,7 +1,7 @@
-"""metrics.jsonl and TensorBoard scalars of one run, written by the Supervisor alone.
+"""Writers of metrics.jsonl, TensorBoard scalars and measured rounds of one run.
 
-`RoundsLog` writes ``measure/worker-N.jsonl``: a line for each round, appended as rounds arrive,
-each round once.
+Only the Supervisor writes these files. `MetricsLog` writes metrics.jsonl and the scalars.
+`RoundsLog` appends one line per round to ``measure/worker-N.jsonl``, each round once.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ class ScalarWriter(Protocol):
     """A writer of TensorBoard scalars."""
 
     def write(self, values: Mapping[str, float | None], step: int) -> None:
-        """Record values by tag at model version ``step`` and flush; unknown ones are left out."""
+        """Write values by tag at model version ``step`` and flush; None values are left out."""
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the files."""
 
 
 class MetricsLog:
-    """Appends what happens to ``metrics.jsonl``, one JSON object a line, and to TensorBoard.
+    """Appends evaluations and statuses to ``metrics.jsonl`` and to TensorBoard.
 
-    Every line has ``kind``: ``eval`` (an Evaluation), ``status`` (a RunStatus) or an event's name.
+    ``metrics.jsonl`` has one JSON object per line. Every line has ``kind``: ``eval`` (an
+    Evaluation), ``status`` (a RunStatus) or an event's name.
 
     Args:
-        run_dir: the run's directory, created when missing.
-        resume: go on with what is there and reload its evaluations; otherwise start anew.
-        scalars: replaces the TensorBoard writer, for tests.
+        run_dir: Directory of the run, created if it is missing.
+        resume: True appends to the existing files and reloads their evaluations. False deletes the
+            existing files first.
+        scalars: Writer that replaces the TensorBoard writer, for tests; None for the default.
 
     Raises:
-        ConfigurationError: on resume, the file holds evaluations of another form.
+        ConfigurationError: On resume, the file holds evaluations in another format.
     """
 
     def __init__(
@@ -73,31 +75,31 @@ class MetricsLog:
         self._previous: RunStatus | None = None
 
     def add_evaluation(self, evaluation: Evaluation) -> None:
-        """Record an evaluation of the central model."""
+        """Write an evaluation of the central model."""
         self.evaluations.append(evaluation)
         self._append({"kind": EVALUATION_KIND, **evaluation.to_dict()})
         values = {f"eval/{name}": value for name, value in evaluation.metrics.items()}
         self._scalars.write(values, evaluation.version)
 
     def add_status(self, status: RunStatus) -> None:
-        """Record the state of the run."""
+        """Write a status of the run."""
         self._append({"kind": STATUS_KIND, **status.to_dict()})
         self._scalars.write(status_scalars(status, self._previous), status.version)
         self._previous = status
 
     def close(self) -> None:
-        """Finish the files; harmless when repeated."""
+        """Close the files; may be called twice."""
         if not self._file.closed:
             with naming(self._path):
                 self._file.close()
             self._scalars.close()
 
     def __enter__(self) -> MetricsLog:
-        """Return itself."""
+        """Return the log."""
         return self
 
     def __exit__(self, *unused: object) -> None:
-        """Close."""
+        """Close the log."""
         self.close()
 
     def _append(self, document: Mapping[str, Any]) -> None:
@@ -110,12 +112,14 @@ def status_scalars(status: RunStatus, previous: RunStatus | None) -> dict[str, f
     """Return TensorBoard values by tag.
 
     Args:
-        status: now.
-        previous: the status recorded before it; ``sync/`` means what happened since.
+        status: Status to write.
+        previous: Status written before, None for the first. The ``sync/`` values cover the time
+            between the two statuses.
     """
     pushes, wait_seconds = status.pushes, _wait_seconds(status)
     delays, weighted = status.staleness.total, status.staleness.mean * status.staleness.total
-    # A restarted server may count less than before: then the totals are all there is.
+    # A PS that restarted from an older snapshot may count fewer pushes than before. A difference
+    # would be negative, so the totals are used.
     if previous is not None and previous.pushes < pushes:
         pushes -= previous.pushes
         wait_seconds -= _wait_seconds(previous)
@@ -150,12 +154,13 @@ def _wait_seconds(status: RunStatus) -> float:
 
 
 def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
-    """Return the whole lines of a metrics file and their length in bytes.
+    """Return the complete lines of a metrics file and the length of these lines in bytes.
 
-    Reading stops at the first line that is not a JSON object: a killed writer tears the last one.
+    Reading stops at the first line that is not a JSON object, because a killed writer leaves an
+    incomplete last line.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     documents: list[dict[str, Any]] = []
     num_bytes = 0
@@ -172,7 +177,7 @@ def read_lines(path: pathlib.Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
-    """Return the evaluations among the lines, in order; raises ValueError for an ill-formed one."""
+    """Return the evaluations among the lines, in order; raise ValueError for a malformed line."""
     return [
         Evaluation.from_dict({name: value for name, value in line.items() if name != "kind"})
         for line in documents
@@ -181,40 +186,42 @@ def evaluations_in(documents: list[dict[str, Any]]) -> list[Evaluation]:
 
 
 def _reload(path: pathlib.Path) -> list[Evaluation]:
-    """Read earlier evaluations and cut a torn end off, so that appending starts a new line."""
+    """Read earlier evaluations and cut off an incomplete last line, so that new lines append."""
     if not path.exists():
         return []
     documents, num_bytes = read_lines(path)
     torn_bytes = path.stat().st_size - num_bytes
     if torn_bytes:
-        logging.warning("%s: dropped %d bytes of a torn end.", path, torn_bytes)
+        logging.warning("%s: dropped %d bytes of an incomplete last line.", path, torn_bytes)
         os.truncate(path, num_bytes)
     try:
         return evaluations_in(documents)
     except ValueError as error:
         raise ConfigurationError(
             f"{path} is not a metrics file of this version: {error}. "
-            "Start anew with --overwrite or choose another --run_dir."
+            "Start a new run with --overwrite or choose another --run_dir."
         ) from error
 
 
 class RoundsLog:
-    """Appends the rounds of all workers.
+    """Appends the measured rounds of all workers.
 
-    Within one life of a worker rounds are numbered in order, so what is not newer than the last
-    line has been written before, by this Supervisor or an earlier one.
+    Within one incarnation of a worker, rounds are numbered in ascending order. A round whose number
+    is not above the last written number was written before and is skipped.
 
     Args:
-        run_dir: Of the run; nothing is made there before the first round.
+        run_dir: Directory of the run; files are created when the first round arrives.
     """
 
     def __init__(self, run_dir: pathlib.Path) -> None:
         self._run_dir = run_dir
         self._files: dict[int, TextIO] = {}
-        self._last: dict[int, dict[str, int]] = {}  # worker -> its life -> last round written
+        self._last: dict[
+            int, dict[str, int]
+        ] = {}  # worker -> incarnation -> number of the last written round
 
     def add(self, worker: int, batch: str) -> None:
-        """Append a batch of a worker; one that cannot be read is logged and left out."""
+        """Append a batch of a worker's rounds; log and skip a batch that cannot be read."""
         try:
             rounds = unpack(batch)
         except ValueError as error:
@@ -226,17 +233,17 @@ class RoundsLog:
             self._open(worker)
         last = self._last[worker]
         new = []
-        for each in rounds:
-            if each.num_iters > last.get(each.life, 0):
-                last[each.life] = each.num_iters
-                new.append(line_of(each))
+        for row in rounds:
+            if row.num_iters > last.get(row.life, 0):
+                last[row.life] = row.num_iters
+                new.append(line_of(row))
         if new:
             with naming(rounds_of(self._run_dir, worker)):
                 self._files[worker].write("".join(new))
                 self._files[worker].flush()
 
     def close(self) -> None:
-        """Finish the files; harmless when repeated."""
+        """Close the files; may be called twice."""
         for worker, file in self._files.items():
             with naming(rounds_of(self._run_dir, worker)):
                 file.close()
@@ -248,7 +255,9 @@ class RoundsLog:
         last = self._last[worker] = {}
         if path.exists():
             lines, num_bytes = read_lines(path)
-            os.truncate(path, num_bytes)  # of a torn end
+            # A killed writer leaves an incomplete last line. The next round must not be appended to
+            # that line.
+            os.truncate(path, num_bytes)
             for line in lines:
                 number, life = line.get("num_iters"), str(line.get("life", ""))
                 if type(number) is int:
@@ -257,11 +266,11 @@ class RoundsLog:
 
 
 def read_rounds(path: pathlib.Path) -> list[Round]:
-    """Return the rounds of one worker's file, in order; a torn last line is left out.
+    """Return the rounds of one worker's file, in order; skip an incomplete last line.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: A line is not a round of this version.
+        ValueError: A line is not a round in the format of this version.
     """
     lines, _ = read_lines(path)
     return [Round.from_dict(line, f"{path.name}:{n}") for n, line in enumerate(lines, 1)]

@@ -1,4 +1,4 @@
-"""Copies the records of a run to --report_dir, in a thread of its own."""
+"""Copies the records of a run to --report_dir, in a separate thread."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from thinwire.runtime.run.lock import LockOwner
 
 
 class Publisher:
-    """Publishes files of a run directory; a newer content of a file takes the place of an older.
+    """Copies files of a run directory to another storage; new content replaces older content.
 
-    What the directory lacks of what was published before is put there first, so that a Supervisor
-    on another machine continues the records.
+    Published files that the run directory lacks are copied into the run directory first, so that a
+    Supervisor on another machine continues the records.
 
     Args:
-        run_dir: Of the run.
-        address: --report_dir.
-        begins_anew: Remove what was published before.
+        run_dir: Directory of the run.
+        address: Value of --report_dir.
+        begins_anew: True removes the files that an earlier Supervisor published.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -48,13 +48,16 @@ class Publisher:
         threading.Thread(target=self._run, name="publisher", daemon=True).start()
 
     def put(self, names: Iterable[str]) -> None:
-        """Have files published soon, as they are now; one that is not there is left out.
+        """Read files now and publish the content soon; files that do not exist are skipped.
+
+        Args:
+            names: Paths of the files, relative to the run directory.
 
         Raises:
-            Fenced: A successor publishes there.
+            Fenced: Another Supervisor publishes to this address.
         """
-        found = {name: self._run_dir / name for name in names}
-        files = {name: path.read_bytes() for name, path in found.items() if path.is_file()}
+        paths = {name: self._run_dir / name for name in names}
+        files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
         with self._wake:
             if isinstance(self._failure, Fenced):
                 raise self._failure
@@ -63,10 +66,11 @@ class Publisher:
             self._wake.notify_all()
 
     def flush(self) -> None:
-        """Wait until everything is published; what could not be is tried once more.
+        """Wait until all files are published; files that failed are tried once more.
 
         Raises:
-            ConfigurationError: It could not be (Fenced: a successor publishes there).
+            ConfigurationError: Some files could not be published. The subclass Fenced means that
+                another Supervisor publishes to this address.
         """
         with self._wake:
             self._wake.wait_for(lambda: not self._due and not self._busy)
@@ -78,8 +82,8 @@ class Publisher:
             raise failure
         if failure is not None:
             raise ConfigurationError(
-                f"--{REPORTS}={self._address}: {failure}. The records lie whole in "
-                f"{self._run_dir}; make that storage reachable and writable, and copy them there."
+                f"--{REPORTS}={self._address}: {failure}. {self._run_dir} has "
+                "the complete records; make the storage reachable and writable, and copy the files."
             )
 
     def _run(self) -> None:
@@ -94,7 +98,9 @@ class Publisher:
                 failure = error
                 logging.error("cannot publish %s: %s", ", ".join(files), error)
             with self._wake:
-                if failure is not None:  # with the next ones
+                # Files that failed are published with the next call. Newer content of a file must
+                # win over the content that failed.
+                if failure is not None:
                     self._next = files | self._next
                 self._failure, self._busy = failure, False
                 self._wake.notify_all()

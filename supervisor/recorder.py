@@ -1,4 +1,4 @@
-"""The records of a run: evaluations, best model, summary, report."""
+"""Recorder of a run: writes evaluations, the best model, the summary and the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BEST = "best.keras"
 
 
 def about(run: Run) -> dict[str, Any]:
-    """Return the settings that summary.json has besides a run's figures."""
+    """Return the settings that summary.json lists in addition to the measurements of a run."""
     if run.model_is_offered:
         return launched_with(run.run_dir)
     return {
@@ -46,21 +46,21 @@ def about(run: Run) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes the records of one run directory."""
+    """Writes the records of a run into its run directory."""
 
     def __init__(
         self, run: Run, scorer: ModelScorer | None, publisher: Publisher | None = None
     ) -> None:
-        """Open the records, continuing those of an earlier process.
+        """Open the records; append to the records of an earlier process.
 
         Args:
-            run: The run's settings.
-            scorer: Evaluates the model here; None: `evaluate` is never called.
-            publisher: Copies the records elsewhere; None: they lie in the run directory alone.
+            run: Settings of the run.
+            scorer: Evaluates the model in this process; None if `evaluate` is never called.
+            publisher: Copies the records to --report_dir; None without that flag.
 
         Raises:
-            ConfigurationError: Records, or an Advisor's file, that are none of this version, or no
-                function for --on_metrics.
+            ConfigurationError: The records or the Advisor's file have another version's format, or
+                the function of --on_metrics cannot be loaded.
         """
         self._run, self._scorer, self._publisher = run, scorer, publisher
         self._advice = predictions.of_run(run)
@@ -74,16 +74,16 @@ class Recorder:
 
     @property
     def latest(self) -> Evaluation | None:
-        """The newest evaluation."""
+        """The newest evaluation; None before the first."""
         return latest(self.evaluations)
 
     def status(self, status: run_status.RunStatus) -> None:
-        """Log a status document."""
+        """Write a status to the records."""
         self._log.add_status(status)
         self._publish({"kind": STATUS_KIND, **status.to_dict()})
 
     def rounds(self, worker: int, batch: str) -> None:
-        """Log a batch of a worker's rounds."""
+        """Write a batch of a worker's measured rounds."""
         self._rounds.add(worker, batch)
 
     def evaluate(
@@ -94,14 +94,14 @@ class Recorder:
         final: bool,
         statistics: Float32 | None = None,
     ) -> Evaluation:
-        """Evaluate on the whole test set, and record the result; keep the model if it is the best.
+        """Evaluate on the whole test set and record the result; save the model if it is the best.
 
         Args:
-            status: Of the run at this moment.
-            weights: [num_parameters] float32.
-            versions: Of each shard.
-            final: The run is over.
-            statistics: [m] float32 moving statistics; None leaves the model's as they are.
+            status: Current status of the run.
+            weights: [num_parameters] float32 weights of the central model.
+            versions: Version of each shard that the weights came from.
+            final: True if the run has ended.
+            statistics: [m] float32 moving statistics; None does not change the model's statistics.
         """
         if self._scorer is None:
             raise RuntimeError("this run has no model to evaluate")
@@ -123,13 +123,13 @@ class Recorder:
         versions: Sequence[int],
         final: bool = False,
     ) -> Evaluation:
-        """Record metrics that somebody has computed of the central model.
+        """Record metrics of the central model and return the evaluation.
 
         Args:
-            status: Of the run at this moment.
-            metrics: By name, at least one.
-            versions: Of each shard, that the model was at.
-            final: The run is over.
+            status: Current status of the run.
+            metrics: Value by metric name; at least one metric.
+            versions: Version of each shard in the evaluated model.
+            final: True if the run has ended.
         """
         evaluation = Evaluation(
             version=versions[0],
@@ -153,12 +153,14 @@ class Recorder:
             " (final)" if final else "",
         )
         self._copy(METRICS_FILE)
-        if self.evaluations[0].version != evaluation.version:  # several may have one version
+        # Several evaluations of one version may arrive, each with different metrics. The target is
+        # checked from the second version on, when all metrics of the first version are recorded.
+        if self.evaluations[0].version != evaluation.version:
             self._check_target()
         return evaluation
 
     def has_reached_target(self) -> bool:
-        """Return whether the newest evaluation has reached the run's target; logs that it has."""
+        """Return True, and log it, if the newest evaluation has reached the run's target."""
         target, newest = self._run.target, self.latest
         if target is None or newest is None or not target.is_reached(newest.metrics):
             return False
@@ -167,37 +169,39 @@ class Recorder:
         return True
 
     def _check_target(self) -> None:
-        """Warn once of a target that no evaluation has."""
+        """Warn once if no evaluation has the target's metric."""
         target, names = self._run.target, names_in(self.evaluations)
         if target is None or not names or self._warned or find_name(names, target.metric):
             return
         self._warned = True
         logging.warning(
-            "--target=%s: the evaluations have no %s, so it does not end the run; they have %s. "
-            "Name one of these, or compile the model with that metric.",
+            "--target=%s: the evaluations have no %s, so the target does not end the run; the "
+            "evaluations have %s. Name one of these, or compile the model with that metric.",
             *(target, target.metric, ", ".join(names)),
         )
 
     def _best(self, goal: Target) -> float | None:
-        """Return the best value so far of a metric; None: there is none."""
-        found = (find(each.metrics, goal.metric) for each in self.evaluations)
-        return goal.best((value for value in found if value is not None), default=None)
+        """Return the best value so far of the goal's metric; None if no evaluation has it."""
+        values = (find(evaluation.metrics, goal.metric) for evaluation in self.evaluations)
+        return goal.best((value for value in values if value is not None), default=None)
 
     def finish(self, status: run_status.RunStatus) -> None:
         """Write summary.json and the report.
 
         Raises:
-            ConfigurationError: They could not be copied elsewhere.
+            ConfigurationError: The records could not be copied to --report_dir.
         """
         self._check_target()
         self.status(status)
         summary = run_status.summarise(status, self.evaluations, self._run.target)
         summary |= about(self._run) | {SETTINGS: deciding_settings(self._run)}
         if self._advice is not None:
-            path, found = self._advice
-            block = predictions.outcome(found, self._run, status, summary)
+            path, prediction = self._advice
+            block = predictions.outcome(prediction, self._run, status, summary)
             summary["advice"] = {"file": str(path), **block}
-            logging.info("beside %s: %s", path, predictions.in_words(block))
+            logging.info(
+                "compared with the prediction in %s: %s", path, predictions.in_words(block)
+            )
         write_json_atomically(self._run.run_dir / "summary.json", summary)
         self._publish({"kind": metrics_hook.END_KIND, "run_id": status.run_id, **summary})
         self.close()
@@ -208,25 +212,25 @@ class Recorder:
             self._publisher.flush()
 
     def close(self) -> None:
-        """Flush the logs."""
+        """Close the files and stop the --on_metrics thread."""
         self._log.close()
         self._rounds.close()
         if self._hook is not None:
             self._hook.close()
 
     def _copy(self, *names: str) -> None:
-        """Have files kept at --report_dir, too."""
+        """Copy files to --report_dir, if the flag is set."""
         if self._publisher is not None:
             self._publisher.put(names)
 
     def _publish(self, record: Mapping[str, Any]) -> None:
-        """Give a record to the function of --on_metrics, if there is one."""
+        """Pass a record to the function of --on_metrics, if the flag is set."""
         if self._hook is not None:
             self._hook.put(record)
 
 
 def _hook_of(run: Run, text: str) -> metrics_hook.MetricsHook:
-    """Return the hook of --on_metrics; raises ConfigurationError."""
+    """Return the hook for --on_metrics; raise ConfigurationError if the function is missing."""
     script = launched_with(run.run_dir).get("script", {}).get("path")
     folders = [pathlib.Path(script).parent] if script else []
     function = metrics_hook.load(text, folders)

@@ -1,6 +1,6 @@
-"""The Supervisor role: follows a run through shard 0, evaluates it and writes its records.
+"""The Supervisor role: follows a run through shard 0, evaluates the model and writes the records.
 
-Training continues if it dies; started again it continues its records.
+Training continues if the Supervisor dies. A restarted Supervisor appends to the existing records.
 """
 
 from __future__ import annotations
@@ -56,27 +56,29 @@ from thinwire.supervisor.shard_stream import Batches, ShardStream, open_streams
 if TYPE_CHECKING:
     from thinwire.supervisor.scorer import ModelScorer
 
-_NO_MODEL_BYTES = 1 << 16  # of a stream that no model comes by
-_RECORD_SECONDS = 5.0  # between two status lines in metrics.jsonl
-#: How long to wait for the last reports of a run that has ended.
+_NO_MODEL_BYTES = 1 << 16  # payload limit of a stream that carries no model
+_RECORD_SECONDS = 5.0  # interval between two status lines in metrics.jsonl
+#: Time limit for the last reports of a run that has ended.
 _END_SECONDS = 3.0
-#: How long the evaluator may take for the final model; a PS waits about as long.
+#: Time limit for the evaluation of the final model. A PS waits about as long for the result.
 _FINAL_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class WatchedModel:
-    """The model that a Supervisor evaluates."""
+    """Model that the Supervisor evaluates."""
 
     spec: ModelSpec
-    num_statistics: int  # numbers in the moving statistics
+    num_statistics: int  # number of values in the moving statistics
 
 
 def main(run: Run) -> int:
-    """Watch until the run has ended; return the exit code.
+    """Follow the run until it has ended; return the exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected: See their exit codes.
+        ConfigurationError: A flag, the data set or the records in the run directory are invalid.
+        Unreachable: A shard did not answer within the reconnect timeout.
+        RequestRejected: A shard rejected this Supervisor.
     """
     publisher = None
     if run.report_dir is not None:
@@ -90,15 +92,15 @@ def main(run: Run) -> int:
 
 
 def _model_of(run: Run) -> tuple[WatchedModel, ModelScorer]:
-    """Return the model that the flags name, and what evaluates it on the whole test set."""
-    from thinwire.supervisor.scorer import ModelScorer  # not where nothing is evaluated
+    """Return the model that the flags name, and its scorer on the whole test set."""
+    from thinwire.supervisor.scorer import ModelScorer  # loads TensorFlow, so only if needed
 
     shared = SharedModel(run.model, run.seed)
     if shared.statistics and not run.method.bn_sync:
         logging.warning(
-            "--nobn_sync: BatchNorm's moving statistics stay on the workers, so this model is "
-            "evaluated and saved with the initial ones, and its accuracy means little. Leave out "
-            "--nobn_sync to evaluate it as it is trained."
+            "--nobn_sync: BatchNorm's moving statistics stay on the workers. The model is "
+            "evaluated and saved with the initial statistics, so its accuracy is not meaningful. "
+            "Leave out --nobn_sync to evaluate the model with the trained statistics."
         )
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("test",))
     check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
@@ -110,9 +112,9 @@ class _Watcher:
     """One Supervisor process.
 
     Args:
-        run: The run's settings.
-        model: What it evaluates; None: it looks at shard 0 alone, and evaluates nothing.
-        recorder: Of the run.
+        run: Settings of the run.
+        model: Model to evaluate; None to follow shard 0 only and evaluate nothing.
+        recorder: Recorder of the run.
     """
 
     def __init__(self, run: Run, model: WatchedModel | None, recorder: Recorder) -> None:
@@ -129,16 +131,16 @@ class _Watcher:
         self.shards: list[ShardStream] = []
         self.interrupted = threading.Event()
         self._diallers = [self._dialler(number, limit) for number, limit in enumerate(limits)]
-        # A launcher that follows this process shows its progress, and nobody else does.
+        # If a launcher follows this process, it shows these lines as the progress of the run.
         self.dashboard = Dashboard(_write_line) if self._is_followed else Dashboard()
         self.run_id = ""
         self.rounds: Batches = queue.SimpleQueue()
         self.script_evaluator = ScriptEvaluator(run) if run.model_is_offered else None
-        # Metrics and versions of the newest evaluation, if a script has made it.
+        # Metrics and versions of the newest evaluation; None if no script made that evaluation.
         self._of_script: tuple[dict[str, float], list[int]] | None = None
-        self._is_known_alive = False  # to shard 0: the evaluator's process
-        self._first_version: int | None = None  # in the first status that has come
-        self._shown: run_status.RunStatus | None = None  # the newest status that was shown
+        self._is_known_alive = False  # evaluator state that shard 0 knows
+        self._first_version: int | None = None  # version in the first status received
+        self._shown: run_status.RunStatus | None = None  # status shown last
         self._due = {"show": 0.0, "record": 0.0}
 
     @property
@@ -146,7 +148,7 @@ class _Watcher:
         return self._fetcher is None and not sys.stdout.isatty()
 
     def watch(self) -> int:
-        """Connect, evaluate until the end, write the records."""
+        """Connect, evaluate until the run ends and write the records; return the exit code."""
         port = open_port(self.run, "supervisor-0", self._instruments)
         with handle_signals(self._interrupt):
             try:
@@ -176,10 +178,11 @@ class _Watcher:
         return collect(status, self.recorder.evaluations)
 
     def _connect(self) -> None:
-        """Join every shard, patiently.
+        """Connect to every shard.
 
         Raises:
-            Unreachable, RequestRejected: A shard does not answer, or rejects this Supervisor.
+            Unreachable: A shard did not answer within the reconnect timeout.
+            RequestRejected: A shard rejects this Supervisor.
         """
         patience = self.run.reconnect_timeout_seconds
         self.shards = open_streams(self._diallers, patience, self.rounds, self._note_welcome)
@@ -187,10 +190,10 @@ class _Watcher:
             self._offer_evaluator(self.script_evaluator.why_not)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        self.run_id = welcome.run_id  # which the next Hello names
+        self.run_id = welcome.run_id  # sent in the next Hello
 
     def _offer_evaluator(self, why_not: str) -> None:
-        """Let shard 0 know whether there will be an evaluator, or why not, and whether it runs."""
+        """Report to shard 0 if an evaluator is available, the reason if not, and if it runs."""
         evaluator = self.script_evaluator
         self._is_known_alive = evaluator is not None and evaluator.is_alive
         offer = pb.Evaluator(available=not why_not, message=why_not, starting=self._is_known_alive)
@@ -219,7 +222,7 @@ class _Watcher:
     # -- watching ---------------------------------------------------------------------------
 
     def _observe(self) -> None:
-        """Evaluate at the interval until the run ends or shard 0 is gone for good."""
+        """Evaluate at the interval until the run ends or a lost shard does not come back."""
         next_at, last_version = time.monotonic(), -1
         while not self._ended():
             if any(shard.lost.is_set() for shard in self.shards) and not self._reconnect():
@@ -236,7 +239,7 @@ class _Watcher:
             self.interrupted.wait(0.1)
 
     def _show(self, status: run_status.RunStatus) -> None:
-        """Show and record a new status, each at its own pace."""
+        """Show and record a new status, both at separate intervals."""
         now = time.monotonic()
         if status is self._shown:
             return
@@ -255,7 +258,7 @@ class _Watcher:
             self.recorder.rounds(*self.rounds.get())
 
     def _tend_evaluator(self) -> None:
-        """Have an evaluator of a script while one is wanted; record what it finds, and its end."""
+        """Run the evaluator while fits need validation; record its results and report its end."""
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None:
             return
@@ -267,16 +270,16 @@ class _Watcher:
         if shard.halt_cause:
             return
         if why := evaluator.tend():
-            logging.error("%s; training goes on without evaluations", why)
+            logging.error("%s; training continues without evaluations", why)
             self._offer_evaluator(why)
         elif evaluator.is_alive != self._is_known_alive:
             self._offer_evaluator(evaluator.why_not)
 
     def _has_trained(self) -> bool:
-        """Return whether an update was applied since this Supervisor came.
+        """Return True if an update was applied after this Supervisor connected.
 
-        A script reports that its fit validates before its first step. So scripts that train, and
-        have reported none, need no evaluator now.
+        A script reports validation data before the first step of its fit. So scripts that train
+        without that report need no evaluator.
         """
         status = self.shards[0].status
         if status is None:
@@ -286,26 +289,30 @@ class _Watcher:
         return status.version > self._first_version
 
     def _record_evaluations(self) -> None:
-        """Record what the evaluator has found, each once, whoever has recorded it."""
+        """Record the received evaluations; skip those that the records already have."""
         shard = self.shards[0]
         while shard.status is not None and not shard.evaluated.empty():
-            found = shard.evaluated.get()
-            versions = list(found.versions)
-            same = [each for each in self.recorder.evaluations if each.versions == versions]
-            metrics, known = numbers_of(found.metrics), [each.final for each in same]
-            if not found.fit:  # by a function of the script, which may be one of several
-                known = [False for each in same if each.metrics.keys() == metrics.keys()]
-            if not found.metrics or any(known) or (known and not found.final):
+            evaluated = shard.evaluated.get()
+            versions = list(evaluated.versions)
+            # An evaluation is repeated after a restart of shard 0 or of this Supervisor. The
+            # records keep at most one evaluation per version, and one more that is final.
+            recorded = [item for item in self.recorder.evaluations if item.versions == versions]
+            metrics, is_final = numbers_of(evaluated.metrics), [item.final for item in recorded]
+            if not evaluated.fit:
+                # Several functions of the script may evaluate one version. They differ by metrics.
+                is_final = [False for item in recorded if item.metrics.keys() == metrics.keys()]
+            if not evaluated.metrics or any(is_final) or (is_final and not evaluated.final):
                 continue
-            self.recorder.record(shard.status, metrics, versions, found.final)
-            self._of_script = (metrics, versions) if found.by_script else None
-            if not found.final:
+            self.recorder.record(shard.status, metrics, versions, evaluated.final)
+            self._of_script = (metrics, versions) if evaluated.by_script else None
+            if not evaluated.final:
                 self._end_at_target()
 
     def _record_final_of_script(self) -> None:
-        """Record what a script has evaluated last as final, if the run has ended with that model.
+        """Record a script's last evaluation as final if it is of the run's final model.
 
-        An evaluator makes another evaluation then. A script evaluates within its fit alone.
+        An evaluator process evaluates the final model separately. A script evaluates only during
+        its fit.
         """
         status = self.shards[0].status
         if status is None or self._of_script is None:
@@ -315,7 +322,7 @@ class _Watcher:
             self.recorder.record(status, metrics, versions, True)
 
     def _await_evaluator(self) -> None:
-        """Give the evaluator time for the model that the run ended with; record what it finds."""
+        """Wait for the evaluation of the final model and record the result."""
         evaluator, shard = self.script_evaluator, self.shards[0]
         if evaluator is None or shard.halt_cause not in END_REASONS:
             return
@@ -337,10 +344,10 @@ class _Watcher:
         return self.interrupted.is_set() or bool(self.shards[0].halt_cause)
 
     def _check_place(self) -> None:
-        """End if another Supervisor has taken this one's place.
+        """Close the records if a shard has rejected this Supervisor.
 
         Raises:
-            RequestRejected: There is one.
+            RequestRejected: Another Supervisor follows the run, or the shard has another reason.
         """
         for shard in self.shards:
             if shard.refusal is not None:
@@ -353,7 +360,7 @@ class _Watcher:
 
     def _reconnect(self) -> bool:
         self._check_place()
-        logging.warning("lost the PS; looking for it for %g s", self.run.reconnect_timeout_seconds)
+        logging.warning("lost the PS; reconnecting for %g s", self.run.reconnect_timeout_seconds)
         for shard in self.shards:
             shard.session.close(0.0)
         try:
@@ -364,11 +371,11 @@ class _Watcher:
         return True
 
     def _evaluate(self, status: run_status.RunStatus, final: bool = False) -> int:
-        """Pull and evaluate; return the version, or the last one if the pull failed."""
+        """Pull and evaluate the model; return its version, or the status's if the pull failed."""
         view = None if self._fetcher is None else self._fetcher.fetch(self.shards)
         if view is None:
             logging.warning(
-                "no answer to an evaluation pull; version %d is skipped", status.version
+                "no answer to an evaluation pull; version %d is not evaluated", status.version
             )
             return status.version
         self.recorder.evaluate(status, view.weights, view.versions, final, view.statistics)
@@ -377,7 +384,7 @@ class _Watcher:
         return view.versions[0]
 
     def _end_at_target(self) -> None:
-        """End the run if the newest evaluation has reached its target."""
+        """End the run if the newest evaluation has reached the run's target."""
         if self.run.target is not None and self.recorder.has_reached_target():
             halt = pb.Halt(cause=self.run.target.stop_reason)
             self.shards[0].session.send_control(pb.ToServer(halt=halt))
@@ -385,18 +392,18 @@ class _Watcher:
     # -- the end ----------------------------------------------------------------------------
 
     def _finish(self) -> int:
-        """Evaluate the final version and write summary and report."""
+        """Evaluate the final model, write summary and report, return the exit code."""
         cause = self.shards[0].halt_cause
         if not cause and not self.interrupted.is_set():
-            logging.error("the PS is gone and the run had not ended")
+            logging.error("the PS does not answer and the run has not ended")
             self._record_rounds()
             self.recorder.close()
-            raise Unreachable(f"{self.run.addresses[0]}: the PS is gone")
+            raise Unreachable(f"{self.run.addresses[0]}: the PS does not answer")
         self._record_rounds()
         status = self.shards[0].status
         if status is not None:
-            is_there = bool(cause) or not self.shards[0].lost.is_set()
-            if self._fetcher is not None and is_there:
+            is_reachable = bool(cause) or not self.shards[0].lost.is_set()
+            if self._fetcher is not None and is_reachable:
                 self._evaluate(status, final=bool(cause))
             status = dataclasses.replace(status, stop_reason=cause or "interrupted")
             self.recorder.finish(status)
@@ -406,9 +413,9 @@ class _Watcher:
         return EXIT_OF_STOP.get(cause, EXIT_DONE)
 
     def _await_last_reports(self) -> None:
-        """Give shard 0 time to end the run and to send the workers' last reports; show them.
+        """Wait until shard 0 has ended the run and sent the workers' last reports; show them.
 
-        A Supervisor that was interrupted alone waits in vain.
+        If only this Supervisor was interrupted, the run does not end and the wait times out.
         """
         patience = _END_SECONDS + (DRAIN_SECONDS if self.interrupted.is_set() else 0.0)
         deadline = time.monotonic() + patience

@@ -1,4 +1,4 @@
-"""Scores of a run's model, whose weights come from elsewhere, and a file of the best."""
+"""Scoring of a model with weights pulled from the shards, and saving of the model to a file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class ModelScorer:
     """Evaluates a model on a test set.
 
     Args:
-        run: The run's settings.
-        shared: The model.
-        images: [N, ...] test examples, as the model's task has them.
-        labels: [N, ...] likewise.
+        run: Settings of the run.
+        shared: Model to evaluate.
+        images: [N, ...] inputs of the test examples.
+        labels: [N, ...] labels of the test examples, in the form of the model's task.
     """
 
     def __init__(self, run: Run, shared: SharedModel, images: Any, labels: Any) -> None:
         self._shared = shared
         self.goal: Target = shared.task.goal
-        """By which metric the best model is found."""
+        """Metric, and its direction, that decides which model is the best."""
         self._statistics = FlatVariables(shared.statistics)
         loss = ensure_compiled_loss(shared.model, shared.task)
         extras = ("top5",) if run.top5 else ()
@@ -42,8 +42,8 @@ class ModelScorer:
         """Return the metrics on the whole test set.
 
         Args:
-            weights: [num_parameters] float32.
-            statistics: [m] float32 moving statistics; None leaves the model's as they are.
+            weights: [num_parameters] float32 weights of the model.
+            statistics: [m] float32 moving statistics; None does not change the model's statistics.
         """
 
         def assign() -> None:
@@ -54,7 +54,7 @@ class ModelScorer:
         return self._evaluator.evaluate(assign)
 
     def save(self, path: pathlib.Path) -> None:
-        """Write the model, as it was scored last, to a .keras file, which is never half written."""
+        """Write the model that was scored last to a .keras file, atomically."""
         temporary = path.with_suffix(".tmp.keras")
         try:
             with naming(path):

@@ -1,10 +1,11 @@
-"""The evaluator of a script's run: a child of the Supervisor that runs the script and never trains.
+"""Evaluator process of a script's run: a child of the Supervisor that evaluates and never trains.
 
-It is started with the run's other processes, because the script may clear a folder at its top; that
-must happen before anybody trains. It is ended where the scripts train without validation data, and
-started again when a fit has some. It ends with the Supervisor, however that ends: a watchdog sees
-to it. One that was killed is started again, some times: shard 0 knows what is not evaluated yet.
-What it writes is kept in the run directory's logs.
+The evaluator runs the user's script. The Supervisor starts the evaluator together with the workers,
+because the script may clear a folder in its first lines, which must happen before training starts.
+The Supervisor ends the evaluator if the scripts train without validation data, and starts it again
+when a fit has validation data. A watchdog ends the evaluator when the Supervisor ends for any
+reason. An evaluator that a signal killed is started again a limited number of times; shard 0 then
+repeats the unanswered evaluation requests. The output goes to the run directory's logs.
 """
 
 from __future__ import annotations
@@ -31,79 +32,84 @@ from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 from thinwire.supervisor import flags as supervisor_flags
 
-#: Names the script, relative to the current folder, where no `thinwire run` has recorded it.
+#: Environment variable with the path of the script, relative to the working directory. The variable
+#: is read if no `thinwire run` has recorded a script in the run directory.
 SCRIPT_VARIABLE = "THINWIRE_SCRIPT"
 _END_SECONDS = 5.0
-_TERMINATE, _KILL = b"T", b"K"  # as the watchdog understands them
+_TERMINATE, _KILL = b"T", b"K"  # commands of the watchdog's input
 _MOST_OUTPUT_BYTES = 1 << 16
-#: Before each new start of one that was killed; there are no more than these.
+#: Pause before each restart of a killed evaluator. The number of entries limits the restarts.
 _PAUSES_SECONDS = (1.0, 5.0, 25.0)
 _FIRST_CODE_OF_SIGNAL = 129  # the watchdog's exit code for signal n is 128 + n
 
 
 class _EvaluatorState(enum.Enum):
-    IDLE = enum.auto()  # not started, or ended because nothing was to be evaluated
+    IDLE = enum.auto()  # not started, or ended because there is nothing to evaluate
     STARTED = enum.auto()
-    PAUSED = enum.auto()  # killed by a signal, and to be started again
-    FAILED = enum.auto()  # for good
+    PAUSED = enum.auto()  # killed by a signal, waiting for the restart
+    FAILED = enum.auto()  # ended with an error, not started again
 
 
 class ScriptEvaluator:
-    """Starts, watches and ends the evaluator.
+    """Starts, watches and ends the evaluator process.
 
     Args:
-        run: The run's settings; what `thinwire run` was given lies in its directory.
-        clock: Seconds.
+        run: Settings of the run. Its directory records the script that `thinwire run` started.
+        clock: Function that returns monotonic time in seconds.
     """
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._clock = run, clock
         self._output = run.run_dir / "logs" / "evaluator.out"
-        self._input = StandardInput(run.run_dir)  # this process reads none of it itself
+        self._input = StandardInput(
+            run.run_dir
+        )  # passed on to the evaluator; the Supervisor does not read it
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._copy: OutputFile | None = None
         self._last_output = b""
         self._state = _EvaluatorState.IDLE
-        self._num_starts = self._num_restarts = 0  # all, and those after a signal
-        self._restart_at = 0.0  # by the clock, where it was killed
-        self._script: list[str] = []  # its path and its arguments
-        found = launched_with(run.run_dir)
-        began = float(found.get("began", 0.0))  # unknown: it then keeps all files
+        self._num_starts = self._num_restarts = 0  # all starts, and restarts after a signal
+        self._restart_at = 0.0  # clock time of the next restart, in state PAUSED
+        self._script: list[str] = []  # path and arguments of the script
+        record = launched_with(run.run_dir)
+        began = float(record.get("began", 0.0))  # 0 if unknown: the script then keeps all files
         self._folder, self._more_flags = "", [EVALUATES, f"{RUN_BEGAN}{began}"]
         try:
-            script = found["script"]
+            script = record["script"]
             self._path, module = str(script["path"]), str(script.get("module", ""))
             self._script = module_words(module, self._path, [*map(str, script["arguments"])])
             self._folder = str(script["folder"])
-            is_copied = any(str(word).startswith("--sync_dst_dir=") for word in found["flags"])
+            is_copied = any(str(word).startswith("--sync_dst_dir=") for word in record["flags"])
             if is_copied and not module:
                 self._more_flags.append(IN_SCRIPT_FOLDER)
         except (KeyError, TypeError):
-            given = os.environ.get(SCRIPT_VARIABLE)
-            self._script = [os.path.abspath(given)] if given else []
+            script_path = os.environ.get(SCRIPT_VARIABLE)
+            self._script = [os.path.abspath(script_path)] if script_path else []
             self._path = "".join(self._script)
 
     @property
     def why_not(self) -> str:
-        """Why no evaluator can be started; empty: one can."""
+        """Reason why no evaluator can be started; empty if an evaluator can be started."""
         if not self._script:
             return (
-                f"{self._run.run_dir} names no script, for `thinwire run` has not run there; "
-                f"expected its path in {SCRIPT_VARIABLE}"
+                f"{self._run.run_dir} names no script, because `thinwire run` has not run in this "
+                f"directory; expected the script's path in {SCRIPT_VARIABLE}"
             )
         if not pathlib.Path(self._path).is_file():
-            return f"the script {self._path} is not there any more"
-        return "its evaluator has ended before" if self._state is _EvaluatorState.FAILED else ""
+            return f"the script {self._path} does not exist any more"
+        return (
+            "the evaluator has ended with an error" if self._state is _EvaluatorState.FAILED else ""
+        )
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended, or will be started again."""
+        """True if the evaluator process runs or will be started again after a pause."""
         return self._state is _EvaluatorState.PAUSED or self.is_alive
 
     @property
     def is_alive(self) -> bool:
-        """Whether its process runs."""
+        """True if the evaluator process runs."""
         process = self._process
         return (
             self._state is _EvaluatorState.STARTED
@@ -112,14 +118,14 @@ class ScriptEvaluator:
         )
 
     def start(self) -> None:
-        """Start it, unless it was started, or cannot be."""
+        """Start the evaluator, unless it was started before or cannot be started."""
         if self._state is _EvaluatorState.IDLE and not self.why_not:
             self._start()
 
     def dismiss(self) -> None:
-        """End it where nothing is to be evaluated; `start` then starts it again."""
+        """End the evaluator because there is nothing to evaluate; `start` can start it again."""
         if self._state in (_EvaluatorState.STARTED, _EvaluatorState.PAUSED):
-            logging.info("nothing is to be evaluated yet; ending the evaluator")
+            logging.info("no fit has validation data yet: ending the evaluator")
             self.end(_TERMINATE)
             self._state = _EvaluatorState.IDLE
 
@@ -139,7 +145,7 @@ class ScriptEvaluator:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C is the Supervisor's affair
+            start_new_session=True,  # a terminal's Ctrl-C must reach the Supervisor only
             cwd=self._folder if os.path.isdir(self._folder) else None,
             env=environment,
             pass_fds=passed,
@@ -147,19 +153,21 @@ class ScriptEvaluator:
         for descriptor in passed:
             os.close(descriptor)
         self._process = process
-        # The script does not write the file itself: its `print` would raise on a full disk.
+        # A thread copies the output to the file. If the script wrote to the file directly, `print`
+        # would raise an error in the script on a full disk.
         self._reader = threading.Thread(
             target=self._follow, args=(process, self._copy), name="evaluator-output", daemon=True
         )
         self._reader.start()
         self._state, self._num_starts = _EvaluatorState.STARTED, self._num_starts + 1
-        logging.info("started the evaluator; its output: %s", self._output)
+        logging.info("started the evaluator; output: %s", self._output)
 
     def tend(self) -> str:
-        """Start it again, after a pause, if it was killed.
+        """Restart the evaluator after a pause if a signal killed it; call this regularly.
 
         Returns:
-            Once, with what error it has ended for good; empty: with none, or not yet.
+            Error message, once, when the evaluator has ended and is not started again; otherwise
+            an empty string.
         """
         process = self._process
         if process is None or self._state in (_EvaluatorState.IDLE, _EvaluatorState.FAILED):
@@ -167,7 +175,7 @@ class ScriptEvaluator:
         if self._state is _EvaluatorState.PAUSED:
             if self._clock() >= self._restart_at:
                 self._num_restarts += 1
-                self.end()  # closes what belongs to the old one
+                self.end()  # closes the pipes of the killed process
                 self._start()
             return ""
         code = process.poll()
@@ -184,7 +192,7 @@ class ScriptEvaluator:
         return f"{ended}{restarts}: {self._last_line()}"
 
     def end(self, signal: bytes = _KILL) -> None:
-        """End it: immediately, or by a signal at which it removes its temporary files."""
+        """End the evaluator: kill it, or send SIGTERM so that it can remove its temporary files."""
         process = self._process
         if process is None or process.stdin is None or process.stdin.closed:
             return
@@ -200,39 +208,40 @@ class ScriptEvaluator:
         self._end_output()
 
     def _follow(self, process: subprocess.Popen[bytes], copy: OutputFile) -> None:
-        """Copy what the evaluator writes into its file, and keep the last of it for errors."""
+        """Copy the evaluator's output to the file; keep the last bytes for error messages."""
         with process.stdout or io.BytesIO() as stream:
             while output := os.read(stream.fileno(), _MOST_OUTPUT_BYTES):
                 self._last_output = (self._last_output + output)[-_MOST_OUTPUT_BYTES:]
                 copy.put(output, "evaluator")
 
     def _end_output(self) -> None:
-        """Wait for the last of the output of an evaluator that has ended; log what was lost."""
+        """Wait for the remaining output of an ended evaluator; log output that was lost."""
         copy, reader = self._copy, self._reader
         if copy is None or reader is None:
             return
-        reader.join(_END_SECONDS)  # a process that the script has left behind may hold the pipe
+        # With a time limit: a process that the script started may still hold the pipe open.
+        reader.join(_END_SECONDS)
         copy.close()
         if report := copy.report():
             logging.warning("lost output: %s", report)
         self._copy = self._reader = None
 
     def _last_line(self) -> str:
-        """Return the last line of its output: of a traceback, the exception."""
+        """Return the last output line; after a traceback this line is the exception."""
         self._end_output()
         text = self._last_output.decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
-        return lines[-1].strip() if lines else "it has written nothing"
+        return lines[-1].strip() if lines else "the evaluator has written no output"
 
 
 def _is_of_signal(code: int) -> bool:
-    """Return whether an exit code is that of a command, or a watchdog, that a signal has ended."""
+    """Return True if the exit code means that a signal ended the command or the watchdog."""
     return code < 0 or code >= _FIRST_CODE_OF_SIGNAL
 
 
 def _package() -> pathlib.Path:
-    """Return the folder of the package, whose launcher is above this layer."""
+    """Return the folder of the thinwire package, found without importing its launcher."""
     spec = importlib.util.find_spec("thinwire")
-    if spec is None or spec.origin is None:  # it is what runs here
+    if spec is None or spec.origin is None:  # impossible: this module belongs to the package
         raise ModuleNotFoundError("thinwire")
     return pathlib.Path(spec.origin).resolve().parent

@@ -1,4 +1,4 @@
-"""A Supervisor's stream to one shard."""
+"""The Supervisor's stream to one shard."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler
 from thinwire.runtime.telemetry import run_status
 
-#: Batches of rounds as they arrive: worker, document.
+#: Queue of arrived batches of measured rounds: (worker, packed rounds).
 Batches = queue.SimpleQueue[tuple[int, str]]
 
 
@@ -24,18 +24,20 @@ def open_streams(
     rounds: Batches,
     on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None,
 ) -> list[ShardStream]:
-    """Join every shard, patiently, one after the other.
+    """Connect to every shard in order and return the streams.
 
     Args:
-        diallers: Of all shards.
-        patience_seconds: For each.
-        rounds: Where batches of rounds go.
-        on_welcome: Called with each shard's, before the next one is dialled.
+        diallers: Dialler of every shard.
+        patience_seconds: Time limit for the connection to one shard, in seconds.
+        rounds: Queue that receives the batches of measured rounds.
+        on_welcome: Function called with each shard's Welcome, before the next shard is dialed.
 
     Raises:
-        Unreachable, RequestRejected: A shard does not answer, or rejects this client; no stream is
-            left open.
+        Unreachable: A shard did not answer in time; all streams are closed.
+        RequestRejected: A shard rejects this client; all streams are closed.
     """
+    # If a later shard rejects this client, the streams to earlier shards must be closed. Otherwise
+    # each failed attempt occupies one more client slot on those shards.
     with contextlib.ExitStack() as opened:
         streams = []
         for dialler in diallers:
@@ -48,18 +50,27 @@ def open_streams(
 
 
 class ShardStream:
-    """A Supervisor's stream to one shard, read by a thread of its own; rounds go to `rounds`.
+    """The Supervisor's stream to one shard, read by a separate thread.
+
+    Args:
+        session: Accepted session with the shard.
+        rounds: Queue that receives the batches of measured rounds.
 
     Attributes:
-        evaluated: What the evaluator of the scripts has found, as it comes.
-        validates: Whether a script has begun a fit with validation data.
+        evaluated: Queue of evaluations that the evaluator or a script reported, as they arrive.
+        validates: True if a script has begun a fit with validation data.
+        replies: Queue of answers to pulls: (reply, payload). None marks a refusal or the stream's
+            end.
+        status: Newest status of the run; None before the first.
+        halt_cause: Reason why the run ended; empty while the run continues.
+        lost: Event that is set after the stream has ended.
     """
 
     def __init__(self, session: ClientSession, rounds: Batches) -> None:
         self.session, self._rounds = session, rounds
         self.evaluated: queue.SimpleQueue[pb.Evaluated] = queue.SimpleQueue()
         self.validates = False
-        self.refusal: pb.Refusal | None = None  # why the shard wants no more of this Supervisor
+        self.refusal: pb.Refusal | None = None  # why the shard rejected this Supervisor
         self.replies: queue.SimpleQueue[tuple[pb.Reply, memoryview] | None] = queue.SimpleQueue()
         self.status: run_status.RunStatus | None = None
         self.halt_cause = ""
@@ -87,8 +98,8 @@ class ShardStream:
                     self.refusal = message.refusal
                     self.replies.put(None)
         except StreamLost as error:
-            if not self.halt_cause:  # else that is how a run ends
-                logging.info("lost the stream: %s", error)
+            if not self.halt_cause:  # after a Halt the shard closes the stream
+                logging.info("lost the stream to the PS: %s", error)
         except ValueError as error:
             logging.error("%s sent a status that cannot be read: %s", self.session.address, error)
         self.lost.set()

@@ -1,9 +1,10 @@
-"""The Worker role: it computes gradients on its share of the data and exchanges them with the PS.
+"""The worker role: compute gradients on a share of the data and exchange them with the PS.
 
-In the order of use: `flags` reads the worker's settings, `role` is the process with data, model and
-checkpoints, `train_step` computes gradients, `trainer.WorkerSession` is one worker's part in a run
-without data and model (user scripts are built on it too). The packages below it: `core`, the
-engine; `client`, the conversation with the shards; `collective`, sums among the workers;
-`telemetry`, what is reported. `standalone` trains alone, as a baseline.
-Nothing is re-exported: `--help` reads `worker.flags`, which must not import TensorFlow.
+Modules in order of use: `flags` reads the worker's settings. `role` is the worker process with
+data, model and checkpoints. `train_step` computes gradients. `trainer.WorkerSession` joins,
+exchanges, reports and leaves, without data or a model; user scripts run on a WorkerSession too.
+Packages: `core` is the training engine, `client` talks to the shards, `collective` sums updates
+among the workers, `telemetry` reports metrics. `standalone` trains without a network, as a
+baseline.
+This package re-exports nothing: `--help` imports `worker.flags` without importing TensorFlow.
 """

@@ -1,4 +1,4 @@
-"""One call at a time in a thread of its own."""
+"""Run one call at a time in a background thread."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Result = TypeVar("Result")
 
 
 class BackgroundCalls(Generic[Result]):
-    """Runs calls, one after the other, while whoever has made them does something else.
+    """Runs calls one after the other in a background thread, while the caller does other work.
 
-    The thread is a daemon: a call that never returns keeps no process alive.
+    The thread is a daemon, so a call that never returns does not keep the process running.
 
     Args:
-        name: Of the thread.
+        name: Name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -27,9 +27,13 @@ class BackgroundCalls(Generic[Result]):
         self._is_under_way = False
 
     def start(self, call: Callable[[], Result]) -> None:
-        """Begin a call; the result of the one before must have been taken."""
+        """Start a call in the background.
+
+        Raises:
+            RuntimeError: The caller has not yet taken the result of the previous call.
+        """
         if self._is_under_way:
-            raise RuntimeError("the result of the last call was not taken")
+            raise RuntimeError("the previous result was not taken; call result() before start()")
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -37,21 +41,23 @@ class BackgroundCalls(Generic[Result]):
         self._calls.put(call)
 
     def result(self, timeout_seconds: float | None = None) -> Result | None:
-        """Wait for the call that is under way; return what it returns, None if there is none.
+        """Wait for the started call and return its result; return None if no call was started.
 
         Args:
-            timeout_seconds: How long to wait; None: until it ends.
+            timeout_seconds: Time limit of the wait, in seconds; None waits until the call ends.
 
         Raises:
-            TimeoutError: It has not ended in this time, and goes on.
-            BaseException: What the call raised.
+            TimeoutError: The call did not end within the time limit. The call keeps running.
+            BaseException: The call raised this error.
         """
         if not self._is_under_way:
             return None
         try:
             ended = self._ended.get(timeout=timeout_seconds)
         except queue.Empty:
-            raise TimeoutError(f"{self._name}: not ended in {timeout_seconds:g} s") from None
+            raise TimeoutError(
+                f"{self._name}: the call did not end in {timeout_seconds:g} s"
+            ) from None
         self._is_under_way = False
         if isinstance(ended, BaseException):
             raise ended

@@ -1,9 +1,10 @@
-"""Files that `keras.utils.get_file` downloads: once for all processes of a run on this host.
+"""Share the files that `keras.utils.get_file` downloads among a run's processes on one host.
 
-Every worker runs the script, so each would download the same file into the same cache at the same
-time. Keras takes a file that exists for complete, so one worker would read what another is still
-writing; and with each call it extracts an archive again, over files that others read. So one
-process of a host downloads at a time, and what it has finished is there for the others.
+Every worker runs the script, so without sharing all workers of a host would download the same file
+into the same cache at the same time. Keras treats an existing file as complete, so one worker would
+read a file that another worker is still writing. Keras also extracts an archive in every call, over
+files that other workers read. Therefore one process of a host downloads at a time, and the other
+processes use the finished file.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from thinwire.runtime.run.script_settings import DOWNLOADS
 
 
 class Downloads:
-    """Files that the processes of a run have downloaded on this host.
+    """List of the files that the processes of a run have downloaded on this host.
 
     Args:
-        folder: In the run directory, where the processes of this host find the list.
-        began: When the run began, in seconds since 1970.
+        folder: Folder of the run directory that contains the list, one file per host.
+        began: Start of the run, in seconds since 1970. Entries of earlier runs are ignored.
     """
 
     def __init__(self, folder: pathlib.Path, began: float) -> None:
         self._list = folder / f"{DOWNLOADS}{socket.gethostname()}"
         self._began = began
-        self._had: set[str] = set()  # calls that this process has made before
+        self._had: set[str] = set()  # calls that this process has made
 
     def share(self, get_file: Callable[..., str]) -> Callable[..., str]:
-        """Return a function like Keras' `get_file`, which one process calls at a time."""
+        """Return a version of Keras' `get_file` that runs in one process of the host at a time."""
 
         @functools.wraps(get_file)
         def get_shared_file(*args: Any, **keywords: Any) -> str:
             call = repr((args, sorted(keywords.items())))
             with self._alone() as done:
                 path = done.get(call, "")
-                # A script that repeats a call wants the file again, as with force_download.
+                # A script that repeats a call must get the file again, as with force_download.
                 if call in self._had or not os.path.exists(path):
                     path = str(get_file(*args, **keywords))
                     self._note(call, path)
@@ -55,14 +56,16 @@ class Downloads:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[dict[str, str]]:
-        """Keep the other processes waiting; yield the calls that are finished, with their paths.
+        """Hold the download lock; yield the finished calls and the paths of their files.
 
-        The operating system ends the wait when this process ends, however it ends.
+        The operating system releases the lock when this process ends, even after a crash.
         """
         try:
             descriptor = self._lock()
         except OSError as error:
-            logging.warning("downloads are not shared among this host's workers: %s", error)
+            logging.warning(
+                "cannot share downloads among this host's workers, each worker downloads: %s", error
+            )
             yield {}
             return
         try:
@@ -71,14 +74,14 @@ class Downloads:
             os.close(descriptor)
 
     def _lock(self) -> int:
-        """Wait until no other process has the list; return its descriptor, which keeps it."""
+        """Lock the list, waiting for the process that holds it; return the list's descriptor."""
         self._list.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._list, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                logging.info("waiting for the download of another process of this host")
+                logging.info("waiting for a download by another process of this host")
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         except BaseException:
             os.close(descriptor)
@@ -88,7 +91,7 @@ class Downloads:
     def _finished(self) -> dict[str, str]:
         finished = {}
         for line in self._list.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a process was killed while it wrote
+            with contextlib.suppress(ValueError):  # incomplete line of a killed process
                 began, call, path = json.loads(line)
                 if began == self._began:
                     finished[call] = path
@@ -96,4 +99,6 @@ class Downloads:
 
     def _note(self, call: str, path: str) -> None:
         with contextlib.suppress(OSError), open(self._list, "a", encoding="utf-8") as file:
-            file.write("\n" + json.dumps([self._began, call, path]))  # not behind half a line
+            file.write(
+                "\n" + json.dumps([self._began, call, path])
+            )  # "\n" first: the last line may be incomplete

@@ -1,4 +1,4 @@
-"""Flags that only a worker reads (Cluster passes them on)."""
+"""Flags that only a worker reads. A Cluster passes the flags to its workers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FLAGS = flags.FLAGS
 WORKER = Topic(
     "Worker",
     (
-        integer("id_worker", 1, "Which worker this is, 1..nb_workers.", "number"),
+        integer("id_worker", 1, "Id of this worker, 1..nb_workers.", "number"),
         integer(
             "worker_threads",
             0,
-            "TensorFlow threads of a worker; 0: TensorFlow chooses.",
+            "Number of TensorFlow threads of a worker; 0: TensorFlow chooses.",
             "threads",
             low=0,
         ),
@@ -43,14 +43,14 @@ WORKER = Topic(
             integer(
                 "num_restarts",
                 0,
-                "Earlier starts of this worker; a Cluster sets it, for the summary.",
+                "Number of earlier starts of this worker; a Cluster sets it, for the summary.",
                 "count",
                 low=0,
             ),
             integer(
                 "worker_port",
                 0,
-                "With --collective: where this worker listens to others; 0: a free port.",
+                "With --collective: port on which this worker listens for peers; 0: a free port.",
                 "port",
                 low=0,
                 high=65535,
@@ -58,14 +58,14 @@ WORKER = Topic(
             integer(
                 "collective_sync_every",
                 1,
-                "With --collective: time between two copies of the model to the PS.",
+                "With --collective: number of rounds between two copies of the model to the PS.",
                 "rounds",
                 low=1,
             ),
             choice(
                 "measure",
                 "rounds",
-                "What of each round goes to RUN_DIR/measure: nothing, its sums, or every local "
+                "Times of each round to write to RUN_DIR/measure: none, the sums, or every local "
                 "step.",
                 LEVELS,
             ),
@@ -75,8 +75,10 @@ WORKER = Topic(
 _EMULATION = Topic(
     "Emulated links and devices",
     (
-        numbers_per_worker("link_mbps", "0", "Rate of the link, each way; 0: no limit.", "Mbit/s"),
-        numbers_per_worker("link_delay_ms", "0", "One-way delay.", "milliseconds"),
+        numbers_per_worker(
+            "link_mbps", "0", "Rate of the link in each direction; 0: no limit.", "Mbit/s"
+        ),
+        numbers_per_worker("link_delay_ms", "0", "One-way delay of the link.", "milliseconds"),
         numbers_per_worker(
             "link_loss",
             "0",
@@ -84,26 +86,26 @@ _EMULATION = Topic(
             "fraction",
         ),
         numbers_per_worker(
-            "slowdown", "1", "How many times slower than this machine a worker computes.", "factor"
+            "slowdown", "1", "Factor by which a worker computes slower than its machine.", "factor"
         ),
         numbers_per_worker(
             "step_seconds",
             "0",
-            "Least time of a mini-batch: a worker sleeps for the rest of it.",
+            "Least time of a mini-batch: a worker that is faster sleeps for the remaining time.",
             "seconds",
         ),
         *advanced(
             numbers_per_worker(
                 "link_queue_kb",
                 "0",
-                "Datagrams that wait on the uplink in one class of service; further ones are "
-                "dropped. 0: no limit.",
+                "Size of the uplink's queue for each class of service; a full queue drops "
+                "datagrams. 0: no limit.",
                 "kB (1,000 bytes)",
             ),
             numbers_per_worker(
                 "link_reorder",
                 "0",
-                "Probability that a datagram arrives behind later ones.",
+                "Probability that a datagram arrives after datagrams that were sent later.",
                 "fraction",
             ),
             numbers_per_worker(
@@ -112,13 +114,13 @@ _EMULATION = Topic(
             numbers_per_worker(
                 "link_background_mbps",
                 "0",
-                "Others' traffic on the uplink, less than --link_mbps.",
+                "Background traffic on the uplink, less than --link_mbps.",
                 "Mbit/s",
             ),
             numbers_per_worker(
                 "link_background_class",
                 str(BEST_EFFORT),
-                "Its class of service: 0 is served first, 7 is that of all unmarked traffic.",
+                "Class of service of the background traffic: 0 is served first, 7 is unmarked.",
                 "class",
             ),
         ),
@@ -127,10 +129,10 @@ _EMULATION = Topic(
 TOPICS = (WORKER, _EMULATION)
 
 
-_PREFIX = "link_"  # of the fields of Link
-_SMALLEST_QUEUE_KB = 2.0
+_PREFIX = "link_"  # prefix of the flags that set the fields of Link
+_SMALLEST_QUEUE_KB = 2.0  # a smaller queue could not hold one datagram
 
-#: Flag of the topic above -> smallest and largest value that can be emulated.
+#: Name of an emulation flag -> smallest and largest value that can be emulated.
 _LIMITS: dict[str, tuple[float, float]] = {
     "link_mbps": (0.0, 1e6),
     "link_delay_ms": (0.0, 60_000.0),
@@ -150,28 +152,28 @@ class EmulatedDevice:
     """One worker's emulated link and device."""
 
     link: Link
-    slowdown: float  # how many times slower than this machine
-    step_seconds: float  # what a mini-batch takes at least
+    slowdown: float  # factor by which it computes slower than its machine
+    step_seconds: float  # least time of a mini-batch, in seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerFlags:
-    """One worker's own settings."""
+    """Settings of one worker."""
 
     id_worker: int
     threads: int
     clip_norm: float
     measure: str  # one of thinwire.runtime.telemetry.round_trace.LEVELS
     device: EmulatedDevice
-    peer_port: int = 0  # where it listens to other workers
+    peer_port: int = 0  # port for connections of other workers; 0: a free port
     sync_every: int = 1  # rounds between two copies of the model to the PS
-    insecure: bool = False  # whether that may be beyond this machine
-    weight_decay: float = 0.0  # coupled: added to the gradients
-    num_restarts: int = 0  # how often a Cluster has started it again
+    insecure: bool = False  # True: peers on other machines may connect unprotected
+    weight_decay: float = 0.0  # coupled: times the weights, added to the gradients
+    num_restarts: int = 0  # number of restarts by a Cluster
 
 
 def check(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
+    """Reject invalid settings before TensorFlow is imported; raises ConfigurationError."""
     read(run.nb_workers, given)
     refuse_idle_links(run, given)
     if run.method.collective != THROUGH_PS:
@@ -184,7 +186,7 @@ def read(nb_workers: int, given: flags.FlagValues = FLAGS) -> WorkerFlags:
     """Return this worker's settings.
 
     Raises:
-        ConfigurationError: An id, an emulated link or an emulated device out of range.
+        ConfigurationError: The id, an emulated link or an emulated device is out of range.
     """
     if not 1 <= given.id_worker <= nb_workers:
         raise ConfigurationError(
@@ -208,7 +210,7 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
     """Return the emulated link and device of every worker, in order of id.
 
     Raises:
-        ConfigurationError: A value out of range, or another number of values than workers.
+        ConfigurationError: A value is out of range, or a flag has not one value per worker.
     """
     columns = {name: [float(value) for value in getattr(given, name)] for name in _LIMITS}
     for name, (low, high) in _LIMITS.items():
@@ -225,17 +227,17 @@ def devices(nb_workers: int, given: flags.FlagValues = FLAGS) -> tuple[EmulatedD
         per_worker(columns["step_seconds"], nb_workers, "step_seconds"),
         strict=True,
     )
-    found = tuple(EmulatedDevice(*row) for row in rows)
-    for device in found:
+    emulated = tuple(EmulatedDevice(*row) for row in rows)
+    for device in emulated:
         _check_classes(device.link)
-    return found
+    return emulated
 
 
 def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
-    """Refuse to emulate what nothing in the run would notice.
+    """Reject emulation flags for datagrams if the run sends no datagrams.
 
     Raises:
-        ConfigurationError: Names the flag.
+        ConfigurationError: A flag has no effect in this run; the message contains its name.
     """
     if run.method.router.uses_datagrams:
         return
@@ -244,13 +246,14 @@ def refuse_idle_links(run: Run, given: flags.FlagValues = FLAGS) -> None:
         for name in (*idle, "reorder", "duplicate"):
             if getattr(link, name):
                 raise ConfigurationError(
-                    f"--{_PREFIX}{name}={getattr(link, name):g} is for datagrams, and this method "
-                    "sends none; leave it out, or choose a --router that sends some."
+                    f"--{_PREFIX}{name}={getattr(link, name):g} affects only datagrams, but this "
+                    "method sends no datagrams; remove the flag, or choose a --router that sends "
+                    "datagrams."
                 )
 
 
 def _background_classes(columns: dict[str, list[float]]) -> list[float]:
-    """Return the classes as whole numbers."""
+    """Return the classes of service of the background traffic as whole numbers."""
     classes = columns[_PREFIX + "background_class"]
     for value in classes:
         if value != int(value):
@@ -260,22 +263,23 @@ def _background_classes(columns: dict[str, list[float]]) -> list[float]:
             )
         if value != BEST_EFFORT and not any(columns[_PREFIX + "background_mbps"]):
             raise ConfigurationError(
-                f"--{_PREFIX}background_class={value:g} without background traffic does nothing; "
-                f"add --{_PREFIX}background_mbps, or leave it out."
+                f"--{_PREFIX}background_class={value:g} has no effect without background "
+                f"traffic; add --{_PREFIX}background_mbps, or remove the flag."
             )
     return [int(value) for value in classes]
 
 
 def _check_classes(link: Link) -> None:
-    """Refuse background traffic and queues that no link can have."""
+    """Reject background traffic or a queue that does not fit the link's rate."""
     name, value = _PREFIX + "background_mbps", link.background_mbps
     if value and value >= link.mbps:
         raise ConfigurationError(
-            f"--{name}={value:g}: expected less than the link carries (--link_mbps={link.mbps:g}), "
-            "or nothing that is less urgent ever passes."
+            f"--{name}={value:g}: expected less than the link's rate (--link_mbps={link.mbps:g}), "
+            "or less urgent traffic never passes."
         )
     if link.queue_kb and (not link.mbps or link.queue_kb < _SMALLEST_QUEUE_KB):
         raise ConfigurationError(
             f"--link_queue_kb={link.queue_kb:g} at --link_mbps={link.mbps:g}: expected at least "
-            f"{_SMALLEST_QUEUE_KB:g}, as one datagram needs, and a link with a rate; 0 is no limit."
+            f"{_SMALLEST_QUEUE_KB:g}, the size of one datagram, and --link_mbps above 0; "
+            "0 is no limit."
         )

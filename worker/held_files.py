@@ -1,17 +1,17 @@
-"""What the chief has written stays when another process of the run would delete or truncate it.
+"""Protect the files that a run has written from deletion by late processes of the same run.
 
-A script often clears its output folder at its top. Alone that happens once, before it trains. Here
-every worker and the evaluator run the script, and one that starts later would clear the folder in
-mid-training. So from before the script's first line, until the process trains with the others, it
-keeps what was written since the run began: deleting or truncating such a file has no effect, the
-script goes on, and one line names the file. A file is the process' own, and not kept, where this
-worker has written it and the chief has not. The first process of the first chief keeps nothing,
-unless the others have begun to train without it.
+A script often clears its output folder in its first lines. Without Thinwire, the folder is cleared
+once, before training. In a run, every worker and the evaluator execute the script, and a process
+that starts late would clear the folder during training. Therefore a process protects all files
+written since the run began, from before the script's first line until the process trains with the
+other workers. Deleting or truncating a protected file has no effect, the script continues, and one
+log line names the file. A file that this worker has written and the chief has not is not protected.
+The first process of the first chief protects no files, unless other workers already train.
 
-Deleting means `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file, and the like,
-`tf.io.gfile` too; truncating means `open(path, "w")`, `os.truncate`, `h5py.File(path, "w")`. What
-reaches the operating system by another way through Python is refused with a PermissionError, by an
-audit hook. What native code or a child process does is not seen.
+Intercepted deletions are `os.remove`, `Path.unlink`, `shutil.rmtree`, `os.rename` over a file and
+their equivalents in `tf.io.gfile`. Intercepted truncations are `open(path, "w")`, `os.truncate` and
+`h5py.File(path, "w")`. An audit hook rejects other deletions and truncations by Python code with a
+PermissionError. Deletions by native code or by a child process are not intercepted.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ from thinwire.worker.made_folders import MadeFolders
 from thinwire.worker.temporary import is_temporary
 from thinwire.worker.written_files import WrittenFiles, watch_opens
 
-#: Folders of the run directory in which nodes write themselves.
+#: Folders of the run directory in which Thinwire's nodes write; files in them are not protected.
 _OF_NODES = ("settings", "logs", "tb", "measure", "checkpoints", "locks")
-_NAMED = 3
+_NAMED = 3  # most files that one log line names
 _NAMES_OF_REMOVE = ("remove", "unlink")
 _NAMES_OF_RENAME = ("rename", "replace")
 _OnError = Callable[[Callable[..., Any], str, OSError], None]
 
 
 class HeldFiles:
-    """The files of a run as one of its processes may change them.
+    """Intercepts deletions and truncations by this process, and protects files of the run.
 
     Args:
-        run_dir: Of the run, on this host.
-        began: When the run began, in seconds since 1970.
-        written: By this process, and by the chief.
-        is_first_chief: Whether this process is the first of the worker that writes the run's files.
+        run_dir: Run directory on this host.
+        began: Start of the run, in seconds since 1970.
+        written: Lists of the files that this process and the chief have written.
+        is_first_chief: True if this process is the first process of the first chief, the worker
+            that writes the run's files.
 
     Attributes:
-        downloads: What the processes of this host have downloaded in this run.
+        downloads: Files that the processes of this host have downloaded in this run.
     """
 
     def __init__(
@@ -70,36 +71,36 @@ class HeldFiles:
         whole = os.path.realpath(run_dir)
         self._of_nodes = tuple(os.path.join(whole, name) + os.sep for name in _OF_NODES)
         self._is_active, self._lifted_at = True, math.inf
-        self._gone: set[str] = set()  # files and folders that the script takes for deleted
+        self._gone: set[str] = set()  # protected paths that the script has "deleted"
         self._folders = MadeFolders(began)
-        self._unnamed: list[str] = []  # held back, and not in the log yet
-        self._is_collecting = True  # until the script has come to `distribute`
+        self._unnamed: list[str] = []  # protected files that the log has not named yet
+        self._is_collecting = True  # True until the script calls `distribute`
         self._originals: dict[str, Callable[..., Any]] = {}
         self._sinks: list[str] = []
 
-    # -- which files ----------------------------------------------------------------------------
+    # -- protected files ------------------------------------------------------------------------
 
     def note_opening(self, path: Any) -> None:
-        """Note that this process opens a file for writing by native code, unless it is kept."""
+        """Record that native code opens a file for writing, unless the file is protected."""
         name = os.fsdecode(path)
         if "://" not in name and not self.keeps(name):
             self._written.note(_whole(name), self._trains)
 
     def begin_run(self) -> None:
-        """Forget what an earlier run in the same directory has noted of this worker."""
+        """Remove the lists of written files of an earlier run in the same directory."""
         self._written.begin_run(self._is_first_chief)
 
     def keeps(self, path: Any, follow: bool = True) -> bool:
-        """Return whether a file or folder is another process', and was written in this run.
+        """Return True if a path is protected: another process has written it in this run.
 
         Args:
-            path: As the script names it.
-            follow: Whether a symbolic link stands for the file behind it.
+            path: Path of a file or folder, as the script gives it.
+            follow: True to check the target of a symbolic link, False to check the link.
         """
         return self._is_active and self._is_others(path, follow)
 
     def was_kept(self, path: Any) -> bool:
-        """Return whether a file was kept until this process began to train with the others."""
+        """Return True if a file was protected until this process trained with the other workers."""
         return self._is_others(path, follow=True)
 
     def _is_others(self, path: Any, follow: bool) -> bool:
@@ -107,14 +108,14 @@ class HeldFiles:
             return False
         name = os.fsdecode(path)
         try:
-            found = os.stat(name) if follow else os.lstat(name)
+            status = os.stat(name) if follow else os.lstat(name)
         except (OSError, ValueError):
             return False
-        is_folder = stat.S_ISDIR(found.st_mode)
-        if not (is_folder or stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        is_folder = stat.S_ISDIR(status.st_mode)
+        if not (is_folder or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
             return False
-        # That of the entry counts, too: a copy may have the time of its original.
-        changed_at = max(found.st_mtime, found.st_ctime)
+        # st_ctime counts too: a copied file may keep the st_mtime of its original.
+        changed_at = max(status.st_mtime, status.st_ctime)
         if not self._began <= changed_at <= self._lifted_at:
             return False
         whole = _whole(name, follow)
@@ -124,7 +125,7 @@ class HeldFiles:
 
     @property
     def _leads(self) -> bool:
-        """Whether this process is the first chief, and nobody has begun to train without it."""
+        """True if this is the first chief's first process and no other worker trains yet."""
         return self._is_first_chief and not self._has_training_begun
 
     @property
@@ -136,13 +137,14 @@ class HeldFiles:
 
     @property
     def _trains(self) -> bool:
-        """Whether this process writes as a worker that trains with the others does."""
+        """True if this process trains with the other workers, or leads the start of the run."""
         return not self._is_active or self._leads
 
     def _take_open(self, path: str, flags: int) -> None:
-        """Note a file that this process opens for writing; refuse to truncate one that is kept.
+        """Record a file that Python opens for writing; reject truncation of a protected file.
 
-        The functions below hold that back before; here comes what got around them.
+        The audit hook calls this method for all opens. The replaced functions have already diverted
+        most truncations of protected files.
         """
         whole = _whole(path)
         if whole.startswith(self._of_nodes):
@@ -155,7 +157,7 @@ class HeldFiles:
             self._written.note(whole, self._trains)
 
     def _take_event(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Refuse what got around the functions below."""
+        """Reject changes of protected files that bypassed the replaced functions (audit hook)."""
         if event == "os.mkdir":
             if not os.path.lexists(arguments[0]):
                 self._folders.add_own(_whole(os.fsdecode(arguments[0])))
@@ -174,19 +176,19 @@ class HeldFiles:
 
     def _refusal(self, path: Any) -> PermissionError:
         text = (
-            "this process would delete or truncate a file that was written since the run began, "
-            "and which it has not written itself; expected that under `if thinwire.is_chief():`"
+            "this process would delete or truncate a file that another process has written since "
+            "the run began; delete or truncate files only under `if thinwire.is_chief():`"
         )
         return PermissionError(errno.EACCES, text, os.fsdecode(path))
 
-    # -- the line -------------------------------------------------------------------------------
+    # -- the log line ---------------------------------------------------------------------------
 
     def hold(self, path: Any, follow: bool = True) -> None:
-        """Take note that a file stays, which the script takes for deleted, and name it.
+        """Record that the script has "deleted" a protected file, and log the file's name.
 
         Args:
-            path: As the script names it.
-            follow: As `keeps` has it.
+            path: Path of the file, as the script gives it.
+            follow: True to resolve a symbolic link, False to record the link.
         """
         self._hold(path, follow)
         self._name()
@@ -198,38 +200,39 @@ class HeldFiles:
             self._unnamed.append(name)
 
     def report(self) -> None:
-        """Name in one line what was held back until now; from here on each time."""
+        """Log the protected files that the script has "deleted"; log later files directly."""
         self._is_collecting = False
         self._name()
 
     def _name(self) -> None:
         if self._is_collecting or not self._unnamed:
             return
-        first, rest = self._unnamed[:_NAMED], len(self._unnamed) - _NAMED
-        more = f" and {rest} more" if rest > 0 else ""
+        names, num_more = self._unnamed[:_NAMED], len(self._unnamed) - _NAMED
+        more = f" and {num_more} more" if num_more > 0 else ""
         self._unnamed = []
-        # At the start of a run all processes write the same; this is news for one that is late.
+        # At the start of a run, all processes clear the same files: expected. During training, only
+        # a late process does so, which deserves a warning.
         level = logging.WARNING if self._has_training_begun else logging.INFO
         logging.log(
             level,
-            "held back: this process would have deleted or truncated what was written since the "
-            "run began, and which it has not written itself: %s%s",
-            ", ".join(first),
+            "held back the deletion or truncation of files that another process has written since "
+            "the run began: %s%s",
+            ", ".join(names),
             more,
         )
 
     def lift(self) -> None:
-        """Hold back nothing any more: this process trains with the others."""
+        """End the protection: this process trains with the other workers now."""
         if self._is_active:
             self.report()
             self._is_active, self._lifted_at = False, time.time()
             with contextlib.suppress(OSError):
                 self._training.touch(mode=0o600)
 
-    # -- functions in the place of Python's -----------------------------------------------------
+    # -- replacements of Python's functions -----------------------------------------------------
 
     def install(self) -> None:
-        """Hold back from here on, in this process."""
+        """Replace Python's functions and install the audit hooks in this process."""
         replaced: dict[str, tuple[Any, Callable[..., Any]]] = {
             "open": (builtins, self._open),
             "os.open": (os, self._open_descriptor),
@@ -272,21 +275,23 @@ class HeldFiles:
         def rename(
             src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None
         ) -> Any:
-            alone = self._originals[f"os.{name}"]
+            original = self._originals[f"os.{name}"]
             if not self._is_active:
-                return alone(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+                return original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
             source, target = _in_folder(src, src_dir_fd), _in_folder(dst, dst_dir_fd)
             if self.move(source, target):
                 return None
-            return alone(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+            return original(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
         return rename
 
     def move(self, source: Any, target: Any) -> bool:
-        """Do what is left of a move: a kept target stays; of a kept source the target is a copy.
+        """Perform a move that involves protected files.
+
+        A protected target stays unchanged. A protected source is copied to the target and stays.
 
         Returns:
-            Whether that was necessary; else nothing is done.
+            True if the move involved protected files; False if nothing was done.
         """
         is_kept = self.keeps(target, follow=False) and not os.path.isdir(target)
         keeps_source = self.keeps(source, follow=False) or self.keeps_within(source)
@@ -320,9 +325,10 @@ class HeldFiles:
         return self._originals["open"](file, mode, *args, **keywords)
 
     def diverts(self, file: Any, mode: str) -> bool:
-        """Return whether what is opened in such a mode is to be written elsewhere, and name it.
+        """Return True if writes to an opened file must go to a temporary file; log its name.
 
-        A mode with "x" or "w-" creates a file: a kept one that the script takes for deleted.
+        A mode with "x" or "w-" creates a new file. Such an open is diverted only if the script has
+        "deleted" the protected file before; otherwise the open fails as usual.
         """
         creates = "x" in mode or "-" in mode
         if not ("w" in mode or creates) or isinstance(file, int) or not self.keeps(file):
@@ -333,7 +339,7 @@ class HeldFiles:
         return True
 
     def sink(self) -> str:
-        """Return a new temporary file for what is not to be written."""
+        """Return the path of a new temporary file, which takes the diverted writes."""
         descriptor, path = tempfile.mkstemp(prefix="thinwire-held-")
         os.close(descriptor)
         os.unlink(path)
@@ -350,15 +356,16 @@ class HeldFiles:
     def _open_descriptor(
         self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
     ) -> int:
-        alone = self._originals["os.open"]
+        original = self._originals["os.open"]
         if self._is_active and flags & (os.O_TRUNC | os.O_EXCL):
             place = _in_folder(path, dir_fd)
             how = "x" if flags & os.O_EXCL else "w"
-            # An empty file is a lock that several processes open so, and must stay the same file.
+            # An empty file may be a lock file, which several processes open with O_TRUNC. All of
+            # them must lock the same file, so its open is not diverted.
             is_divertible = how == "x" or (flags & os.O_TRUNC and not _is_empty(place))
             if is_divertible and self.diverts(place, how):
-                return int(alone(self.sink(), flags | os.O_CREAT, mode))
-        return int(alone(path, flags, mode, dir_fd=dir_fd))
+                return int(original(self.sink(), flags | os.O_CREAT, mode))
+        return int(original(path, flags, mode, dir_fd=dir_fd))
 
     def _mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
         place = _whole(os.fsdecode(_in_folder(path, dir_fd)))
@@ -370,12 +377,12 @@ class HeldFiles:
         )
 
     def make_folder(self, path: str, make: Callable[[], Any], exists: type[Exception]) -> Any:
-        """Make a folder as the script alone does, although other workers make the same one.
+        """Make a folder, and accept a folder that another worker has made in this run.
 
         Args:
-            path: As the script names it.
-            make: Makes it.
-            exists: Raised by `make` where there is such a folder.
+            path: Path of the folder, as the script gives it.
+            make: Makes the folder.
+            exists: Type of the error that `make` raises if the folder exists.
         """
         place = _whole(path)
         is_made = place in self._folders
@@ -389,8 +396,8 @@ class HeldFiles:
     def _rmdir(self, path: Any, *, dir_fd: int | None = None) -> Any:
         place = os.fsdecode(_in_folder(path, dir_fd))
         if self._is_active and os.path.isdir(place) and not os.path.islink(place):
-            left = [os.path.join(place, name) for name in os.listdir(place)]
-            if all(self._is_gone(each) for each in left) and (left or self.keeps(place)):
+            entries = [os.path.join(place, name) for name in os.listdir(place)]
+            if all(self._is_gone(entry) for entry in entries) and (entries or self.keeps(place)):
                 self._gone.add(_whole(place))
                 return None
         whole = _whole(place)
@@ -399,7 +406,7 @@ class HeldFiles:
         return removed
 
     def _is_gone(self, path: str) -> bool:
-        """Return whether the script takes a file or folder for deleted."""
+        """Return True if the script has "deleted" a protected file or folder."""
         return _whole(path, follow=False) in self._gone
 
     def _rmtree(self, path: Any, *args: Any, **keywords: Any) -> Any:
@@ -425,21 +432,20 @@ class HeldFiles:
         return None
 
     def clear(self, folder: str, on_error: _OnError) -> None:
-        """Delete a folder but for what is kept in it.
+        """Delete a folder with all contents except protected files.
 
-        Several processes clear the same folder at the same time, so what vanishes meanwhile is no
-        error.
+        Several processes may clear the same folder at the same time, so a file that has vanished in
+        the meantime is not an error.
 
         Args:
-            folder: That exists.
-            on_error: Called with a function, a path and the error, where something cannot be
-                deleted.
+            folder: Path of an existing folder.
+            on_error: Called with (function, path, error) if an entry cannot be deleted.
         """
         self._clear(folder, on_error)
         self._name()
 
     def _clear(self, folder: str, on_error: _OnError) -> bool:
-        """Do so; return whether something is kept."""
+        """Clear a folder without logging; return True if a protected entry remains."""
 
         def attempt(function: Callable[..., Any], place: str) -> Any:
             try:
@@ -466,14 +472,14 @@ class HeldFiles:
         return is_kept
 
     def keeps_within(self, folder: Any) -> bool:
-        """Return whether something below a folder is kept."""
+        """Return True if a folder contains a protected file or folder, at any depth."""
         if os.path.islink(folder) or not os.path.isdir(folder):
             return False
-        return any(self.keeps(each, follow=False) for each in _entries_below(os.fsdecode(folder)))
+        return any(self.keeps(path, follow=False) for path in _entries_below(os.fsdecode(folder)))
 
 
 class _InPlace:
-    """A function in the place of a built-in one; in a class it does not become a method either."""
+    """Callable that replaces a built-in function; as a class attribute it does not bind either."""
 
     def __init__(self, original: Any, function: Callable[..., Any]) -> None:
         functools.update_wrapper(self, original)
@@ -487,7 +493,7 @@ class _InPlace:
 
 
 def _whole(path: str, follow: bool = True) -> str:
-    """Return a path from the root on, without symbolic links but, perhaps, the last one."""
+    """Return the absolute path without symbolic links; `follow` also resolves the last part."""
     if follow:
         return os.path.realpath(path)
     folder, name = os.path.split(os.path.abspath(path))
@@ -495,7 +501,7 @@ def _whole(path: str, follow: bool = True) -> str:
 
 
 def _in_folder(path: Any, descriptor: int | None) -> Any:
-    """Return a path that counts from an open folder as one that every function understands."""
+    """Return a path relative to an open folder's descriptor as a path that needs no descriptor."""
     if descriptor is None or os.path.isabs(path):
         return path
     try:
@@ -517,15 +523,15 @@ def _entries_below(folder: str) -> Iterator[str]:
 
 
 def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None:
-    """Put each pair's second function in the place of the first in all modules.
+    """Replace each pair's first function by the second in all imported modules.
 
-    A module may have imported it by name. All pairs are replaced in one pass, because TensorFlow
-    alone brings thousands of modules with half a million names.
+    A module may have imported the function by name. One pass replaces all pairs, because TensorFlow
+    alone imports thousands of modules with half a million names.
     """
-    # By identity: an object of a module may have no hash.
+    # Compared by identity: the objects in a module may be unhashable.
     replacements = {id(original): function for original, function in places}
     for name, module in list(sys.modules.items()):
-        # The import system and this package's own modules keep what they have.
+        # The import system and this package's own modules keep the original functions.
         if name.startswith(("importlib", "_frozen", "posix", "thinwire.worker.")):
             continue
         with contextlib.suppress(Exception):
@@ -534,7 +540,7 @@ def replace_everywhere(places: Sequence[tuple[Any, Callable[..., Any]]]) -> None
                     setattr(module, key, replacements[id(value)])
 
 
-#: Of this process; None: it is no process of `thinwire run`.
+#: The HeldFiles of this process; empty if `thinwire run` has not started this process.
 _HELD: list[HeldFiles] = []
 
 
@@ -545,14 +551,14 @@ def hold_back(
     is_chief: Callable[[], bool],
     is_first: bool,
 ) -> HeldFiles:
-    """Hold back in this process, from here on.
+    """Start protecting the run's files in this process; return the protection.
 
     Args:
-        run_dir: Of the run, on this host.
-        node: This process, such as ``worker-2`` or ``evaluator``.
-        began: When the run began, in seconds since 1970.
-        is_chief: Returns whether this worker is the one that writes the run's files now.
-        is_first: Whether this is the first process of its worker in this run.
+        run_dir: Run directory on this host.
+        node: Name of this process, for example ``worker-2`` or ``evaluator``.
+        began: Start of the run, in seconds since 1970.
+        is_chief: Returns True if this worker is the chief now, which writes the run's files.
+        is_first: True if this is the first process of its worker in this run.
     """
     written = WrittenFiles(run_dir, node, is_chief)
     held = HeldFiles(run_dir, began, written, is_first and is_chief())
@@ -564,22 +570,22 @@ def hold_back(
 
 
 def report_held() -> None:
-    """Name what was held back before the script has come to `distribute`."""
+    """Log the protected files that the script has "deleted" before calling `distribute`."""
     for held in _HELD:
         held.report()
 
 
 def lift_hold() -> None:
-    """Hold back nothing any more: this process trains with the others."""
+    """End the protection: this process trains with the other workers now."""
     for held in _HELD:
         held.lift()
 
 
 def was_kept(path: Any) -> bool:
-    """Return whether a file was kept until this process began to train with the others."""
+    """Return True if a file was protected until this process trained with the other workers."""
     return any(held.was_kept(path) for held in _HELD)
 
 
 def held_files() -> list[HeldFiles]:
-    """Return what this process holds back; none where `thinwire run` has not started it."""
+    """Return the protections of this process; empty if `thinwire run` has not started it."""
     return _HELD

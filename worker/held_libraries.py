@@ -1,6 +1,6 @@
-"""The same for libraries that open and delete files natively, and for what Keras downloads.
+"""Protect a run's files from native libraries, TensorFlow and h5py, and share Keras downloads.
 
-See `thinwire.worker.held_files`.
+`thinwire.worker.held_files` protects files from Python's own functions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from thinwire.worker.held_files import HeldFiles, held_files, replace_everywhere
 
 
 def hold_tensorflow() -> None:
-    """Hold back what `tf.io.gfile` would do, once TensorFlow is imported."""
+    """Protect files from `tf.io.gfile`; TensorFlow must be imported."""
     for held in held_files():
         _hold_deletions(held)
         _hold_writing(held)
@@ -22,17 +22,17 @@ def hold_tensorflow() -> None:
 
 
 def hold_h5py(h5py: Any) -> None:
-    """Hold back what h5py would do, once it is imported."""
+    """Protect files from h5py, given the imported module."""
     for held in held_files():
         _hold_h5py(held, h5py)
 
 
 def share_downloads(file_utils: Any) -> None:
-    """Download once for all processes of this host, once Keras' module for it is imported."""
+    """Share downloads among this host's processes, given Keras' imported `file_utils` module."""
     for held in held_files():
         original = file_utils.get_file
         file_utils.get_file = held.downloads.share(original)
-        if "keras.utils" in sys.modules:  # all of Keras was imported before: it has the name, too
+        if "keras.utils" in sys.modules:  # imported before: it holds the original by name
             replace_everywhere([(original, file_utils.get_file)])
 
 
@@ -41,7 +41,7 @@ def _raise(function: Any, path: str, error: OSError) -> NoReturn:
 
 
 def _native() -> Any:
-    """Return the module behind all functions of `tf.io.gfile`."""
+    """Return the native module that implements all functions of `tf.io.gfile`."""
     from tensorflow.python.lib.io import _pywrap_file_io
 
     return _pywrap_file_io

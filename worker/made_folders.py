@@ -1,10 +1,10 @@
-"""The folders that the script of this process has made, and those that another worker made first.
+"""Track the folders that this process's script has made, or that another worker made first.
 
-Every worker runs the script. Where the script calls `os.mkdir`, one worker makes the folder, and
-the others find it a moment later. `os.path.exists` was false for all of them, so each of the others
-would raise FileExistsError, which the script alone never does. Such a folder counts as made by
-this process, too. A folder that is older than the run, or that the script itself has made before,
-raises as alone.
+Every worker runs the script. When the script calls `os.mkdir`, one worker makes the folder and all
+other workers find an existing folder. A script that checked `os.path.exists` would still raise
+FileExistsError, because the check and the call race with the other workers. Therefore a folder that
+another worker made in this run counts as made by this process too. FileExistsError is still raised
+for a folder older than the run, and for a folder that the script itself has made before.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from thinwire.worker.temporary import is_temporary
 
 
 class MadeFolders:
-    """Folders that the script of this process takes for its own.
+    """Set of the folders that count as made by the script of this process.
 
     Args:
-        began: When the run began, in seconds since 1970.
+        began: Start of the run, in seconds since 1970.
     """
 
     def __init__(self, began: float) -> None:
@@ -27,25 +27,25 @@ class MadeFolders:
         self._shared: set[str] = set()  # made by another worker
 
     def __contains__(self, place: str) -> bool:
-        """Return whether the script has made a folder or counts as having made it."""
+        """Return True if a folder counts as made by the script."""
         return place in self._own or place in self._shared
 
     def is_own(self, place: str) -> bool:
-        """Return whether this process has made a folder itself."""
+        """Return True if this process has made a folder itself."""
         return place in self._own
 
     def add_own(self, place: str) -> None:
-        """Note a folder that this process makes now."""
+        """Record a folder that this process makes now."""
         self._own.add(place)
 
     def share(self, place: str) -> bool:
-        """Take a folder for made by this process, if another worker has made it in this run.
+        """Count an existing folder as made by the script, if a worker has made it in this run.
 
         Args:
-            place: A path without symbolic links, which exists.
+            place: Path of an existing folder, without symbolic links.
 
         Returns:
-            Whether it is such a folder.
+            True if the folder counts as made by the script now.
         """
         try:
             status = os.stat(place)
@@ -59,6 +59,6 @@ class MadeFolders:
         return True
 
     def forget(self, place: str) -> None:
-        """Note that a folder is deleted."""
+        """Record that a folder is deleted."""
         self._own.discard(place)
         self._shared.discard(place)

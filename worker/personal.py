@@ -1,4 +1,4 @@
-"""The trainable variables of a worker's model that are not shared: it trains them by itself."""
+"""Personal layers: trainable variables that a worker does not share and trains locally."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from thinwire.ops.types import State
 class PersonalLayers:
     """Trainable variables outside W_global, stepped by the method's local optimizer.
 
-    Their values are among those that a `TrainStep` saves; here are the optimizer's slots.
+    `TrainStep` saves the values of the variables. This class saves the optimizer's slots.
 
     Attributes:
-        gradient: [n] float32 of the newest mini-batch; n is 0 where all is shared.
+        gradient: [n] float32 gradient of the newest mini-batch; n is 0 if all variables are shared.
 
     Args:
-        variables: Of the model, in its order.
-        optimizer: Of local steps; where the method has none, plain SGD.
+        variables: Personal variables, in the model's order.
+        optimizer: Optimizer of local steps; plain SGD if the method has no local steps.
     """
 
     def __init__(self, variables: Sequence[Any], optimizer: LocalStep) -> None:
@@ -35,19 +35,19 @@ class PersonalLayers:
         self._slots: State = optimizer.init(size, spec) if size else {}
 
     def begin_round(self) -> None:
-        """Begin local steps: what an exchange does to the optimizer's slots is done."""
+        """Start a round: restart the optimizer's slots, as after every exchange."""
         if self._values.size:
             self._slots = self._optimizer.restart(self._values.read(), self._slots)
 
     def check(self) -> None:
-        """Refuse a gradient that no step can be made of.
+        """Reject a gradient that is not finite.
 
         Raises:
-            NonFiniteUpdate: It holds NaN or infinity.
+            NonFiniteUpdate: The gradient contains NaN or infinity.
         """
         if not np.isfinite(self.gradient).all():
             raise NonFiniteUpdate(
-                "the gradient of layers outside W_global holds NaN or infinity; expected finite "
+                "the gradient of layers outside W_global contains NaN or infinity; expected finite "
                 "values. Lower the learning rate."
             )
 
@@ -56,15 +56,16 @@ class PersonalLayers:
         if not self._values.size:
             return
         weights = self._values.read()
-        # No round's model pulls them: they have none.
+        # Personal layers have no global model to start a round from. The last argument is the
+        # weights themselves, so that a proximal term in the optimizer is zero.
         self._slots = self._optimizer.step(weights, self.gradient, rate, self._slots, weights)
         self._values.assign(weights)
 
     def save(self) -> State:
-        """Return the slots as plain data."""
+        """Return the optimizer's slots as plain data."""
         return self._optimizer.save(self._slots) if self._slots else {}
 
     def restore(self, state: State) -> None:
-        """Take back what `save` gave; the variables have their values again."""
+        """Restore slots from `save`; the caller must restore the variables' values first."""
         if state:
             self._slots = self._optimizer.restore(state, self._values.read(), self._slots)

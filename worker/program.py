@@ -1,7 +1,7 @@
-"""The `Program` of this process: the script, the local modules that it has imported, its arguments.
+"""Describe the `Program` of this process: script, imported local modules and arguments.
 
-A module is local unless it belongs to Python, to an installed package, or to Thinwire. It is looked
-at when this worker joins for the first time: all that the training needs is imported by then.
+A module is local unless it belongs to Python, to an installed package, or to Thinwire. The program
+is read when this worker first joins, after the script has imported the modules for training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from thinwire.runtime.run.script_target import MODULE_OPTION
 from thinwire.worker.script import RECORD
 
 _INSTALLED = {"site-packages", "dist-packages"}
-#: Flags that give a process its place, which are no arguments of a script that is its own launcher.
+#: Flags that differ between the processes of a run. They are not part of the program's arguments if
+#: the script starts without `thinwire run`.
 _PLACES = (
     *("id_worker", "nb_workers", "ip_PS", "port", "ps_hosts", "nb_ps", "run_dir", "insecure"),
     *("metrics_port", "metrics_host", "metrics_login", "log_level", "quiet", "worker_threads"),
@@ -30,10 +31,10 @@ _SWITCHES = ("insecure", "quiet")
 
 
 def program_here(compiled: Mapping[str, str]) -> Program:
-    """Return what this process computes with.
+    """Return the program of this process.
 
     Args:
-        compiled: What is compiled -> its description.
+        compiled: Name of a compile setting of the model -> its description.
     """
     script, digest = _main_file()
     folder = script.parent if script is not None else pathlib.Path.cwd()
@@ -45,7 +46,7 @@ def program_here(compiled: Mapping[str, str]) -> Program:
 
 
 def _main_file() -> tuple[pathlib.Path | None, str]:
-    """Return the script and its digest, as it was when it began; None: a notebook has no file."""
+    """Return the script's path and its digest at the start; None in a notebook without a file."""
     if RECORD.source is not None:
         return RECORD.source
     name = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -58,7 +59,7 @@ def _main_file() -> tuple[pathlib.Path | None, str]:
 def _local_files(
     folder: pathlib.Path, modules: Mapping[str, Any], script: pathlib.Path | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield (name, digest) of each local module's file but the script's."""
+    """Yield (name, digest) for the file of each local module, except the script."""
     paths = sysconfig.get_paths()
     standard = tuple({os.path.join(paths[name], "") for name in ("stdlib", "platstdlib")})
     for name, module in sorted(modules.items()):
@@ -78,13 +79,13 @@ def _local_files(
 
 def _arguments() -> Sequence[str]:
     launched = read_settings_file(os.environ)
-    if launched is not None:  # the script may have changed sys.argv since
+    if launched is not None:  # not from sys.argv, which the script may have changed
         return launched.script[2 if launched.script[0] == MODULE_OPTION else 1 :]
     return [*_without_places(sys.argv[1:])]
 
 
 def _without_places(words: Sequence[str]) -> Iterator[str]:
-    """Yield arguments but those that differ from machine to machine."""
+    """Yield the arguments, without flags that differ between the processes of a run."""
     is_value = False
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")

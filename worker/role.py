@@ -1,4 +1,4 @@
-"""The Worker role: data, step, exchange, until the run ends."""
+"""The worker role: load data, compute gradients and exchange them until the run ends."""
 
 from __future__ import annotations
 
@@ -44,27 +44,33 @@ from thinwire.worker.telemetry.tensorboard import WorkerScalars
 from thinwire.worker.train_step import TrainStep, clip, decay
 from thinwire.worker.trainer import WorkerSession
 
-_CALIBRATION_STEPS = 5
-_PROBE_SECONDS = 2.0
+_CALIBRATION_STEPS = 5  # steps measured before training, for --slowdown
+_PROBE_SECONDS = 2.0  # time limit for reaching the PS of a finished run
 
 
 def main(run: Run) -> int:
     """Train until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected, Diverged: See their exit codes.
+        ConfigurationError, Unreachable, RequestRejected, Diverged: Training failed. Each type has
+            an exit code.
     """
-    own = worker_flags.read(run.nb_workers)
-    limit_threads(own.threads)
+    settings = worker_flags.read(run.nb_workers)
+    limit_threads(settings.threads)
     if run.overwrite:
-        clear_node(run.run_dir, _name(own.id_worker))
-    worker = Worker(run, own)
+        clear_node(run.run_dir, _name(settings.id_worker))
+    worker = Worker(run, settings)
     with handle_signals(worker.interrupt):
         return worker.train()
 
 
 def limit_threads(threads: int, together: int = 1) -> None:
-    """Give TensorFlow so many threads for each of the calls made together; 0: as it chooses."""
+    """Limit TensorFlow's threads.
+
+    Args:
+        threads: Number of threads for each concurrent call; 0 lets TensorFlow choose.
+        together: Number of concurrent calls.
+    """
     tf.config.threading.set_intra_op_parallelism_threads(threads)
     tf.config.threading.set_inter_op_parallelism_threads(threads * together)
 
@@ -74,13 +80,13 @@ def _name(id_worker: int) -> str:
 
 
 class Worker:
-    """One worker process.
+    """One worker process, with data, model and checkpoints.
 
     Args:
         run: The run's settings.
-        own: This worker's.
-        shared: Its model; built by the run's settings if not given.
-        shard: Its examples; chosen by the run's settings if not given.
+        own: This worker's settings.
+        shared: Model to train; None builds the model from the run's settings.
+        shard: This worker's training examples; None loads the examples from the run's settings.
     """
 
     def __init__(
@@ -114,14 +120,14 @@ class Worker:
         self.session.on_report = self._note_scalars
         self.gradient = np.zeros(shared.spec.num_parameters, np.float32)
         self._spare_gradient = np.zeros_like(self.gradient) if run.method.overlap else self.gradient
-        self._taken = True  # the last push that was answered before the one under way
+        self._taken = True  # whether shard 0 accepted the last answered push
         name = _name(own.id_worker)
         self.checkpoints = Checkpoints(checkpoints_of(run.run_dir, name), keep=2)
         self.scalars = WorkerScalars(scalars_of(run.run_dir, name))
         self.pause_seconds = 0.0
 
     def train(self) -> int:
-        """Join, train, leave; return the exit code."""
+        """Join the run, train and leave; return the exit code."""
         port = open_port(
             self.run, _name(self.own.id_worker), lambda: instruments.collect(self.session)
         )
@@ -178,7 +184,7 @@ class Worker:
         return "done" if session.core.stopped or not session.closing.is_set() else "interrupted"
 
     def _one_round(self) -> None:
-        """One mini-batch or none, and an exchange if the pacer wants one."""
+        """Run one mini-batch or none, then an exchange if the pacer requests one."""
         session = self.session
         try:
             request = session.poll_pacer() or self._next_request()
@@ -186,17 +192,18 @@ class Worker:
         except NonFiniteUpdate as error:
             applied = False
             session.skip(error)
-            self.statistics.assign(session.core.statistics)  # of before that mini-batch
+            # The mini-batch has changed the moving statistics: restore the earlier values.
+            self.statistics.assign(session.core.statistics)
         session.record_outcome(applied)
 
     def _next_request(self) -> PushRequest | None:
-        """Take a step, if there are examples for one; return an exchange if one is due."""
+        """Take a step if this worker has examples; return an exchange if one is due."""
         if self.shard.num_examples:
             return self._one_step()
         return self.session.submit_nothing()
 
     def _one_step(self) -> PushRequest | None:
-        """One mini-batch and what the pacer and the codec make of it."""
+        """Compute one mini-batch's gradient; return the exchange if the pacer ends the round."""
         session, started = self.session, time.monotonic()
         computed_at = list(session.core.versions)
         images, labels = self.shard.next()
@@ -206,8 +213,8 @@ class Worker:
         clip(gradient, self.own.clip_norm)
         self.personal.check()
         rate = session.core.step_rate()
-        rest = started + self.own.device.step_seconds - time.monotonic()
-        if (pause := max(self.pause_seconds, rest)) > 0:
+        remaining = started + self.own.device.step_seconds - time.monotonic()
+        if (pause := max(self.pause_seconds, remaining)) > 0:
             session.closing.wait(pause)
         statistics = self.statistics.read()
         if self.run.method.overlap and not self._go_on():
@@ -219,14 +226,14 @@ class Worker:
         return request
 
     def _gradient(self, images: Any, labels: Any) -> tuple[Any, float]:
-        """Return the gradient, on the device if it may stay there, and the loss."""
+        """Return the gradient (in device memory if the codec takes it from there) and the loss."""
         if self.session.core.on_device:
             return self.step.gradients_on_device(images, labels, self.personal.gradient)
-        own = self.personal.gradient
-        return self.gradient, self.step.gradients(images, labels, self.gradient, own)
+        personal = self.personal.gradient
+        return self.gradient, self.step.gradients(images, labels, self.gradient, personal)
 
     def _go_on(self) -> bool:
-        """Finish the exchange that is under way; return whether the run goes on."""
+        """Finish the open exchange; return True if the run continues."""
         self.session.measure.record(
             round_trace.FORWARD_AND_BACKWARD, self.session.stopwatch.lap("compute")
         )
@@ -234,19 +241,20 @@ class Worker:
         return not self.session.core.stopped
 
     def _exchange(self, request: PushRequest) -> bool:
-        """Push, wait, take over the model; return whether shard 0 took the push.
+        """Push, wait and load the new weights; return True if shard 0 accepted the push.
 
-        With --overlap the next mini-batch comes before the answer.
+        With --overlap, the method returns before the reply, with the result of the previous push.
         """
         self.session.send(request)
         if not self.run.method.overlap:
             return self._settle()
-        # What is under way may lie in this buffer, and may have to be sent again.
+        # The open push may be a view of this buffer, and a lost stream makes the client send the
+        # push again. The next mini-batch must therefore write to the other buffer.
         self.gradient, self._spare_gradient = self._spare_gradient, self.gradient
         return self._taken
 
     def _settle(self) -> bool:
-        """Wait for the replies to a push that is under way; return whether shard 0 took it."""
+        """Wait for the replies to the open push; return True if shard 0 accepted the push."""
         replies = self.session.finish_exchange(self._take_over, self.shard.cursor.epoch)
         return not replies or was_accepted(replies)
 
@@ -256,7 +264,7 @@ class Worker:
         self.statistics.assign(self.session.core.statistics)
 
     def _warm_up(self) -> None:
-        """Compile the step and measure it alone. Leaves no trace in the state."""
+        """Compile the step and measure its duration; restore the local variables afterwards."""
         if not self.shard.num_examples:
             return
         local = self.step.save_local()
@@ -273,20 +281,22 @@ class Worker:
         if device.slowdown > 1:
             self.pause_seconds = (device.slowdown - 1) * median
             logging.info(
-                "slowdown %g: pausing %.1f ms a step", device.slowdown, 1e3 * self.pause_seconds
+                "slowdown %g: pausing %.1f ms after each step",
+                device.slowdown,
+                1e3 * self.pause_seconds,
             )
         self.session.step_seconds = max(median + self.pause_seconds, device.step_seconds)
         self.step.restore_local(local)
 
     def _note_scalars(self, counted: WorkerMetrics) -> None:
-        """Write what is reported (heartbeat thread)."""
+        """Write the reported metrics to TensorBoard (heartbeat thread)."""
         session = self.session
         self.scalars.record(counted, session.loss, session.num_steps, session.core.versions[0])
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint; a disk that refuses is logged, training goes on."""
+        """Write a checkpoint; a disk error is logged, and training continues."""
         session = self.session
         state = {
             "run_id": session.run_id,
@@ -307,44 +317,60 @@ class Worker:
             logging.error("cannot write the worker's checkpoint: %s", error)
 
     def finished_reason(self) -> str | None:
-        """Return why this worker's run ended, if it did and its PS is gone.
+        """Return the stop reason of a finished run, from this worker's checkpoint.
+
+        Returns:
+            The stop reason; None if the checkpoint is of an unfinished run, or if the PS still
+            runs.
 
         Raises:
-            OtherRun: It was another run than this one.
+            OtherRun: The checkpoint is of a run with other settings.
         """
-        found = self.checkpoints.load_latest()
-        if found is None or not is_finished(self.run, found[1]["stop_reason"], found[1]["limit"]):
+        checkpoint = self.checkpoints.load_latest()
+        if checkpoint is None or not is_finished(
+            self.run, checkpoint[1]["stop_reason"], checkpoint[1]["limit"]
+        ):
             return None
         if self.session.exchange.shards[0].probe(_PROBE_SECONDS):
             return None
-        if (change := self._change_since(found[1])) is not None:
+        if (change := self._change_since(checkpoint[1])) is not None:
             raise OtherRun(refusal(f"--run_dir={self.run.run_dir}", change, None))
-        return str(found[1]["stop_reason"])
+        return str(checkpoint[1]["stop_reason"])
 
     def _change_since(self, saved: State) -> str | None:
-        """Return which setting this worker's checkpoint was written with otherwise; None: none."""
+        """Return the first setting that differs from the checkpoint's; None if all are equal."""
         return first_setting(saved.get(SETTINGS) or {}, resumed_settings(self.run))
 
     def resume(self, last_applied_step: int) -> None:
-        """Go on from this worker's checkpoint if it is of this run.
+        """Restore this worker's checkpoint if the checkpoint is of this run.
+
+        Args:
+            last_applied_step: Last step of this worker that the shards applied.
 
         Raises:
             ConfigurationError: The checkpoint is of another split of the data.
         """
-        found, session = self.checkpoints.load_latest(), self.session
-        if found is None:
+        checkpoint, session = self.checkpoints.load_latest(), self.session
+        if checkpoint is None:
             return
-        state: State = found[1]
+        state: State = checkpoint[1]
         if state["run_id"] != session.run_id:
-            logging.info("ignoring the checkpoint of another run (%s)", state["run_id"])
+            logging.info(
+                "ignoring the worker's checkpoint, which is of another run (%s)", state["run_id"]
+            )
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
         if state.get("nb_workers", self.run.nb_workers) == self.run.nb_workers:
             self._restore_position(state)
         else:
-            logging.info("the number of workers has changed: each begins its new part of the data")
+            logging.info(
+                "the number of workers has changed: starting at the first example of the shard"
+            )
         if (change := self._change_since(state)) is not None:
-            logging.warning("--resume: this worker's own state begins again: %s", change)
+            logging.warning(
+                "--resume: ignoring the worker's saved state, because a setting has changed: %s",
+                change,
+            )
             return
         self.step.restore_local(state["local"])
         self.personal.restore(state.get("personal", {}))
@@ -353,7 +379,7 @@ class Worker:
             logging.info("resumed at step %d", last_applied_step)
         else:
             logging.warning(
-                "the checkpoint is of step %d, the PS applied step %d: the codec starts afresh",
+                "worker state is from step %d, the PS applied step %d: dropping the codec's state",
                 state["core"]["step"],
                 last_applied_step,
             )
@@ -367,7 +393,7 @@ class Worker:
     # -- signals ------------------------------------------------------------------------------
 
     def interrupt(self, number: int, frame: Any) -> None:
-        """Finish on a signal that ends this worker."""
+        """Stop after the open exchange, on a termination signal."""
         del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()

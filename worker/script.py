@@ -1,6 +1,7 @@
-"""What the script of this process, a worker, has done with Thinwire so far.
+"""Record of the script's use of Thinwire in this worker process.
 
-The script's sessions record themselves here; whoever runs the script reads it at the script's end.
+The script's sessions add themselves to `RECORD`. The launcher of the script reads `RECORD` at the
+script's end.
 """
 
 from __future__ import annotations
@@ -13,28 +14,28 @@ from thinwire.runtime.run.program import Rows
 
 
 class LeftBehind(Exception):
-    """This script was started again and can take no part in its run, which goes on without it."""
+    """The restarted script cannot rejoin its run; the run continues without this worker."""
 
 
 class ScriptSession(Protocol):
-    """A model's place in the run, as far as the script's end concerns it."""
+    """A model's session in the run, with the properties that the script's end needs."""
 
     @property
     def num_exchanges(self) -> int:
-        """Exchanges begun so far."""
+        """Number of exchanges started."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended, so that nothing is left to exchange."""
+        """True if the run has ended, so that no exchange can follow."""
 
 
 class ScriptRecord:
-    """The sessions of one script, and what is to be done when it ends.
+    """The sessions of one script, and the callbacks for the script's end.
 
     Attributes:
-        chief: The worker whose script writes the files.
-        source: The script's file, and its digest when it began; None: nobody has noted them.
-        program: What this worker computes with, once it is about to join.
+        chief: Id of the chief, the worker that writes the run's files.
+        source: Path of the script and its digest at the start; None if not recorded.
+        program: Description of this worker's program; empty before the worker joins.
     """
 
     def __init__(self) -> None:
@@ -48,64 +49,64 @@ class ScriptRecord:
         self._failure: BaseException | None = None
 
     def add(self, session: ScriptSession) -> None:
-        """Record a session, once the script has called `distribute`."""
+        """Record a session that the script has created by calling `distribute`."""
         self._sessions.append(session)
 
     def leave_fit(self, error: BaseException) -> None:
-        """Record what a `fit` was left by, which the script may catch."""
+        """Record the exception that ended a `fit`; the script may catch the exception."""
         self._left_fit_by = error
 
     def has_left_fit_by(self, error: BaseException) -> bool:
-        """Return whether an error that ends the script comes out of its last `fit`."""
+        """Return True if the error that ends the script is the error that ended its last `fit`."""
         return error is self._left_fit_by
 
     def on_evaluation(self, report: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `report` with the metrics of each evaluation that the script makes itself."""
+        """Register `report`, to be called with the metrics of each evaluation by the script."""
         self._report = report
 
     def evaluated(self, metrics: Mapping[str, Any]) -> bool:
-        """Report the script's own evaluation; return whether there is a run that records it."""
+        """Report an evaluation by the script; return True if a run records the evaluation."""
         if self._report is not None:
             self._report(metrics)
         return self._report is not None
 
     def fail(self, error: BaseException) -> None:
-        """Record what went wrong in a step that TensorFlow has called, which hides the error."""
+        """Record an error in a step that TensorFlow calls; TensorFlow raises a different one."""
         self._failure = error
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return what an error that ends the script comes from: itself, or what was recorded."""
+        """Return an error's cause: the recorded failure for a TensorFlow error, else `error`."""
         is_tensorflows = type(error).__module__.startswith("tensorflow.")
         return self._failure if is_tensorflows and self._failure is not None else error
 
     def at_end(self, ending: Callable[[bool, str], None]) -> None:
-        """Call `ending` once with (whether the script failed, why), when the script has ended."""
+        """Register `ending`, to be called once with (failed, message) when the script ends."""
         self._endings.append(ending)
 
     def end(self, failed: bool, message: str) -> None:
-        """Call what `at_end` was given, the newest first; nothing when repeated."""
+        """Call the registered endings, newest first; later calls do nothing."""
         while self._endings:
             self._endings.pop()(failed, message)
 
     def abandon(self) -> None:
-        """Leave without a report: for the others this script is lost."""
+        """Drop the registered endings: this script ends without a report to the run."""
         self._endings.clear()
 
     @property
     def sessions(self) -> Sequence[ScriptSession]:
-        """All of them, in the order of the calls of `distribute`."""
+        """All sessions, in the order of the calls of `distribute`."""
         return tuple(self._sessions)
 
     @property
     def is_distributed(self) -> bool:
-        """Whether the script has called `distribute`."""
+        """True if the script has called `distribute`."""
         return bool(self._sessions)
 
     @property
     def has_exchanged(self) -> bool:
-        """Whether anything was exchanged, or the run had ended before."""
-        return any(each.num_exchanges or each.stopped for each in self._sessions)
+        """True if a session has started an exchange, or the run has ended."""
+        return any(session.num_exchanges or session.stopped for session in self._sessions)
 
 
-#: The script of this process.
+#: Record of this process's script.
 RECORD = ScriptRecord()

@@ -1,6 +1,6 @@
-"""Training without a network: one device, one Keras optimizer. The reference for everything else.
+"""Training without a network: one device and one Keras optimizer, as a baseline for all methods.
 
-ESync calls it *local*, DGS calls it *MSGD*.
+The ESync paper calls this baseline *local*, the DGS paper *MSGD*.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LocalTrainer:
-    """Gradient and optimizer in one tf.function."""
+    """Trains a model with one tf.function that computes gradients and steps the optimizer."""
 
     def __init__(
         self, shared: SharedModel, method: Method, clip_norm: float, weight_decay: float = 0.0
@@ -29,10 +29,10 @@ class LocalTrainer:
         """Build the optimizer that the PS of this method would use.
 
         Args:
-            shared: The model.
-            method: Of its policies only the server optimizer counts.
+            shared: Model to train.
+            method: Method of the run; only its server optimizer is used.
             clip_norm: Largest L2 norm of a gradient; 0 is no limit.
-            weight_decay: Times the weights, added to each gradient before it is clipped.
+            weight_decay: Factor of the weights in the term added to each gradient before clipping.
         """
         self._shared = shared
         self._step = TrainStep(shared)
@@ -44,7 +44,7 @@ class LocalTrainer:
         self._train = tf.function(self._compute, reduce_retracing=True)
 
     def train(self, images: Any, labels: Any, rate: float) -> float:
-        """Take one step on a mini-batch; return its mean loss."""
+        """Take one step on a mini-batch; return the mean loss of the mini-batch."""
         if rate != self._rate:
             self.optimizer.learning_rate.assign(rate)
             self._rate = rate
@@ -55,7 +55,7 @@ class LocalTrainer:
         return self._shared.flat()
 
     def save(self) -> State:
-        """Return everything that training changes."""
+        """Return the state that training changes: weights, optimizer, local variables."""
         return {
             "weights": self.flat(),
             "optimizer": {str(i): np.array(v) for i, v in enumerate(self.optimizer.variables)},
@@ -63,7 +63,7 @@ class LocalTrainer:
         }
 
     def restore(self, state: State) -> None:
-        """Take back what `save` gave."""
+        """Restore a state that `save` returned."""
         self._shared.assign(state["weights"])
         for number, variable in enumerate(self.optimizer.variables):
             variable.assign(state["optimizer"][str(number)])

@@ -1,4 +1,7 @@
-"""Which temporary files and folders this process has made: no other worker's script knows them."""
+"""Track the temporary files and folders that this process has made.
+
+Their names are random, so no other worker's script can refer to them.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ import sys
 from typing import Any
 
 _EVENTS = ("tempfile.mkdtemp", "tempfile.mkstemp")
-_MADE: dict[str, None] = {}  # in order, without symbolic links
+_MADE: dict[str, None] = {}  # paths in the order of creation, without symbolic links
 
 
 @functools.cache
 def record_temporary() -> None:
-    """Note every one from here on, once for the process."""
+    """Start recording new temporary files and folders; later calls do nothing."""
     sys.addaudithook(_note)
 
 
 def is_temporary(path: str) -> bool:
-    """Return whether a path is one of them, or lies in one."""
+    """Return True if a path is a recorded temporary file or folder, or is inside one."""
     whole = os.path.realpath(path)
     while whole not in _MADE:
         whole, before = os.path.dirname(whole), whole
@@ -30,7 +33,7 @@ def is_temporary(path: str) -> bool:
 
 
 def remove_temporary() -> None:
-    """Remove those that are left, as a script does that ends by itself."""
+    """Remove the recorded files and folders that still exist, as at the normal end of a script."""
     for path in _MADE:
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
@@ -40,6 +43,7 @@ def remove_temporary() -> None:
 
 
 def _note(event: str, arguments: tuple[Any, ...], events: tuple[str, ...] = _EVENTS) -> None:
-    # Bound early: a module's names are gone when the interpreter ends, and hooks are called yet.
+    # `events` is a default argument: Python still calls audit hooks while the interpreter shuts
+    # down, after it has cleared the globals of modules.
     if event in events:
         _MADE[os.path.realpath(os.fsdecode(arguments[0]))] = None

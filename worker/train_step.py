@@ -1,7 +1,7 @@
-"""The local half of a training step: weights in, flat gradient out, one tf.function.
+"""The local part of a training step: one tf.function from weights to a flat gradient.
 
-The model's shared variables lie in one flat buffer, as far as its borders allow, and the gradients
-land in another (measured ways: BUILD_NOTES.md).
+The model's shared variables use the memory of one flat buffer where its alignment allows. The
+gradients are written to a second flat buffer. BUILD_NOTES.md compares measured alternatives.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from thinwire.ops.types import State
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Where memory must begin that TensorFlow takes over without a copy.
+#: Alignment, in bytes, of memory that TensorFlow can use without a copy.
 _BORDER_BYTES = 64
 
 
 class TrainStep:
-    """A Keras model whose shared variables (W_global) are seen as one flat float32 vector."""
+    """A Keras model with its shared variables (W_global) as one flat float32 vector."""
 
     def __init__(self, shared: SharedModel) -> None:
-        """Trace nothing yet: the first step does."""
+        """Prepare the tf.functions; TensorFlow traces them at the first step."""
         self.model = shared.model
         self.loss = ensure_compiled_loss(self.model, shared.task)
         self._labels = shared.task.labels
@@ -53,16 +53,21 @@ class TrainStep:
         self._assign_all = tf.function(
             functools.partial(self._assign_parts, numbers), autograph=False
         )
-        self._lies_in: Float32 | None = None  # the buffer that the variables have taken over
-        self._copied: list[int] = list(range(len(self.variables)))  # numbers of the others
+        self._lies_in: Float32 | None = None  # buffer whose memory the variables use
+        self._copied: list[int] = list(
+            range(len(self.variables))
+        )  # variables with their own memory
 
     def set_weights(self, flat: Float32 | DeviceArray) -> None:
-        """Let the shared variables have weights; an array must lie on a 64-byte border.
+        """Set the shared variables to `flat`.
 
-        Variables on a CPU whose part of `flat` begins on such a border lie in `flat` itself from
-        then on, and follow whatever is written to it; the others are copied. Give the same buffer
-        each time, and write to it only between two steps. Of a DeviceArray all are copied, on
-        their device.
+        A CPU variable uses the memory of `flat` itself if its part of `flat` is 64-byte aligned:
+        later writes to `flat` change the variable. All other variables get copies. The caller
+        should pass the same buffer each time, and write to the buffer only between two steps. A
+        DeviceArray is copied to all variables, on their device.
+
+        Args:
+            flat: [num_parameters] float32 weights; an array must be 64-byte aligned.
         """
         if isinstance(flat, DeviceArray):
             self._assign_all(flat.value)
@@ -78,13 +83,14 @@ class TrainStep:
         """Compute the mean gradient of one mini-batch.
 
         Args:
-            images: [B, ...] as the task has them, mostly float32.
-            labels: [B, ...] likewise, int32 [B] of classes.
-            out: [num_parameters] float32, overwritten.
-            personal: [entries of `personal`] float32 likewise, of what is not shared.
+            images: [B, ...] inputs in the task's dtype, usually float32.
+            labels: [B, ...] labels in the task's dtype; int32 [B] for classes.
+            out: [num_parameters] float32, overwritten with the gradient of the shared variables.
+            personal: [n] float32, overwritten with the gradient of the personal variables; None
+                skips the copy.
 
         Returns:
-            The mean loss.
+            The mean loss of the mini-batch.
         """
         loss, gradients = self._gradient_step(images, labels)
         for start, stop, gradient in zip(self._offsets, self._offsets[1:], gradients, strict=False):
@@ -96,28 +102,37 @@ class TrainStep:
     def gradients_on_device(
         self, images: Any, labels: Any, personal: Float32
     ) -> tuple[DeviceArray, float]:
-        """Do `gradients`, but leave [num_parameters] float32 where it was computed."""
-        loss, flat, rest = self._flat_step(images, labels)
-        _fill(personal, rest)
+        """Compute the mean gradient, and leave it in device memory.
+
+        Args:
+            images: [B, ...] inputs in the task's dtype.
+            labels: [B, ...] labels in the task's dtype.
+            personal: [n] float32, overwritten with the gradient of the personal variables.
+
+        Returns:
+            The gradient [num_parameters] float32, and the mean loss.
+        """
+        loss, flat, personal_gradients = self._flat_step(images, labels)
+        _fill(personal, personal_gradients)
         return DeviceArray(flat), float(loss)
 
     def vary_local_randomness(self, number: int) -> None:
-        """Give dropout and other random layers a stream of their own on worker `number`, from 1."""
+        """Give the random layers (dropout) a separate random stream on worker `number`, from 1."""
         seed_apart(self.local, number)
 
     def save_local(self) -> State:
-        """Return the variables that stay on this worker (statistics, dropout seeds)."""
+        """Return the values of the variables that are not shared (statistics, dropout seeds)."""
         return {str(number): v.numpy() for number, v in enumerate(self.local)}
 
     def restore_local(self, state: State) -> None:
-        """Take back what `save_local` gave."""
+        """Restore values that `save_local` returned."""
         for number, variable in enumerate(self.local):
             variable.assign(state[str(number)])
 
     def compute(self, images: Any, labels: Any) -> tuple[Any, list[Any]]:
-        """Return (mean loss, gradients of all trainable variables); for use inside a tf.function.
+        """Return (mean loss, gradients of all trainable variables), inside a tf.function.
 
-        The shared ones come first, in their order, then those of `personal`.
+        The gradients of the shared variables come first, then the personal variables' gradients.
         """
         with plain_bias_sums(), tf.GradientTape(watch_accessed_variables=False) as tape:
             for variable in self._stepped:
@@ -133,20 +148,21 @@ class TrainStep:
         return loss, dense
 
     def compute_flat(self, images: Any, labels: Any) -> tuple[Any, Any, list[Any]]:
-        """Return (mean loss, shared gradients as one vector, the rest); see `compute`."""
+        """Return (mean loss, shared gradients as one vector, list of personal gradients)."""
         loss, gradients = self.compute(images, labels)
         shared = [tf.reshape(gradient, [-1]) for gradient in gradients[: len(self._sizes)]]
         return loss, tf.concat(shared, 0), gradients[len(self._sizes) :]
 
     def _take_over(self, flat: Float32) -> None:
-        """Let the variables lie in a buffer [num_parameters], where they can."""
+        """Make the variables use the memory of `flat` [num_parameters], where aligned."""
         self._lies_in, self._copied = flat, []
         for number, variable in enumerate(self.variables):
             part = self._part(flat, number)
             if part.size and not part.ctypes.data % _BORDER_BYTES:
                 variable.value.assign(tf.reshape(as_tensor(part), self._shapes[number]))
-            held = np.asarray(memoryview(variable.value.read_value()))
-            if not np.may_share_memory(held, part):  # a GPU's are not, nor those off the border
+            value = np.asarray(memoryview(variable.value.read_value()))
+            # A variable on a GPU or with an unaligned part has its own memory: copy each time.
+            if not np.may_share_memory(value, part):
                 self._copied.append(number)
         self._assign = tf.function(
             functools.partial(self._assign_parts, self._copied), autograph=False
@@ -158,19 +174,19 @@ class TrainStep:
             self.variables[number].value.assign(values)
 
     def _part(self, flat: Any, number: int) -> Any:
-        """Return a variable's part of a vector."""
+        """Return a variable's part of a flat vector."""
         return flat[self._offsets[number] : self._offsets[number + 1]]
 
 
 def as_tensor(flat: Float32) -> Any:
-    """Return weights [n] as a tensor in the same memory, which must lie on a 64-byte border."""
+    """Return weights [n] as a tensor in the same memory, which must be 64-byte aligned."""
     if flat.ctypes.data % _BORDER_BYTES:
         raise ValueError("weights must be 64-byte aligned (thinwire.worker.core.core.aligned)")
     return tf.experimental.dlpack.from_dlpack(flat.__dlpack__())
 
 
 def _fill(flat: Float32, gradients: list[Any]) -> None:
-    """Write gradients one after the other into [n] float32, which they fill."""
+    """Concatenate gradients into a vector [n] float32, which the gradients fill."""
     start = 0
     for gradient in gradients:
         values = gradient.numpy().ravel()
@@ -179,13 +195,13 @@ def _fill(flat: Float32, gradients: list[Any]) -> None:
 
 
 def decay(gradient: Float32 | DeviceArray, weights: Float32, weight_decay: float) -> None:
-    """Add the weights [n] times the coupled decay to a gradient [n], in place; 0 is none."""
+    """Add `weight_decay` times the weights [n] to a gradient [n], in place (coupled decay)."""
     if weight_decay:
         accumulate(gradient, weights, weight_decay)
 
 
 def clip(gradient: Float32 | DeviceArray, norm_limit: float) -> None:
-    """Scale a gradient [n] in place to at most this L2 norm; 0 is no limit."""
+    """Scale a gradient [n] in place to an L2 norm of at most `norm_limit`; 0 is no limit."""
     if not norm_limit:
         return
     on_device = isinstance(gradient, DeviceArray)

@@ -1,7 +1,7 @@
-"""One worker's part in a run, whoever computes its gradients: join, exchange, report, leave.
+"""One worker's session in a run, without data or a model: join, exchange, report, leave.
 
-`WorkerSession` takes flat gradients and gives flat weights. The Worker role and the objects that
-user scripts hold (`thinwire.script.session`) are both built on it.
+`WorkerSession` takes flat gradients and returns flat weights. The worker role and the sessions of
+user scripts (`thinwire.script.session`) use a WorkerSession.
 """
 
 from __future__ import annotations
@@ -34,52 +34,52 @@ from thinwire.worker.telemetry.round_trace import MEASURES, origin_of, seconds_t
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: Mini-batches in a row that may come to nothing.
+#: Most consecutive mini-batches that may be skipped or rejected before the run has diverged.
 _MOST_IN_A_ROW = 100
 
 
 class DivergenceDetector:
-    """Finds that a worker gets nowhere: too many mini-batches in a row could not be used.
+    """Detects divergence: too many consecutive mini-batches were unusable.
 
-    They were not finite, or refused for their size.
+    A mini-batch is unusable if its gradient is not finite or is rejected for its size.
     """
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
     def record(self, applied: bool) -> None:
-        """Record whether the newest mini-batch could be used."""
+        """Record the newest mini-batch: `applied` is True if its gradient was usable."""
         self._in_a_row = 0 if applied else self._in_a_row + 1
 
     @property
     def has_diverged(self) -> bool:
-        """Whether to give up."""
+        """True if too many consecutive mini-batches were unusable."""
         return self._in_a_row > _MOST_IN_A_ROW
 
     def diverged(self, learning_rate: float) -> Diverged:
-        """Return what to raise when there are too many."""
+        """Return the error to raise if `has_diverged` is True."""
         return Diverged(
             f"{self._in_a_row} mini-batches in a row had NaN or infinite gradients, or were "
-            "refused for their size; the model has diverged, or this device is faulty. Lower "
-            f"the learning rate (now {learning_rate:g}), or look at --max_update_norm and "
+            "rejected for their size; the model has diverged, or this device is faulty. Lower "
+            f"the learning rate (now {learning_rate:g}), or check --max_update_norm and "
             "--update_norm_factor if they are in use."
         )
 
 
 class Stopwatch:
-    """Adds up where a worker's time goes."""
+    """Adds up a worker's time by activity: compute, encode, wait."""
 
     def __init__(self) -> None:
-        """Start at zero."""
+        """Start with zero seconds for every activity."""
         self.seconds: dict[str, float] = {"compute": 0.0, "encode": 0.0, "wait": 0.0}
         self._mark = time.perf_counter()
 
     def start(self) -> None:
-        """Begin a lap without booking the time before."""
+        """Start a lap; the time since the last lap is not counted."""
         self._mark = time.perf_counter()
 
     def lap(self, what: str) -> float:
-        """Book the seconds since the last mark, and return them."""
+        """End a lap: add its seconds to the activity `what`, and return the seconds."""
         now = time.perf_counter()
         seconds = now - self._mark
         self.seconds[what] += seconds
@@ -94,17 +94,20 @@ def exchange_for(
     closing: threading.Event,
     offering: Offering | None = None,
 ) -> Exchange:
-    """Return the exchange of the mode in --collective; nothing is dialled yet.
+    """Return the exchange for the mode in --collective, without dialling a shard.
 
     Args:
         run: The run's settings.
         own: This worker's settings.
-        core: Of this worker.
-        closing: Set when the worker is to stop.
-        offering: What to offer to shards without model.
+        core: Training engine of this worker.
+        closing: Set when the worker must stop.
+        offering: Model that the worker offers to shards without a model; None if the shards have a
+            model.
     """
-    made: type[Exchange] = Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
-    exchange: Exchange = made(
+    exchange_type: type[Exchange] = (
+        Exchange if run.method.collective == THROUGH_PS else CollectiveExchange
+    )
+    exchange: Exchange = exchange_type(
         run,
         own.id_worker,
         core.spec,
@@ -119,30 +122,34 @@ def exchange_for(
     return exchange
 
 
-#: What an interrupted exchange may still take; where the PS is interrupted too, it answers before.
+#: Time limit of an exchange after an interrupt. An interrupted PS answers within DRAIN_SECONDS, so
+#: the limit is slightly longer.
 _CUT_SECONDS = DRAIN_SECONDS + 0.5
 
 
 class WorkerSession:
-    """A worker without data and without a model: flat gradients, or weights, in; weights out.
+    """A worker without data or a model: takes flat gradients or weights, returns flat weights.
 
-    Calls in order: `join`, `begin`, then for each mini-batch `poll_pacer` and `submit` and, where
-    one of them returns a request, `exchange_round`; at the end `leave`. One thread calls
-    all but `interrupt`.
+    The caller calls `join` and `begin` first. For each mini-batch, the caller calls `poll_pacer`
+    and `submit`, and `exchange_round` if one of the two calls returned a request. The last call is
+    `leave`. One thread must make all calls except `interrupt`.
 
     Args:
         run: The run's settings.
-        own: This worker's.
-        spec: The shared model.
-        statistics: [m] float32 moving statistics that are averaged over the workers; may be empty.
-        on_gpu: Whether gradients are computed on a GPU.
-        labels: label -> examples of this worker, for reports.
-        num_examples: Of the whole training set, by which codecs count epochs; 0: unknown.
-        momentum: Of a script's optimizer, which the codec takes over if the method
+        own: This worker's settings.
+        spec: Specification of the shared model.
+        statistics: [m] float32 moving statistics that shard 0 averages over the workers; may be
+            empty.
+        on_gpu: True if gradients are computed on a GPU.
+        labels: Label -> number of this worker's examples with the label, for reports.
+        num_examples: Size of the whole training set, by which codecs count epochs; 0 if unknown.
+        momentum: Momentum of the script's optimizer, which the codec applies if the method
             `takes_momentum`.
-        offering: What to offer to shards without model; None: they have one.
-        part: This worker's examples, and those of a mini-batch; None: not known.
-        keeps_on_device: Whether weights may be of the device where gradients are computed.
+        offering: Model that the worker offers to shards without a model; None if the shards have a
+            model.
+        part: (number of this worker's examples, mini-batch size); None if unknown.
+        keeps_on_device: True if weights may stay in the memory of the device that computes
+            gradients.
     """
 
     def __init__(
@@ -176,50 +183,50 @@ class WorkerSession:
             keeps_on_device,
         )
         self.exchange = exchange_for(run, own, self.core, self.closing, offering)
-        self.stopwatch = Stopwatch()  # of the training thread
-        self.exchange_watch = self.stopwatch  # of the thread that codes and exchanges
+        self.stopwatch = Stopwatch()  # measures the training thread
+        self.exchange_watch = self.stopwatch  # measures the thread that encodes and exchanges
         self.measure = MEASURES[own.measure](run.method.pacer, self.exchange)
         self.pacing = PacingClient(run.method.pacer, self.exchange.shards[0])
-        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier lives
+        self.before = WorkerMetrics(id=own.id_worker)  # totals of earlier incarnations
         self.labels = dict(labels or {})
         self.run_id = ""
         self.joined_at_step = 0
         self.num_steps = 0
         self.num_non_finite = 0
-        self.loss: float | None = None  # of the newest mini-batch
-        self.step_seconds = 0.0  # of the newest local step
+        self.loss: float | None = None  # loss of the newest mini-batch; None: unknown
+        self.step_seconds = 0.0  # duration of the newest local step
         self.on_report: Callable[[WorkerMetrics], None] = lambda counted: None
         self.started_at = time.monotonic()
         self._step_ended_at = 0.0
-        self._under_way: PushRequest | None = None  # pushed, not settled
+        self._under_way: PushRequest | None = None  # pushed and not settled
         self._divergence = DivergenceDetector()
         self._heartbeat: Heartbeat | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether the run has ended, or this worker is to stop."""
+        """True if the run has ended or this worker must stop."""
         return self.core.stopped or self.closing.is_set()
 
     @property
     def stop_reason(self) -> str:
-        """Why the run ended, as far as this worker knows."""
+        """Stop reason of the run, as far as this worker knows; empty while the run continues."""
         return self.core.stop_reason or self.exchange.shards[0].halt_cause
 
     def parts_under_way(self, optimizer: int) -> int:
-        """Return parts of the script's batches in a push that is not answered, of an optimizer."""
+        """Return the number of batch parts in the open push, if the push is for `optimizer`."""
         push = self._under_way
         return push.batch_parts if push is not None and push.optimizer == optimizer else 0
 
     # -- joining and leaving ------------------------------------------------------------------
 
     def join(self) -> int:
-        """Join at every shard.
+        """Join every shard.
 
         Returns:
-            The last of this worker's steps that the shards applied.
+            The last step of this worker that the shards applied.
 
         Raises:
-            Unreachable, RequestRejected: Nobody answers, or a shard refuses this worker.
+            Unreachable, RequestRejected: A shard does not answer, or rejects this worker.
         """
         welcomes = self.exchange.join()
         self.run_id = welcomes[0].run_id
@@ -228,7 +235,7 @@ class WorkerSession:
         return self.core.step
 
     def begin(self) -> Float32:
-        """Keep the lease from now on and fetch the model; return the weights to train on."""
+        """Start the heartbeat, which renews the leases, and fetch the model; return its weights."""
         lease_seconds = self.exchange.shards[0].welcome.lease_seconds
         self._heartbeat = Heartbeat(self.exchange, lease_seconds, self._report, self._rounds)
         self.core.finish(self.exchange.pull())
@@ -240,27 +247,28 @@ class WorkerSession:
         return weights
 
     def pull(self) -> Float32:
-        """Take over the shards' present model between two rounds; return its weights."""
+        """Fetch the shards' current model between two rounds; return its weights."""
         weights = self.core.finish(self.exchange.pull())
         self.pacing.begin_round(self.core.step + 1, self.step_seconds)
         return weights
 
     def leave(self, cause: str) -> None:
-        """Send a last report and leave every shard that is connected."""
+        """Send a last report and leave every connected shard."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
         self.exchange.close(cause)
 
     def interrupt(self) -> None:
-        """Finish the current exchange; if it does not come to an end, leave without an answer."""
+        """Stop after the open exchange; after a time limit, leave without waiting for replies."""
         self.closing.set()
         timer = threading.Timer(_CUT_SECONDS, self._cut)
         timer.daemon = True
         timer.start()
 
     def _cut(self) -> None:
-        for shard in self.exchange.shards:  # so that the others need not wait for a lease to end
+        # A Leave frees the barrier immediately; else all workers wait until this lease ends.
+        for shard in self.exchange.shards:
             shard.send(pb.ToServer(leave=pb.Leave(cause="interrupted")))
         for shard in self.exchange.shards:
             shard.close()
@@ -268,7 +276,7 @@ class WorkerSession:
     # -- one mini-batch -----------------------------------------------------------------------
 
     def poll_pacer(self) -> PushRequest | None:
-        """Return the request that ends the round, if the pacer wants it before another step."""
+        """Return the request that ends the round, if the pacer wants a push before another step."""
         core, lap = self.core, self.exchange_watch.lap
         self.measure.begin_step()
         ready = self.pacing.ready(
@@ -291,20 +299,22 @@ class WorkerSession:
         computed_at: Sequence[int] | None = None,
         figures: ScriptFigures = NO_FIGURES,
     ) -> PushRequest | None:
-        """Take in one mini-batch; return an exchange, or None for a local step.
+        """Process one mini-batch; return an exchange, or None for a local step.
 
         Args:
-            values: [num_parameters] float32 gradient of the mean loss at the present weights;
-                where the method `steps_on_workers`, the weights after the script's step from them.
-            samples: Examples in the mini-batch.
-            loss: Its mean loss; None: unknown.
-            statistics: [m] the moving statistics after it.
-            started: When work on it began, by time.monotonic().
-            computed_at: The shards' versions that it was computed at; None: the present ones.
-            figures: What a script's optimizer adds.
+            values: [num_parameters] float32 gradient of the mean loss at the current weights. If
+                the method `steps_on_workers`: the weights after the script's step.
+            samples: Number of examples in the mini-batch.
+            loss: Mean loss of the mini-batch; None if unknown.
+            statistics: [m] float32 moving statistics after the mini-batch.
+            started: Start of the work on the mini-batch, by time.monotonic().
+            computed_at: Version of each shard's weights that the gradient was computed at; None for
+                the current versions.
+            figures: Further data from the script's optimizer.
 
         Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: It holds NaN or infinity; call `skip`.
+            thinwire.ops.codecs.base.NonFiniteUpdate: The gradient contains NaN or infinity; the
+                caller must call `skip`.
         """
         self.measure.record(round_trace.FORWARD_AND_BACKWARD, self.exchange_watch.lap("compute"))
         self.num_steps += 1
@@ -317,7 +327,7 @@ class WorkerSession:
         return request
 
     def submit_nothing(self) -> PushRequest:
-        """Return the exchange of a worker without examples."""
+        """Return the empty exchange of a worker without examples."""
         request = self.core.begin_empty()
         self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
         return request
@@ -325,12 +335,12 @@ class WorkerSession:
     def exchange_round(
         self, request: PushRequest, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Push, wait, and begin the next round; see `finish_exchange`."""
+        """Push and wait for the replies; `finish_exchange` documents arguments and result."""
         self.send(request)
         return self.finish_exchange(take_over, epoch)
 
     def send(self, request: PushRequest) -> None:
-        """Push; `finish_exchange` waits for the replies, perhaps after the next gradient."""
+        """Push to all shards. `finish_exchange` waits for the replies."""
         self.exchange.send(request)
         self._under_way = request
         self.measure.record(round_trace.ENCODE, self.exchange_watch.lap("encode"))
@@ -338,19 +348,20 @@ class WorkerSession:
     def finish_exchange(
         self, take_over: Callable[[Float32], None], epoch: int = 0
     ) -> list[ShardReply | None]:
-        """Wait for the replies to the push that is under way, and begin the next round.
+        """Wait for the replies to the open push, and start the next round.
 
         Args:
-            take_over: Called with the weights to go on from.
-            epoch: Of this worker's examples, for reports.
+            take_over: Called with the weights for the next round.
+            epoch: Number of the epoch of this worker's examples, for reports.
 
         Returns:
-            A reply of every shard, or None of one that refused the push as not finite; empty if
-            no push is under way.
+            One reply per shard, None for a shard that rejected the push as not finite. Empty if no
+            push is open.
 
         Raises:
-            Unreachable, RequestRejected, ShardGone, ConfigurationError: See
-                thinwire.worker.client.exchange.
+            Unreachable, RequestRejected: A shard stayed unreachable, or rejected this worker.
+            ShardGone: The run has ended, and a shard has closed the stream.
+            ConfigurationError: A shard rejected the push as malformed, or its reply is malformed.
         """
         request, self._under_way = self._under_way, None
         if request is None:
@@ -362,7 +373,7 @@ class WorkerSession:
         self.measure.record_exchange(seconds + self.exchange_watch.lap("compute"))
         self.measure.end_round(request, replies, epoch, seconds)
         logging.debug(
-            "step %d: version %d, answered after %.3f s",
+            "step %d: version %d, all shards replied after %.3f s",
             request.step,
             self.core.versions[0],
             seconds,
@@ -370,16 +381,19 @@ class WorkerSession:
         return replies
 
     def skip(self, error: NonFiniteUpdate) -> None:
-        """Leave a mini-batch out that `submit` or `poll_pacer` refused."""
+        """Count and log a mini-batch that `submit` or `poll_pacer` rejected as not finite."""
         self.num_non_finite += 1
         if self.num_non_finite == 1:
             logging.warning("skipping a mini-batch: %s (further ones are only counted)", error)
 
     def record_outcome(self, applied: bool) -> None:
-        """Record whether the newest mini-batch could be used: finite, not refused for its size.
+        """Record whether the newest mini-batch was usable: finite and not rejected for its size.
+
+        Args:
+            applied: True if the mini-batch was usable.
 
         Raises:
-            Diverged: Too many in a row could not.
+            Diverged: Too many consecutive mini-batches were unusable.
         """
         self._divergence.record(applied)
         if self._divergence.has_diverged:
@@ -388,7 +402,7 @@ class WorkerSession:
     # -- reports ------------------------------------------------------------------------------
 
     def metrics(self) -> WorkerMetrics:
-        """Return what this worker counts itself, over all its lives."""
+        """Return this worker's metrics, with the totals of its earlier incarnations."""
         seconds, before = self.stopwatch.seconds, self.before
         datagrams = self.exchange.datagrams
         elapsed = max(1e-9, time.monotonic() - self.started_at)
@@ -414,7 +428,7 @@ class WorkerSession:
         return counted.to_json()
 
     def _rounds(self) -> list[str]:
-        """Return the rounds that shard 0 has no report of yet (heartbeat thread)."""
+        """Return the documents of rounds not yet sent to shard 0 (heartbeat thread)."""
         listener = self.exchange.shards[0].welcome
         origin = origin_of(self.own.id_worker, self.run.device, self.on_gpu, listener.incarnation)
         return self.measure.batches(origin, listener)

@@ -1,9 +1,9 @@
-"""Which files the processes of a run have opened for writing, by process and for the chief.
+"""Record the files that the processes of a run open for writing, per process and for the chief.
 
-A script runs in several processes, and one that is started in mid-run must not delete what the
-chief has written, but may replace files of its own. Each process notes the files that it opens for
-writing; a list in the run directory lets a later process of the same worker know them. What native
-code writes, as TensorFlow does, is not noted.
+Several processes run the script. A process that starts during the run must not delete the chief's
+files, but may replace files that its own worker has written. Each process records the files that it
+opens for writing in a list in the run directory, where a later process of the same worker reads
+them. Files that native code such as TensorFlow writes are not recorded.
 """
 
 from __future__ import annotations
@@ -18,49 +18,49 @@ from typing import Any
 from thinwire.runtime.run.script_settings import CHIEF, SETTINGS_FOLDER, WRITTEN
 from thinwire.worker.temporary import is_temporary
 
-#: More paths than these are not noted: such a process writes a new file in each step.
+#: Most paths recorded per list. It bounds the memory if a script writes a new file in each step.
 _MOST_PATHS = 20_000
 
 
 class WrittenFiles:
-    """Lists of written files, in the run directory.
+    """Lists of the files that this process and the chief have written, in the run directory.
 
     Args:
-        run_dir: Of the run, on this host.
-        node: This process, such as ``worker-2``.
-        is_chief: Returns whether this worker is the one that writes the run's files now.
+        run_dir: Run directory on this host.
+        node: Name of this process, for example ``worker-2``.
+        is_chief: Returns True if this worker is the chief now, which writes the run's files.
     """
 
     def __init__(self, run_dir: pathlib.Path, node: str, is_chief: Callable[[], bool]) -> None:
         self._folder, self._node, self._is_chief = run_dir / SETTINGS_FOLDER, node, is_chief
         self._noted: dict[str, set[str]] = {CHIEF: set(), node: set()}
-        self._before = self._read(node)  # by earlier processes of this worker
+        self._before = self._read(node)  # paths of this worker's earlier processes
 
     def begin_run(self, is_chief: bool) -> None:
-        """Remove what an earlier run in this directory has left: this list, or the chief's too."""
+        """Remove this process's list of an earlier run, and as chief also the chief's list."""
         for name in (self._node, CHIEF) if is_chief else (self._node,):
             with contextlib.suppress(OSError):
                 (self._folder / f"{name}{WRITTEN}").unlink(missing_ok=True)
         self._before = set()
 
     def note(self, path: str, trains: bool) -> None:
-        """Note that this process writes a file, once.
+        """Record that this process writes a file; a path is recorded once.
 
         Args:
-            path: Whole, without symbolic links.
-            trains: Whether this process trains with the others, or is the first that will, so that
-                it may be the chief.
+            path: Absolute path without symbolic links.
+            trains: True if this process trains with the other workers, or is the first process that
+                will. Only then can this process write as the chief.
         """
         name = CHIEF if trains and self._is_chief() else self._node
         noted = self._noted[name]
         if path in noted or len(noted) >= _MOST_PATHS or "\n" in path or is_temporary(path):
             return
         noted.add(path)
-        with contextlib.suppress(OSError):  # without it a restarted process knows less
+        with contextlib.suppress(OSError):  # optional: a restarted process then keeps more files
             self._append(name, path)
 
     def is_own(self, path: str) -> bool:
-        """Return whether this worker has written a file, and the chief has not."""
+        """Return True if this worker has written a file and the chief has not."""
         is_noted = path in self._noted[self._node] or path in self._before
         return is_noted and path not in self._read(CHIEF)
 
@@ -82,9 +82,9 @@ class WrittenFiles:
 
 
 def watch_opens(take: Callable[[str, int], None]) -> None:
-    """Call `take` with (path, flags of the operating system) before a file is opened for writing.
+    """Call `take` with (path, flags of `os.open`) before Python opens a file for writing.
 
-    It sees what Python opens, for the rest of this process' life.
+    The audit hook stays installed until this process ends. Files that native code opens are missed.
     """
     writing, decode = os.O_WRONLY | os.O_RDWR, os.fsdecode
 

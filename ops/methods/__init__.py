@@ -1,8 +1,8 @@
-"""Methods: which policies train a model together.
+"""Methods: combinations of policies that train a model.
 
-A `Method` holds one policy for each interface; `METHODS` names the compositions of the papers, and
-`compose` makes one from the flags' values. `thinwire.ops.methods.validation` knows which policies
-go together, so that a run that cannot work is refused before it starts.
+A `Method` holds one policy for each interface. `METHODS` lists the combinations of the papers.
+`compose` builds a method from the values of the flags. `thinwire.ops.methods.validation` rejects
+policies that cannot work together, before the run starts.
 """
 
 from thinwire.ops.methods.builder import Choices, compose

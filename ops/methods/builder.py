@@ -1,4 +1,4 @@
-"""From the flags to a method: each policy with its hyper-parameters."""
+"""Composition of a method from the flags: builds each policy with its hyper-parameters."""
 
 from __future__ import annotations
 
@@ -33,29 +33,31 @@ from thinwire.ops.sync.rule import SYNC_RULES, make_rule
 from thinwire.ops.types import ConfigurationError, Kind, Policy, configured
 from thinwire.ops.weighting.registry import WEIGHTINGS
 
-#: Bound of --sync=ssp when neither flag nor method gives one.
+#: Bound of --sync=ssp if neither a flag nor the method sets a bound.
 DEFAULT_SSP_BOUND = 3
-#: Outer rate of an adaptive optimizer of Keras when neither flag nor method gives one.
+#: Outer rate of an adaptive Keras optimizer if neither a flag nor the method sets a rate.
 _ADAPTIVE_RATE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Choices(CodecChoices, DgtChoices):
-    """The flags of the method.
+    """Values of the flags that describe a method.
 
-    None is "not given": as the method has it, or else as the policy itself has it by default.
+    None means "not given": the method's value counts, or else the policy's default.
     """
 
     method: str
     nb_workers: int
     overrides: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    down_ratio: float | None = None  # of down codecs sparse and auto, like the next two
+    # Settings of the down codecs sparse and auto.
+    down_ratio: float | None = None
     down_value_dtype: str = "float32"
     resync_every: int = 0
     max_staleness: int = 0
     local_steps: int | None = None
     local_epochs: int = 0
-    eps: str = "auto"  # of pacer esync, like the next three
+    # Settings of the pacer esync.
+    eps: str = "auto"
     query: str = "blocking"
     smoothing: str = "ema:0.5"
     max_local_steps: int = 0
@@ -85,8 +87,8 @@ class Choices(CodecChoices, DgtChoices):
     local_weight_decay: float | None = None
     prox_mu: float | None = None
     local_opt_state: str = "keep"
-    local_lr: float | None = None  # if given, `learning_rate` is what it is compared with
-    learning_rate: float = 0.02
+    local_lr: float | None = None
+    learning_rate: float = 0.02  # rate that `local_lr` is divided by
     schedule_clock: str = "batches"
     bn_sync: bool = True
     placement: str = "hash"
@@ -94,30 +96,32 @@ class Choices(CodecChoices, DgtChoices):
     collective: str = THROUGH_PS
     overlap: bool = False
     aggregate: str = Mean.name
-    trim_fraction: float | None = None  # of trimmed_mean
+    trim_fraction: float | None = None  # setting of the aggregate trimmed_mean
     dp_clip: float = 0.0
     dp_noise: float = 0.0
 
 
 def compose(choices: Choices) -> Method:
-    """Build the method of the choices, and check that its policies go together.
+    """Build the method from the choices, and check that its policies work together.
 
     Raises:
-        ConfigurationError: Unknown names, illegal values, or choices that exclude each other.
+        ConfigurationError: A name is unknown, a value is illegal, or choices exclude each other.
     """
     if choices.method not in METHODS:
         raise ConfigurationError(
             f"--method={choices.method!r}: expected one of {', '.join(METHODS)}."
         )
-    given = {name: value for name, value in choices.overrides.items() if value is not None}
-    own = {name: getattr(choices, name) for name in BELONGS_TO}
-    chosen = row_with(choices.method, own | given)
+    policies = {name: value for name, value in choices.overrides.items() if value is not None}
+    settings = {name: getattr(choices, name) for name in BELONGS_TO}
+    chosen = row_with(choices.method, settings | policies)
     _check_epochs(chosen["pacer"], choices)
-    choices = dataclasses.replace(choices, **{name: chosen[name] for name in own if name in chosen})
+    choices = dataclasses.replace(
+        choices, **{name: chosen[name] for name in settings if name in chosen}
+    )
     aggregate = _aggregate(choices)
     privacy = privacy_of(choices.dp_clip, choices.dp_noise)
     rule = rule_for(_sync_rule(chosen["sync"], choices), choices.collective)
-    if "weighting" not in given:
+    if "weighting" not in policies:
         is_script = chosen["server_optimizer"] == SCRIPT
         counts_all_alike = aggregate.is_robust or privacy.adds_noise
         name = _weighting(chosen["weighting"], rule, counts_all_alike, is_script)
@@ -154,12 +158,12 @@ def compose(choices: Choices) -> Method:
 def _refuse_idle(
     interface: str, registry: Mapping[str, type[Policy]], name: str, choices: Choices
 ) -> None:
-    """Refuse settings with the prefix of a policy that was not chosen."""
+    """Reject settings with the prefix of a policy that was not chosen."""
     defaults = {field.name: field.default for field in dataclasses.fields(Choices)}
     for other, policy in registry.items():
         prefix = other.replace("_", "") + "_"
-        own = [field.name for field in dataclasses.fields(policy) if other != name]
-        for setting in (setting for setting in own if setting.startswith(prefix)):
+        fields = [field.name for field in dataclasses.fields(policy) if other != name]
+        for setting in (setting for setting in fields if setting.startswith(prefix)):
             value = getattr(choices, setting)
             if value != defaults[setting]:
                 raise ConfigurationError(
@@ -169,7 +173,7 @@ def _refuse_idle(
 
 
 def _check_epochs(pacer: str, choices: Choices) -> None:
-    """Refuse --local_epochs beside --local_steps, or where neither counts."""
+    """Reject --local_epochs together with --local_steps, or with a pacer that ignores it."""
     if choices.local_epochs and choices.local_steps is not None:
         raise ConfigurationError(
             f"--local_epochs={choices.local_epochs} and --local_steps={choices.local_steps} were "
@@ -191,23 +195,23 @@ def _sync_rule(name: str, choices: Choices) -> SyncPolicy:
 
 
 def _drawn_rule(name: str, choices: Choices) -> SyncPolicy:
-    """Refuse rules by which nobody waits for others, or workers are in several groups."""
+    """Return the rule that draws workers for each round; reject rules without common rounds."""
     if name != "bsp":
-        given = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
+        flag = "--draws" if choices.draws is not None else f"--fraction={choices.fraction:g}"
         raise ConfigurationError(
-            f"{given} draws the workers of each round, and with --sync={name} there are no rounds "
-            "that all workers share. Take --sync=bsp, or leave it out."
+            f"{flag} draws the workers of each round, and with --sync={name} there are no rounds "
+            f"that all workers share. Take --sync=bsp, or leave --sync={name} out."
         )
     make_rule(name, choices.nb_workers, choices.groups, choices.bound, choices.auto_groups)
     return DrawnSync(choices.nb_workers, choices.fraction, choices.seed, choices.draws)
 
 
 def _weighting(name: str, rule: SyncPolicy, counts_all_alike: bool, is_script: bool) -> str:
-    """Return the weighting where none is given.
+    """Return the weighting if no flag sets one.
 
-    With a script's optimizer a round's mean is that over all rows, as the script's is. A robust
-    aggregate, and noise for privacy, get updates as they are: whoever claims more examples must
-    not count more.
+    A script's optimizer averages gradients over all examples, so updates of a round are weighted by
+    their examples. A robust aggregate and noise for privacy need equal weights: a worker must not
+    count more because it reports more examples.
     """
     if counts_all_alike:
         return "none" if name == "samples" else name
@@ -239,7 +243,11 @@ def _aggregate(choices: Choices) -> Aggregate:
 
 
 def _local(choices: Choices) -> LocalStep:
-    """A local rate of its own follows the schedule: it is kept as a factor of the scheduled one."""
+    """Return the optimizer of local steps; reject settings that it does not have.
+
+    The optimizer gets --local_lr as a factor of --learning_rate, so that the schedule applies to
+    the local rate too.
+    """
     name = choices.local_optimizer or LocalUpdate.optimizer
     default_momentum = 0.9 if name == "momentum" else 0.0
     momentum, rate = choices.local_momentum, choices.local_lr
@@ -256,42 +264,46 @@ def _local(choices: Choices) -> LocalStep:
             f"--local_optimizer={name!r}: expected one of {', '.join(LOCAL_OPTIMIZERS)}."
         )
     policy: Any = LOCAL_OPTIMIZERS[name]
-    heeded = {field.name for field in dataclasses.fields(policy)}
+    accepted = {field.name for field in dataclasses.fields(policy)}
     for field in dataclasses.fields(LocalUpdate):
-        if field.name not in heeded and values[field.name] != field.default:
+        if field.name not in accepted and values[field.name] != field.default:
             flag = LOCAL_FLAGS[field.name]
             raise ConfigurationError(
                 f"--{flag}={getattr(choices, flag)} has no effect with "
-                f"--local_optimizer={name}: the script's compiled optimizer steps. Leave it out, "
-                "and set what there is of it there."
+                f"--local_optimizer={name}: the script's compiled optimizer steps. Leave --{flag} "
+                "out, and set the equivalent argument of the compiled optimizer."
             )
-    made: LocalStep = policy(**{key: value for key, value in values.items() if key in heeded})
-    return made
+    local: LocalStep = policy(**{key: value for key, value in values.items() if key in accepted})
+    return local
 
 
 def _server(name: str, choices: Choices, kind: Kind) -> ServerUpdate:
-    """Return how the PS steps; some names have another meaning where changes of weights travel."""
+    """Return the optimizer of the PS.
+
+    Some names mean an outer optimizer if the workers send changes of weights.
+    """
     if name == SCRIPT:
         return _awaited(choices)
     if choices.global_lr_schedule and kind is Kind.GRADIENT:
         raise ConfigurationError(
-            "--global_lr_schedule is of changes of weights, and here gradients travel, whose rate "
-            "is --learning_rate with --lr_schedule; leave it out, or take local steps "
-            "(--pacer=esync, or --pacer=fixed with --local_steps above 1)."
+            "--global_lr_schedule applies to changes of weights, but the workers send gradients: "
+            "their rate is --learning_rate with --lr_schedule. Leave --global_lr_schedule out, or "
+            "take local steps (--pacer=esync, or --pacer=fixed with --local_steps above 1)."
         )
     if name in OUTER_OPTIMIZERS and (kind is Kind.DELTA or name not in OPTIMIZERS):
         policy = OUTER_OPTIMIZERS[name]
     else:
         policy, choices = OptimizerUpdate, _with_usual_rates(name, choices, kind)
     _refuse_others(name, policy, choices)
-    own = {} if policy is not OptimizerUpdate else {"optimizer": name}
-    return configured(policy, types.SimpleNamespace(**vars(choices) | own))
+    named = {} if policy is not OptimizerUpdate else {"optimizer": name}
+    return configured(policy, types.SimpleNamespace(**vars(choices) | named))
 
 
 def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
-    """Fill in momentum and outer rate of an optimizer of Keras, where they are not given.
+    """Fill in the momentum and outer rate of a Keras optimizer if they are not given.
 
-    An adaptive one steps each entry by about its rate, whatever the change of weights.
+    An adaptive optimizer gets a small rate: it steps each entry by about the rate, for any size of
+    the change of weights.
     """
     is_sgd = OPTIMIZERS[name] == "SGD"
     momentum, rate = choices.momentum, choices.global_lr
@@ -303,22 +315,22 @@ def _with_usual_rates(name: str, choices: Choices, kind: Kind) -> Choices:
 
 
 def _refuse_others(name: str, policy: type[ServerUpdate], choices: Choices) -> None:
-    """Refuse settings that this server optimizer does not have."""
+    """Reject settings that the chosen server optimizer does not have."""
     policies: dict[str, type[ServerUpdate]] = {"sgd": OptimizerUpdate, **OUTER_OPTIMIZERS}
-    fields = {each: {f.name for f in dataclasses.fields(each)} for each in policies.values()}
+    fields = {cls: {f.name for f in dataclasses.fields(cls)} for cls in policies.values()}
     for setting in sorted(set().union(*fields.values()) - fields[policy] - {"optimizer"}):
         value = getattr(choices, setting)
         if value:
-            users = [other for other, each in policies.items() if setting in fields[each]]
+            users = [other for other, cls in policies.items() if setting in fields[cls]]
             raise ConfigurationError(
-                f"--{setting}={value} has no effect with --server_optimizer={name} here; it is for "
-                f"--server_optimizer={', '.join(users)}, of changes of weights where Keras has the "
-                "name too. Leave it out, or change one."
+                f"--{setting}={value} has no effect with --server_optimizer={name}; it is for "
+                f"--server_optimizer={', '.join(users)} (a name that Keras also has counts only "
+                f"with changes of weights). Leave --{setting} out, or change --server_optimizer."
             )
 
 
 def _awaited(choices: Choices) -> AwaitedUpdate:
-    """Refuse what the script's optimizer brings itself."""
+    """Return the update that awaits a script's optimizer; reject flags that it sets itself."""
     for flag, value in (("momentum", choices.momentum), ("weight_decay", choices.weight_decay)):
         if value:
             raise ConfigurationError(
@@ -329,14 +341,14 @@ def _awaited(choices: Choices) -> AwaitedUpdate:
 
 
 def adopt(method: Method, offer: Offer) -> Method:
-    """Return the method with the optimizer of a script, if the PS steps with it.
+    """Return the method with the optimizers of a script, if the PS steps with these optimizers.
 
-    Both sides place the model with it: `adopt(method, offer).place(spec, num_shards)`. The
-    fingerprint that nodes compare is that of the method without it.
+    Workers and PS place the model with the result: `adopt(method, offer).place(spec, num_shards)`.
+    Nodes compare the fingerprints of the original method.
 
     Raises:
-        ConfigurationError: The offer names what is not on the allow-list, or lacks an optimizer,
-            or its optimizer cannot step with what the codec sends.
+        ConfigurationError: The offer names a class that is not on the allow-list, has no optimizer,
+            or has an optimizer that cannot step with the codec's updates.
     """
     if not method.server.awaits_offer:
         return method

@@ -1,7 +1,7 @@
-"""Methods: named compositions of the policies. A method is data.
+"""Methods: named combinations of policies. A method is data.
 
-Adding one is a row in METHODS; adding a policy is a class and a row in its package's registry.
-`thinwire.ops.methods.builder.compose` makes a Method and checks that its policies go together.
+A new method is a row in METHODS. A new policy is a class, and a row in its package's registry.
+`thinwire.ops.methods.builder.compose` builds a Method and checks that its policies work together.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from thinwire.ops.sync.base import SyncPolicy
 from thinwire.ops.types import ConfigurationError, Kind, ModelSpec, ShardLayout, describe
 from thinwire.ops.weighting.base import Weighting
 
-#: Names of the policy interfaces, in the order of the fingerprint; each is also a flag.
+#: Names of the policy interfaces, in the order of the fingerprint. Each name is also a flag.
 INTERFACES = ("pacer", "codec", "down_codec", "router", "sync", "weighting", "server_optimizer")
-#: Hyper-parameter that a row may have besides, named like its flag and its field of `Choices`,
-#: where None is "not given" -> what it belongs to, an interface or another one. It holds where that
-#: has the row's value, unless its own flag is given.
+#: Hyper-parameters that a row of METHODS may set -> the owner: an interface or hyper-parameter. A
+#: hyper-parameter has the name of its flag and its field of `Choices`, where None is "not given".
+#: The row's value counts only if the owner has the row's value too. A flag replaces the row's
+#: value.
 BELONGS_TO = {
     "local_steps": "pacer",
     "local_optimizer": "pacer",
@@ -54,13 +55,13 @@ _DENSE_ASP = {
     "server_optimizer": "sgd",
 }
 
-#: Local steps, and a round of all workers: what methods of the federated family have in common.
+#: Common choices of the federated methods: local steps, and rounds of all workers.
 _ROUNDS = _DENSE_ASP | {"pacer": "fixed", "sync": "bsp"}
 
-#: --method value -> the value of each interface that it stands for, and of hyper-parameters, each
-#: after what it belongs to.
+#: --method value -> its value of each interface, and its hyper-parameters. A hyper-parameter stands
+#: after its owner, because `row_with` reads a row in order.
 METHODS: dict[str, dict[str, Any]] = {
-    # AdaComp: top-k per tensor, rest dropped; eta / max(1, sigma) per entry.
+    # AdaComp: top-k per tensor, other entries dropped; rate eta / max(1, staleness) per entry.
     # Hardy et al., arXiv 1702.04683.
     "adacomp": _DENSE_ASP | {"codec": "topk", "down_codec": "delta", "weighting": "per_entry"},
     # Asynchronous SGD: every push is one step.
@@ -70,23 +71,23 @@ METHODS: dict[str, dict[str, Any]] = {
     # Bulk synchronous: one update per round of all workers.
     "bsp": _DENSE_ASP | {"sync": "bsp"},
     "ssgd": _DENSE_ASP | {"sync": "bsp"},
-    # Stale synchronous: nobody runs more than the bound ahead. Ho et al., NIPS 2013.
+    # Stale synchronous: no worker runs further ahead than the bound. Ho et al., NIPS 2013.
     "ssp": _DENSE_ASP | {"sync": "ssp"},
-    # Grouping-SGD: synchronous groups, asynchronous among each other, 1/Y.
+    # Grouping-SGD: synchronous groups that step asynchronously, weighted by 1/Y.
     # Jiang et al., CCGrid 2019.
     "gsp": _DENSE_ASP | {"sync": "gsp", "weighting": "inverse"},
-    # Dual-Way Gradient Sparsification: a momentum that lives in the residual. ICPP 2020.
+    # Dual-Way Gradient Sparsification: the residual holds the momentum. ICPP 2020.
     "dgs": _DENSE_ASP | {"codec": "dgs", "down_codec": "auto"},
     # Deep Gradient Compression: momentum correction, factor masking, warm-up.
     # Lin, Han et al., ICLR 2018.
     "dgc": _DENSE_ASP | {"codec": "dgc", "down_codec": "auto"},
-    # Gradient Dropping: what is not sent is kept for later. Aji and Heafield, EMNLP 2017.
+    # Gradient Dropping: unsent entries stay in the residual. Aji and Heafield, EMNLP 2017.
     "gd": _DENSE_ASP | {"codec": "gd", "down_codec": "auto"},
-    # ESync: fast workers take extra local steps while the slowest finishes its one.
+    # ESync: fast workers take extra local steps while the slowest worker finishes its step.
     # Li, Zhou et al., IEEE TSC 15(4).
     "esync": _DENSE_ASP | {"pacer": "esync", "sync": "bsp"},
-    # SparseLoCo: what 30 local steps have changed, 64 of 4,096 entries in 2 bits, the rest kept
-    # and decaying. arXiv 2508.15706.
+    # SparseLoCo: sends the change of 30 local steps, 64 of 4,096 entries in 2 bits each. Unsent
+    # entries stay in a decaying residual. arXiv 2508.15706.
     "sparseloco": _DENSE_ASP
     | {
         "pacer": "fixed",
@@ -101,16 +102,17 @@ METHODS: dict[str, dict[str, Any]] = {
         "sync": "bsp",
         "global_lr": 1.0,
     },
-    # Federated averaging: the mean of the workers' weights, by their examples.
+    # Federated averaging: mean of the workers' weights, weighted by their numbers of examples.
     # McMahan et al., AISTATS 2017, arXiv 1602.05629.
     "fedavg": _ROUNDS | {"weighting": "samples", "local_steps": 20},
-    # FedOpt: an adaptive step by the mean change; adagrad and yogi by --server_optimizer.
+    # FedOpt: an adaptive optimizer steps with the mean change. --server_optimizer also accepts
+    # adagrad and yogi.
     # Reddi et al., ICLR 2021, arXiv 2003.00295.
     "fedopt": _ROUNDS
     | {"weighting": "samples", "server_optimizer": "adam", "local_steps": 20, "global_lr": 0.01},
-    # FedProx: local gradients are pulled to the round's base. Li, Sahu et al., arXiv 1812.06127.
+    # FedProx: local steps are pulled to the round's model. Li, Sahu et al., arXiv 1812.06127.
     "fedprox": _ROUNDS | {"weighting": "samples", "local_steps": 20, "prox_mu": 0.01},
-    # DiLoCo: many steps of AdamW, then an outer step with Nesterov's momentum.
+    # DiLoCo: many local steps of AdamW, then an outer step with Nesterov's momentum.
     # Douillard et al., arXiv 2311.08105.
     "diloco": _ROUNDS
     | {
@@ -121,41 +123,63 @@ METHODS: dict[str, dict[str, Any]] = {
         "global_lr": 0.7,
         "momentum": 0.9,
     },
-    # DGT: blocks that contribute much travel reliably, the rest in datagrams by priority.
+    # DGT: sends important blocks reliably, and other blocks in datagrams by priority.
     # Zhou et al., Future Generation Computer Systems 121, 2021.
     "dgt": _DENSE_ASP | {"router": "dgt", "sync": "bsp"},
 }
 
 
 def row_with(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a method's row, with what was given in the place of its values.
+    """Return a method's row, with the user's values instead of the row's values.
 
     Args:
-        name: A key of METHODS.
-        given: Values by interface and hyper-parameter; None is not given.
+        name: Key of METHODS.
+        given: The user's values by interface and hyper-parameter; None means not given.
 
     Returns:
-        The value of each interface, and those hyper-parameters of the row that hold, or were given.
+        The value of each interface, and the row's hyper-parameters that were given or that count.
+        See `BELONGS_TO`.
     """
     row = METHODS[name]
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in row.items():
         owner = BELONGS_TO.get(key)
         if given.get(key) is not None:
-            found[key] = given[key]
-        elif owner is None or found.get(owner) == row[owner]:
-            found[key] = value
-    return found
+            values[key] = given[key]
+        elif owner is None or values.get(owner) == row[owner]:
+            values[key] = value
+    return values
 
 
 def of_methods(name: str) -> str:
-    """Return what the rows have of a hyper-parameter, for its flag's help, such as "5 with a"."""
+    """Return the rows' values of a hyper-parameter, for a flag's help, like "5 with a, "."""
     return "".join(f"{row[name]} with {method}, " for method, row in METHODS.items() if name in row)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """The policies that together train a model."""
+    """The policies and settings that train a model.
+
+    Attributes:
+        name: Value of --method.
+        pacer: Policy that decides when a worker pushes.
+        codec: Policy that codes the workers' updates.
+        down_codec: Policy that codes the shards' replies.
+        router: Policy that assigns parts of an update to classes of service.
+        sync: Policy that decides which updates are merged, and which workers wait.
+        weighting: Policy that scales updates.
+        server: Optimizer of the PS.
+        choices: Values of `row_with` as text, for people and summary.json.
+        placement: Policy that divides the model among the shards.
+        local: Optimizer of the local steps between two exchanges.
+        bn_sync: True if BatchNorm's moving statistics are averaged over the workers.
+        schedule_clock: Count at which a learning rate schedule of a script's optimizer is read.
+        collective: Where gradients are summed: THROUGH_PS, or an algorithm for the workers.
+        overlap: True if workers compute the next gradient while an exchange is under way.
+        aggregate: Policy that merges the updates of one release.
+        privacy: Policy that clips updates and adds noise.
+        warnings: Warnings about choices that make no difference.
+    """
 
     name: str
     pacer: Pacer
@@ -165,85 +189,89 @@ class Method:
     sync: SyncPolicy
     weighting: Weighting
     server: ServerUpdate
-    choices: Mapping[str, str]  # of `row_with` as text, for people and summary.json
+    choices: Mapping[str, str]
     placement: Placement
-    local: LocalStep  # between two exchanges, where changes of weights travel
-    bn_sync: bool  # BatchNorm's moving statistics are averaged over the workers
-    schedule_clock: str = "batches"  # what a schedule of a script's optimizer is read at
-    collective: str = THROUGH_PS  # where gradients are summed; see thinwire.ops.collectives
-    overlap: bool = False  # workers compute the next gradient while an exchange is under way
-    aggregate: Aggregate = dataclasses.field(default_factory=Mean)  # of one release's updates
-    privacy: Privacy = dataclasses.field(default_factory=NoPrivacy)  # of each worker
-    warnings: tuple[str, ...] = ()  # about choices that make no difference
+    local: LocalStep
+    bn_sync: bool
+    schedule_clock: str = "batches"
+    collective: str = THROUGH_PS
+    overlap: bool = False
+    aggregate: Aggregate = dataclasses.field(default_factory=Mean)
+    privacy: Privacy = dataclasses.field(default_factory=NoPrivacy)
+    warnings: tuple[str, ...] = ()
 
     @property
     def kind(self) -> Kind:
-        """What updates mean on the wire."""
+        """Meaning of the updates' values on the wire."""
         return Kind.DELTA if Kind.DELTA in (self.pacer.kind, self.codec.kind) else Kind.GRADIENT
 
     @property
     def takes_local_steps(self) -> bool:
-        """Whether workers step on their own weights, whose changes then are what is coded."""
+        """True if workers take local steps and send the change of their weights."""
         return self.pacer.kind is Kind.DELTA
 
     @property
     def ahead(self) -> float:
-        """The part of what a worker has not sent that its local steps begin with."""
-        wrappers = wrappers_of(self.codec)
-        return max((each.ahead for each in wrappers if isinstance(each, ErrorFeedback)), default=0)
+        """Fraction of the residual that a worker adds to its model before local steps, 0 to 1."""
+        codecs = wrappers_of(self.codec)
+        return max((codec.ahead for codec in codecs if isinstance(codec, ErrorFeedback)), default=0)
 
     @property
     def steps_together(self) -> bool:
-        """Whether each step of the model is one mini-batch of every worker."""
+        """True if each step of the model takes one mini-batch of every worker."""
         return self.ends_epochs_together and self.pacer.longest_round == 1
 
     @property
     def ends_epochs_together(self) -> bool:
-        """Whether all workers step in common rounds, and equally often in each of these."""
+        """True if all workers share the rounds and take equally many steps in a round."""
         one_group = len(self.sync.groups) == 1 and self.sync.auto is None
         return one_group and self.sync.takes_all and not self.pacer.queries
 
     @property
     def steps_on_workers(self) -> bool:
-        """Whether the script's own optimizer steps, and workers submit weights, not gradients."""
+        """True if a script's own optimizer steps, and the worker sends weights, not gradients."""
         return self.local.brings_weights
 
     @property
     def takes_momentum(self) -> bool:
-        """Whether a script's plain momentum becomes the codec's; the script then steps without."""
+        """True if the codec applies a script's plain momentum, and the script steps without it."""
         return with_momentum(self.codec, 0.0) is not self.codec
 
     def of_part(self, num_examples: int, batch_size: int) -> Method:
-        """Return the method of a worker with so many examples, in mini-batches of a size.
+        """Return the method with a pacer for one worker's part of the data.
 
-        Only the worker needs it, so that the fingerprint is that of the method without it.
+        The fingerprint stays equal, because it leaves out the number of mini-batches.
+
+        Args:
+            num_examples: Number of the worker's examples.
+            batch_size: Number of examples of a mini-batch.
         """
         if not isinstance(self.pacer, Fixed):
             return self
         return dataclasses.replace(self, pacer=self.pacer.of_part(num_examples, batch_size))
 
     def with_momentum(self, momentum: float) -> Method:
-        """Return the method with the momentum of a worker's script, where it was left open.
+        """Return the method with the momentum of a worker's script, if no flag set a momentum.
 
-        Only the worker needs it, so that the fingerprint is that of the method without it.
+        Only the worker uses the momentum. Nodes compare fingerprints of methods without it.
         """
         return dataclasses.replace(self, codec=with_momentum(self.codec, momentum))
 
     def step_rate(self, learning_rate: float, fraction: float) -> float:
-        """Return the rate that the PS steps with.
+        """Return the rate of the PS' optimizer.
 
         Args:
-            learning_rate: Scheduled; the workers' own, where they take local steps.
-            fraction: Of the budget that is consumed, 0 to 1.
+            learning_rate: Scheduled learning rate. With local steps, the workers' rate.
+            fraction: Consumed fraction of the budget, 0 to 1.
         """
         changes = self.kind is Kind.DELTA
         return self.server.outer_rate(fraction) if changes else learning_rate
 
     def place(self, spec: ModelSpec, num_shards: int) -> tuple[ShardLayout, ...]:
-        """Return what each shard holds; every node finds the same.
+        """Return the layout of each shard. Every node computes equal layouts.
 
         Raises:
-            ConfigurationError: One would hold nothing, or the optimizer needs one shard.
+            ConfigurationError: A shard would be empty, or the optimizer needs one shard.
         """
         if num_shards > 1 and self.server.needs_one_shard:
             raise ConfigurationError(
@@ -254,11 +282,11 @@ class Method:
         return self.placement.place(spec, num_shards, not self.server.needs_whole_variables)
 
     def num_averaged(self, num_parameters: int) -> int:
-        """Return how many values of the local optimizer's state are averaged by shard 0."""
+        """Return the number of values of the local optimizer's state that shard 0 averages."""
         return self.local.num_averaged(num_parameters) if self.takes_local_steps else 0
 
     def fingerprint(self) -> list[tuple[str, str]]:
-        """Return (name, value) of everything two nodes must agree on."""
+        """Return (name, value) of each setting that must be equal on all nodes."""
         policies = (
             ("pacer", self.pacer),
             ("codec", self.codec),

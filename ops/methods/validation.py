@@ -1,7 +1,7 @@
-"""Which policies go together: `validate` checks a method, `check_shards` the shards it runs on.
+"""Checks of combinations: `validate` checks a method's policies, `check_shards` its shards.
 
-Every check that looks at more than one policy stands here; what one policy refuses by itself stands
-in its own class.
+This module holds every check that concerns more than one policy. A check of one policy's own values
+is in the class of the policy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinwire.ops.weighting.by_staleness import Unweighted
 from thinwire.ops.weighting.dc_asgd import DcAsgd
 from thinwire.ops.weighting.per_entry import PerEntry
 
-#: Interface -> the one policy that leaves nothing for a parameter server to do.
+#: Interface -> the only policy that works without a parameter server.
 _ONLY = {
     "codec": Dense,
     "down_codec": DownDense,
@@ -35,19 +35,19 @@ _ONLY = {
 
 
 def rule_for(rule: SyncPolicy, collective: str) -> SyncPolicy:
-    """Return the rule with rounds closed to joiners, where a collective needs that."""
-    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)  # all that one group can be
+    """Return the rule, with rounds closed to joiners if the collective needs closed rounds."""
+    plain = len(rule.groups) == 1 and rule == GroupSync(rule.groups)  # one group, other settings 0
     closes = plain and collective != THROUGH_PS
     return ClosedGroupSync(rule.groups) if closes else rule
 
 
 def validate(method: Method) -> list[str]:
-    """Refuse what cannot work; return warnings about what has no effect.
+    """Reject a method that cannot work; return warnings about choices without effect.
 
     Raises:
-        ConfigurationError: The pacer's updates are not what the codec sends, or the weighting
-            cannot weigh them, the rule of release cannot merge them, or the PS cannot step with
-            them.
+        ConfigurationError: The codec cannot send the pacer's updates, the weighting cannot weigh
+            the updates, the synchronization rule cannot merge them, or the PS cannot step with the
+            updates.
     """
     _check_kinds(method)
     _check_collective(method)
@@ -66,11 +66,11 @@ def validate(method: Method) -> list[str]:
 
 
 def _check_kinds(method: Method) -> None:
-    """Refuse policies that take gradients where changes of weights travel."""
+    """Reject policies that need gradients if the workers send changes of weights."""
     if method.codec.kind is Kind.DELTA and method.takes_local_steps:
         raise ConfigurationError(
-            f"--codec={method.choices['codec']} makes its own weight change of every gradient; "
-            f"--pacer={method.choices['pacer']} already sends changes of weights."
+            f"--codec={method.choices['codec']} computes a change of weights from every gradient, "
+            f"but --pacer={method.choices['pacer']} already sends changes of weights. Change one."
         )
     if isinstance(method.weighting, DcAsgd) and method.kind is Kind.DELTA:
         raise ConfigurationError(
@@ -81,92 +81,97 @@ def _check_kinds(method: Method) -> None:
 
 
 def _check_collective(method: Method) -> None:
-    """Refuse a collective with anything that only a parameter server can do.
+    """Reject a collective together with a policy that only a parameter server can carry out.
 
     Raises:
-        ConfigurationError: Not one synchronous group, or updates that are not plain and dense.
+        ConfigurationError: The workers are not one synchronous group, or the updates are not plain
+            and dense.
     """
     if method.collective == THROUGH_PS:
         return
-    here = f"--collective={method.collective}"
+    flag = f"--collective={method.collective}"
     if not method.sync.takes_all:
         raise ConfigurationError(
-            f"{here} sums over all workers in every round, and --fraction or --draws leave some "
-            "out; leave these out, or take --collective=ps."
+            f"{flag} sums over all workers in every round, but --fraction and --draws leave some "
+            "workers out. Leave --fraction and --draws out, or take --collective=ps."
         )
     if not isinstance(method.sync, ClosedGroupSync):
         raise ConfigurationError(
-            f"{here} sums over all workers in every round, and --sync={method.choices['sync']} "
-            "does not wait for all of them; take --method=bsp or --method=esync, or "
+            f"{flag} sums over all workers in every round, and --sync={method.choices['sync']} "
+            "does not wait for all workers; take --method=bsp or --method=esync, or "
             "--collective=ps."
         )
     for interface, policy in _ONLY.items():
         if not isinstance(getattr(method, interface), policy):
             raise ConfigurationError(
-                f"{here} sends plain dense sums from worker to worker, and this is "
+                f"{flag} sends plain dense sums from worker to worker, and this is "
                 f"--{interface}={method.choices[interface]}; leave --{interface} out, or take "
                 "--collective=ps."
             )
     if method.server.awaits_offer or method.server.needs_whole_variables:
         raise ConfigurationError(
-            f"{here} steps one flat vector on each worker, and "
+            f"{flag} steps one flat vector on each worker, and "
             f"--server_optimizer={method.server.optimizer} needs variables with their names and "
             "shapes. Take --collective=ps, or another --server_optimizer."
         )
     if describe(method.server).get("global_lr_schedule"):
         raise ConfigurationError(
-            f"{here}: workers do not know how much of the budget is spent, so that "
-            "--global_lr_schedule cannot act; leave it out, or take --collective=ps."
+            f"{flag}: workers do not know how much of the budget is consumed, so "
+            "--global_lr_schedule has no effect. Leave --global_lr_schedule out, or take "
+            "--collective=ps."
         )
     if method.codec.value_dtype != "float32":
         raise ConfigurationError(
-            f"{here} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave it "
-            "out, or take --collective=ps."
+            f"{flag} sums float32, and this is --value_dtype={method.codec.value_dtype}; leave "
+            "--value_dtype out, or take --collective=ps."
         )
 
 
 def _check_overlap(method: Method) -> None:
-    """Refuse to compute ahead where the next step must start from the answer."""
-    why = why_no_overlap(method)
-    if method.overlap and why is not None:
+    """Reject --overlap if the next step must start from the shards' answer."""
+    obstacle = why_no_overlap(method)
+    if method.overlap and obstacle is not None:
         raise ConfigurationError(
-            f"--overlap computes the next gradient before an exchange is answered; this is {why}. "
-            "Leave one of them out."
+            "--overlap computes the next gradient before an exchange is answered, and this run has "
+            f"{obstacle}. Leave --overlap out, or change the other flag."
         )
 
 
 def why_no_overlap(method: Method) -> str | None:
-    """Return what of a method needs an exchange's answer before the next step; None: nothing."""
+    """Return the setting that excludes --overlap, as text; None if --overlap is possible.
+
+    A setting excludes --overlap if it needs the answer to an exchange before the next step.
+    """
     if method.takes_local_steps:
         return f"--pacer={method.choices['pacer']}, whose local steps start from the answer"
     if not method.sync.takes_all:
-        return "--fraction or --draws, by which a worker may wait for many rounds"
+        return "--fraction or --draws, with which a worker may wait for many rounds"
     if method.collective != THROUGH_PS:
         return f"--collective={method.collective}, where every worker steps the model itself"
     if method.weighting.needs_copies:
         return (
             f"--weighting={method.choices['weighting']}, which needs the model that a gradient was "
-            "computed at, and the PS keeps the one that it last gave"
+            "computed at, while the PS stores only the model that it sent last"
         )
     return None
 
 
 def check_dense(method: Method) -> None:
-    """Refuse gradients of which only a part is sent, where the optimizer cannot step with them.
+    """Reject a codec that sends only part of a gradient if the optimizer needs dense gradients.
 
     Raises:
-        ConfigurationError: They are not all sent.
+        ConfigurationError: The optimizer needs dense gradients, and the codec sends a part.
     """
     if method.server.needs_dense and method.codec.sends_fraction:
         raise ConfigurationError(
             f"{method.server.described.name} divides by means over rows and columns of the "
-            f"gradient, which are 0 where --codec={method.choices['codec']} sends nothing of "
-            "them. Take --method=asgd or --method=bsp, or another optimizer."
+            f"gradient. A mean is 0 if --codec={method.choices['codec']} sends no entry of its "
+            "row or column. Take --method=asgd or --method=bsp, or another optimizer."
         )
 
 
 def _check_server(method: Method) -> None:
-    """Refuse an optimizer on the PS where a codec's own changes of weights are added."""
+    """Reject an optimizer on the PS if the PS adds the changes of weights of a codec."""
     if method.kind is Kind.GRADIENT:
         return
     if method.server.awaits_offer:
@@ -182,90 +187,99 @@ def _check_server(method: Method) -> None:
         f"and --weight_decay={method.server.weight_decay:g}: with "
         f"--pacer={method.choices['pacer']} "
         f"and --codec={method.choices['codec']} the PS adds changes of weights, which hold the "
-        "learning rate already. Leave these out (the codec has its own momentum; for decay there "
-        "is --worker_weight_decay, and for scripts what their compiled optimizer is given)."
+        "learning rate already. Leave these flags out. The codec has its own momentum. For weight "
+        "decay give --worker_weight_decay, or give a script's compiled optimizer a decay."
     )
 
 
 def _check_local(method: Method) -> None:
-    """Refuse settings of local steps where no local steps are taken."""
+    """Reject settings of local steps if workers take no local steps."""
     defaults = describe(LocalUpdate())
-    given = [
+    flags = [
         LOCAL_FLAGS[name]
         for name, value in describe(method.local).items()
         if value != defaults[name]
     ]
-    if given and not (method.takes_local_steps or method.steps_on_workers):
+    if flags and not (method.takes_local_steps or method.steps_on_workers):
         raise ConfigurationError(
-            f"--{', --'.join(given)}: a worker takes local steps only with --pacer=esync, or "
+            f"--{', --'.join(flags)}: a worker takes local steps only with --pacer=esync, or "
             f"with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave out, or change the pacer."
+            f"{method.choices['pacer']}. Leave the flags out, or change the pacer."
         )
 
 
 def _check_ahead(method: Method) -> None:
-    """Refuse to begin local steps ahead of the model where none are taken."""
+    """Reject --error_ahead if workers take no local steps."""
     if method.ahead and not method.takes_local_steps:
         raise ConfigurationError(
             f"--error_ahead={method.ahead:g}: a worker takes local steps only with --pacer=esync, "
             "or with --pacer=fixed and --local_steps above 1; this is --pacer="
-            f"{method.choices['pacer']}. Leave it out, or change the pacer."
+            f"{method.choices['pacer']}. Leave --error_ahead out, or change the pacer."
         )
 
 
 def _check_script_steps(method: Method) -> None:
-    """Refuse a script's own steps where what they change is not what travels."""
+    """Reject steps of a script's own optimizer if workers do not send changes of weights."""
     if not method.steps_on_workers:
         return
-    here = f"--local_optimizer={method.local.optimizer}"
+    flag = f"--local_optimizer={method.local.optimizer}"
     if method.kind is Kind.GRADIENT:
         raise ConfigurationError(
-            f"{here}: the workers step by themselves, and --pacer={method.choices['pacer']} with "
-            f"--codec={method.choices['codec']} sends gradients. Take --method=dgs, dgc, gd or "
-            "esync, or --pacer=fixed with --local_steps above 1; or leave it out."
+            f"{flag}: the script's optimizer steps on the workers, but "
+            f"--pacer={method.choices['pacer']} with --codec={method.choices['codec']} sends "
+            "gradients. Take --method=dgs, dgc, gd or esync, or --pacer=fixed with --local_steps "
+            "above 1; or leave --local_optimizer out."
         )
     if has_clipping(method.codec) and not method.takes_local_steps:
         raise ConfigurationError(
-            f"--dgc_clip_norm clips gradients, and with {here} changes of weights are sent. Leave "
-            "it out, and give the script's optimizer a clipnorm."
+            f"--dgc_clip_norm clips gradients, and with {flag} changes of weights are sent. Leave "
+            "--dgc_clip_norm out, and give the script's optimizer a clipnorm."
         )
     if method.local.prox_mu and not method.takes_local_steps:
         raise ConfigurationError(
             f"--prox_mu={method.local.prox_mu:g} pulls local steps to the round's model, and with "
-            f"--pacer={method.choices['pacer']} every step is a round. Leave it out, or take "
-            "--pacer=fixed with --local_steps above 1."
+            f"--pacer={method.choices['pacer']} every step is a round. Leave --prox_mu out, or "
+            "take --pacer=fixed with --local_steps above 1."
         )
 
 
 def refuse_local_epochs(method: Method, who: str) -> None:
-    """Refuse rounds of epochs where there are none; `who` takes the steps.
+    """Reject --local_epochs in a training loop without epochs.
+
+    Args:
+        method: The run's method.
+        who: Name of the training loop, for the message.
 
     Raises:
-        ConfigurationError: The method has such rounds.
+        ConfigurationError: The method's rounds end with epochs.
     """
     if method.pacer.local_epochs:
         raise ConfigurationError(
-            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of a fit, and "
-            f"{who} has none. Take --local_steps."
+            f"--local_epochs={method.pacer.local_epochs} ends rounds with the epochs of a fit, but "
+            f"{who} has no epochs. Take --local_steps."
         )
 
 
 def refuse_script_steps(method: Method, who: str) -> None:
-    """Refuse a method that needs a script where there is none; `who` computes gradients.
+    """Reject steps of a script's optimizer in a run without a script.
+
+    Args:
+        method: The run's method.
+        who: Name of the program that computes gradients, for the message.
 
     Raises:
-        ConfigurationError: The method takes weights.
+        ConfigurationError: In this method a script's optimizer steps on the workers.
     """
     if method.steps_on_workers:
         raise ConfigurationError(
-            f"--local_optimizer={method.local.optimizer} is for scripts, whose compiled optimizer "
-            f"steps, and {who} computes gradients. Leave it out, or take "
-            "--local_optimizer=momentum, adam or another of Keras' by its name."
+            f"--local_optimizer={method.local.optimizer} steps with the compiled optimizer of a "
+            f"script, but {who} computes gradients. Leave --local_optimizer out, or take "
+            "--local_optimizer=momentum, adam or another Keras optimizer by its name."
         )
 
 
 def _idle_choices(method: Method) -> list[tuple[bool, str]]:
-    """Return (applies, warning) for each choice that cannot make a difference."""
+    """Return a list of (applies, warning) about choices that have no effect."""
     one_group = len(method.sync.groups) == 1
     delays = method.weighting if isinstance(method.weighting, DcAsgd) else None
     compensates_fresh = delays is not None and delays.shares_backup
@@ -283,7 +297,7 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         (
             alone,
             f"--weighting={method.choices['weighting']} does nothing with one group: "
-            "nobody is stale.",
+            "no update is stale.",
         ),
         (
             isinstance(method.weighting, BySamples)
@@ -296,9 +310,9 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         ),
         (
             isinstance(coding, Sparsifier) and coding.compression_rate > 1,
-            "--compression_rate above 1: it is the "
-            "fraction of entries kept, not how many times fewer are sent. All are sent, as "
-            "by 1.",
+            "--compression_rate above 1: the rate is the "
+            "fraction of the entries that is sent, not a ratio of sizes. All entries are sent, as "
+            "with 1.",
         ),
         (
             per_entry and dense_up and not alone,
@@ -322,45 +336,45 @@ def _idle_choices(method: Method) -> list[tuple[bool, str]]:
         (
             method.pacer.queries and not (method.sync.waits_for_start or method.sync.auto),
             f"--pacer={method.choices['pacer']} "
-            "with groups of one: nobody waits, so every worker takes one local step.",
+            "with groups of one: no worker waits, so every worker takes one local step.",
         ),
         (
             local.opt_state != "keep" and not local.has_slots,
-            f"--local_opt_state={local.opt_state} with plain SGD: it keeps no state.",
+            f"--local_opt_state={local.opt_state} with plain SGD: plain SGD has no state.",
         ),
         (
             one_group and method.sync.bound is not None,
-            "--staleness_bound with one group: nobody can run ahead.",
+            "--staleness_bound with one group: no worker can run ahead.",
         ),
     ]
 
 
 def _check_aggregate(method: Method) -> list[str]:
-    """Return warnings about a robust rule that makes no difference.
+    """Return warnings about a robust aggregate that makes no difference.
 
     Raises:
-        ConfigurationError: Groups too small to outvote anybody, or updates that are mostly zeros.
+        ConfigurationError: Groups are too small to outvote a worker, or updates are mostly zeros.
     """
     if not method.aggregate.is_robust:
         return []
-    here = f"--aggregate={method.aggregate.name}"
+    flag = f"--aggregate={method.aggregate.name}"
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"{here} needs every update by itself, and --collective={method.collective} hands on "
-            "sums of them; take --collective=ps, or leave --aggregate out."
+            f"{flag} needs every update separately, and --collective={method.collective} passes "
+            "on only sums of updates. Take --collective=ps, or leave --aggregate out."
         )
     if method.codec.sends_fraction:
         raise ConfigurationError(
-            f"{here} with --codec={method.choices['codec']}: what few workers send of an entry is "
-            "outvoted by the zeros of the others, so nothing would be learnt. Take --codec=dense "
-            "or powersgd, or guard with --max_update_norm or --update_norm_factor instead."
+            f"{flag} with --codec={method.choices['codec']}: few workers send a given entry, and "
+            "the zeros of the other workers outvote them, so the model would not learn. Take "
+            "--codec=dense or powersgd, or guard with --max_update_norm or --update_norm_factor."
         )
     sizes = method.sync.sizes
     if method.sync.auto is None and max(sizes) == 1:
-        return [f"{here} with groups of one: every update is released alone."]
+        return [f"{flag} with groups of one: every update is released alone."]
     if method.sync.auto is not None or min(sizes) < LEAST_MEMBERS:
         raise ConfigurationError(
-            f"{here} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
+            f"{flag} needs groups of {LEAST_MEMBERS} or more members, known from the start, so "
             f"that one faulty worker is outvoted; the smallest of --sync={method.choices['sync']} "
             f"{'is not known' if method.sync.auto else f'has {min(sizes)}'}. Change --groups or "
             "--nb_workers or --fraction, or leave --aggregate out."
@@ -369,51 +383,52 @@ def _check_aggregate(method: Method) -> list[str]:
 
 
 def _check_privacy(method: Method) -> None:
-    """Refuse a bound on what is not a round's change, and noise on what is not a plain mean.
+    """Reject privacy flags if an update is not a round's change, or a release not a plain mean.
 
     Raises:
-        ConfigurationError: The bound, or the sensitivity that the noise is for, would not hold.
+        ConfigurationError: A worker's contribution could exceed the bound that the noise is sized
+            for.
     """
     if not method.privacy.clip:
         return
     if not method.takes_local_steps:
         raise ConfigurationError(
             "--dp_clip bounds the change that a worker's local steps make in a round, and --pacer="
-            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends each step's. "
-            "Take --pacer=fixed with --local_steps above 1 or a method that has them, or leave "
+            f"{method.choices['pacer']} with --codec={method.choices['codec']} sends every step. "
+            "Take --pacer=fixed with --local_steps above 1, or a method with local steps, or leave "
             "--dp_clip and --dp_noise out."
         )
     if method.collective != THROUGH_PS:
         raise ConfigurationError(
             f"--collective={method.collective}: --dp_clip and --dp_noise need a PS, which adds the "
-            "noise before anybody else sees a round; take --collective=ps."
+            "noise before any worker receives a round's result. Take --collective=ps."
         )
     if method.router.channels:
         raise ConfigurationError(
-            f"--router={method.choices['router']} sends what was lost on the way once more, with "
-            "a later round, which then exceeds --dp_clip; take --router=reliable."
+            f"--router={method.choices['router']} sends lost entries again with a later round, "
+            "and the later round then exceeds --dp_clip. Take --router=reliable."
         )
     if method.privacy.adds_noise:
         _check_noise(method)
 
 
 def _check_noise(method: Method) -> None:
-    """Refuse noise where one worker can move what is released by more than clip / n.
+    """Reject --dp_noise if one worker can move a released mean by more than clip / n.
 
     Raises:
-        ConfigurationError: It can.
+        ConfigurationError: One worker can move a mean by more than clip / n.
     """
     if not isinstance(method.weighting, Unweighted):
         raise ConfigurationError(
             f"--weighting={method.choices['weighting']} with --dp_noise: a worker that counts more "
-            "than others moves the mean by more than --dp_clip / n, which the noise is for. Give "
-            "--weighting=none, or leave --dp_noise out."
+            "than others moves the mean by more than --dp_clip / n, for which the noise is sized. "
+            "Give --weighting=none, or leave --dp_noise out."
         )
     if method.aggregate.is_robust:
         raise ConfigurationError(
-            f"--aggregate={method.aggregate.name} with --dp_noise: one worker can move it by more "
-            "than --dp_clip / n, which the noise is for. Take --aggregate=mean, for --dp_clip "
-            "bounds outliers too, or leave --dp_noise out."
+            f"--aggregate={method.aggregate.name} with --dp_noise: one worker can move the result "
+            "by more than --dp_clip / n, for which the noise is sized. Take --aggregate=mean "
+            "(--dp_clip bounds outliers too), or leave --dp_noise out."
         )
     if method.num_averaged(1):
         raise ConfigurationError(
@@ -424,42 +439,46 @@ def _check_noise(method: Method) -> None:
 
 
 def check_guards(method: Method, guards: Guards) -> None:
-    """Refuse guards by which one worker's update decides whether another's is accepted.
+    """Reject guards with which a worker's update decides if another worker's is accepted.
+
+    Such an influence exceeds the bound on one worker that the noise is sized for.
 
     Raises:
-        ConfigurationError: They may, and the method adds noise for what one worker changes.
+        ConfigurationError: The method adds noise, and a guard compares updates of workers or
+            rejects updates that keep within the clip.
     """
     if not method.privacy.adds_noise:
         return
     if guards.update_norm_factor:
         raise ConfigurationError(
             f"--update_norm_factor={guards.update_norm_factor:g} with --dp_noise: the norms of all "
-            "workers decide which are accepted, so one worker can move the mean by more than "
-            "--dp_clip / n. Leave it out; --dp_clip bounds every norm."
+            "workers decide which updates are accepted, so one worker can move the mean by more "
+            "than --dp_clip / n. Leave --update_norm_factor out; --dp_clip bounds every norm."
         )
     clip = method.privacy.clip
     if guards.max_update_norm and guards.max_update_norm < clip:
         raise ConfigurationError(
             f"--max_update_norm={guards.max_update_norm:g} is below --dp_clip={clip:g}: a shard "
-            "would refuse what workers may send. Raise it to the clip, or leave it out."
+            "would refuse updates within the clip. Raise --max_update_norm to the clip, or leave "
+            "--max_update_norm out."
         )
     if guards.update_peak_factor and guards.update_peak_factor < clip:
         raise ConfigurationError(
             f"--update_peak_factor={guards.update_peak_factor:g} is below --dp_clip={clip:g}, so "
-            "the updates of all workers would decide which are accepted. Give "
+            "the updates of all workers would decide which updates are accepted. Give "
             "--update_peak_factor=0, or a smaller clip."
         )
 
 
 def check_averages(method: Method, num_averaged: int) -> None:
-    """Refuse means beside the weights, which no noise is added to.
+    """Reject --dp_noise if values other than weights are averaged, because they get no noise.
 
     Args:
-        method: Of the run.
-        num_averaged: Values that are averaged over the workers.
+        method: The run's method.
+        num_averaged: Number of the values that are averaged over the workers.
 
     Raises:
-        ConfigurationError: There are some, and the method adds noise to the weights.
+        ConfigurationError: Values are averaged, and the method adds noise to the weights.
     """
     if method.privacy.adds_noise and num_averaged:
         raise ConfigurationError(
@@ -469,13 +488,13 @@ def check_averages(method: Method, num_averaged: int) -> None:
 
 
 def check_shards(method: Method, nb_ps: int) -> None:
-    """Refuse several shards where the workers step by themselves.
+    """Reject several shards if the workers sum and step among themselves.
 
     Raises:
-        ConfigurationError: There are several.
+        ConfigurationError: The method has a collective, and the run has several shards.
     """
     if method.collective != THROUGH_PS and nb_ps > 1:
         raise ConfigurationError(
             f"--collective={method.collective} leaves the PS only a copy of the model, and this "
-            f"run has {nb_ps} shards (--nb_ps, --ps_hosts); take one."
+            f"run has {nb_ps} shards (--nb_ps, --ps_hosts); take one shard."
         )

@@ -1,17 +1,20 @@
-"""The bulk path: a TCP connection beside a client's gRPC stream, which takes over its frames.
+"""The bulk path: a TCP connection next to a client's gRPC stream, which carries its frames.
 
-gRPC costs more than half of what a dense update costs a shard: three copies of what arrives, one of
-what is sent, and twenty changes of threads. So a Hello offers to do without,
-and the Welcome offers a port, a number and a key. The client dials while the stream already works,
-both prove that they have the key, and each end sends on its gRPC stream a last message, Switch;
-everything after it comes over the new connection, in the same frames. The stream stays for what
-gRPC does better: who is let in, and whether the other end is alive; when one of the two ends, so
-does the other. Where the connection cannot be had, everything stays on gRPC.
+gRPC makes up more than half of a shard's cost of a dense update: gRPC copies received bytes three
+times and sent bytes once, and switches threads twenty times. The bulk path avoids this cost.
+The client announces in its Hello that it supports bulk connections. The shard's Welcome offers a
+port, a number and a key. The client dials the port while the gRPC stream is already in use. Client
+and shard prove to each other that they have the key. Each end then sends Switch as its last message
+on the gRPC stream, and sends all later messages in the same frames over the new connection.
+The gRPC stream stays open for admission control and to detect a dead peer. When the stream or the
+connection ends, the other one ends too. If the connection cannot be opened, all messages stay on
+gRPC.
 
-A connection carries frames behind four bytes each: a length, and in its highest bit whether the
-frame is a piece of a payload, which is then read from the socket to its place. `connection` has
-that, `tls` the same through TLS, `handshake` both ends' proofs, `switching` the states of both
-ends, `listener` the shard's port.
+On a connection, a header of four bytes precedes every frame: the frame's length, and in the highest
+bit a flag that marks a piece of a payload. The receiver reads a piece from the socket straight into
+the payload's memory. `connection` implements the frames, `tls` encrypts a connection, `handshake`
+exchanges the proofs, `switching` holds the state machines of client and shard, and `listener` owns
+the shard's port.
 """
 
 from thinwire.proto.bulk.connection import BulkConnection, wire_bytes

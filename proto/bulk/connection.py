@@ -1,4 +1,4 @@
-"""Frames over a TCP connection: small ones whole, pieces of payloads from and to their place."""
+"""Frames over a TCP connection: small frames are copied, payload pieces are read into place."""
 
 from __future__ import annotations
 
@@ -16,37 +16,47 @@ from thinwire.proto.framing import MAX_MESSAGE_BYTES, Frame, Malformed
 
 _HEADER = struct.Struct(">I")
 _IS_PIECE = 1 << 31
-#: Read by one call where no piece of a payload is expected: little of one is copied.
+#: Bytes requested by one read while no payload piece is expected. The value is small because a
+#: piece that follows in the same read has to be copied from the buffer to its place.
 _READ_BYTES = 16 << 10
 _BUFFER_BYTES = 64 << 10
-#: More parts than these, and smaller ones on average, are joined: a call takes 1,024 at most.
+#: A frame with more parts than the first value, of fewer bytes each than the second value on
+#: average, is joined before it is sent. One sendmsg call takes 1,024 parts at most.
 _MOST_PARTS, _LEAST_PART_BYTES = 64, 16 << 10
 
 
 class Wire(Protocol):
-    """The bytes of a connection; one thread sends, one receives, any may shut down."""
+    """Byte stream of a connection. One thread sends, one receives, any thread may shut it down."""
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Send all bytes; raises OSError."""
+        """Send all bytes of `parts`.
+
+        Raises:
+            OSError: The connection has ended.
+        """
 
     def receive_into(self, space: memoryview) -> int:
-        """Wait for bytes and return how many there are now, 0 at the end; raises OSError."""
+        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end.
+
+        Raises:
+            OSError: The connection has failed.
+        """
 
     def wait(self, milliseconds: float | None) -> bool:
-        """Return whether something can be received in this time; None: as long as it takes."""
+        """Return True once bytes can be received, False after the time limit; None: no limit."""
 
     def shutdown(self, how: int) -> None:
-        """End what is sent, or everything; never raises."""
+        """Shut down sending, or both directions (`socket.SHUT_*`). Never raises."""
 
     def close(self) -> None:
-        """Free the descriptor."""
+        """Close the socket's file descriptor."""
 
 
 class TcpWire:
-    """A connection without protection.
+    """A TCP connection without encryption.
 
     Args:
-        connected: The socket; it belongs to this object from now on.
+        connected: The connected socket. This object owns the socket and closes it.
     """
 
     def __init__(self, connected: socket.socket) -> None:
@@ -57,79 +67,80 @@ class TcpWire:
         self._poll.register(connected, select.POLLIN)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """See `Wire.send`."""
+        """Send all bytes of `parts`."""
         missing = sum(map(len, parts)) - self._socket.sendmsg(parts)
-        if missing:  # a signal came in between
+        if missing:  # A signal interrupted sendmsg after a part of the bytes.
             self._socket.sendall(b"".join(parts)[-missing:])
 
     def receive_into(self, space: memoryview) -> int:
-        """See `Wire.receive_into`."""
+        """Wait for bytes, write them to `space` and return their number; 0 at the stream's end."""
         return self._socket.recv_into(space)
 
     def wait(self, milliseconds: float | None) -> bool:
-        """See `Wire.wait`."""
+        """Return True once bytes can be received, False after the time limit."""
         return bool(self._poll.poll(milliseconds))
 
     def shutdown(self, how: int) -> None:
-        """See `Wire.shutdown`."""
-        with contextlib.suppress(OSError):  # the other end was faster
+        """Shut down sending, or both directions."""
+        with contextlib.suppress(OSError):  # The other end has already closed the connection.
             self._socket.shutdown(how)
 
     def close(self) -> None:
-        """See `Wire.close`."""
+        """Close the socket."""
         self._socket.close()
 
 
 class ArrivingPiece:
-    """The bytes of a payload that have come, and are still in the socket."""
+    """A payload piece in arrival: some bytes are received, the others are still in the socket."""
 
     def __init__(self, connection: BulkConnection) -> None:
         self._connection = connection
         self._num_read = 0
 
     def __len__(self) -> int:
-        """Return how many bytes the last `read_into` found."""
+        """Return how many bytes the last `read_into` read."""
         return self._num_read
 
     def read_into(self, space: memoryview) -> int:
-        """Move what has come to its place; return how many bytes, 0 where the connection ends.
+        """Read the available bytes into `space`; return their number, 0 if the connection ends.
 
         Args:
-            space: Where the rest of the payload belongs; not empty.
+            space: Memory for the missing bytes of the payload; not empty.
         """
         self._num_read = self._connection.read_piece(space)
         return self._num_read
 
 
 def most_buffer_bytes() -> int:
-    """Return what the buffer of one connection has at most: one whole message, or several."""
+    """Return the largest size of a connection's receive buffer, which holds one whole message."""
     return max(_BUFFER_BYTES, _HEADER.size + MAX_MESSAGE_BYTES)
 
 
 def wire_bytes(frame: Frame) -> int:
-    """Return what a frame costs on a connection."""
+    """Return the bytes that a frame takes on a connection, with its header."""
     return _HEADER.size + (len(frame) if isinstance(frame, bytes) else frame.num_bytes)
 
 
 class BulkConnection:
     """One end of a connection that carries a stream's frames.
 
-    One thread sends, and one receives; `end` and `abort` are for any thread.
+    One thread sends and one thread receives. Any thread may call `end` and `abort`.
 
     Attributes:
-        num_received: Bytes so far, with headers.
+        num_received: Number of bytes received so far, with frame headers.
 
     Args:
-        wire: The bytes.
+        wire: Byte stream that carries the frames.
     """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
-        self._first = self._last = 0  # what has been read and not taken
-        self._lacking = 0  # bytes of a frame that has begun
-        self._piece_left = 0
+        # Invariant: buffer[first:last] holds the bytes that were read and not yet taken.
+        self._first = self._last = 0
+        self._lacking = 0  # Missing bytes of the frame at the start of the buffer.
+        self._piece_left = 0  # Bytes of the current payload piece that were not taken yet.
         self._arriving = ArrivingPiece(self)
         self._ended = self._closed = False
         self.num_received = 0
@@ -155,11 +166,17 @@ class BulkConnection:
                 self._wire.send(parts[first : first + _MOST_PARTS])
 
     def receive(self, seconds: float = math.inf) -> bytes | ArrivingPiece | None:
-        """Return the next frame, or a sign that more of a payload has come; None: the end.
+        """Return the next frame, or an `ArrivingPiece` when payload bytes have arrived.
+
+        Args:
+            seconds: Time limit of the wait, in seconds.
+
+        Returns:
+            The frame or the piece; None at the end of the connection.
 
         Raises:
-            TimeoutError: Neither came in this time.
-            Malformed: What came is no frame.
+            TimeoutError: No complete frame and no payload byte arrived within the time limit.
+            Malformed: The received header announces no legal frame.
         """
         deadline = time.monotonic() + seconds
         with self._receiving:
@@ -178,7 +195,7 @@ class BulkConnection:
 
     @property
     def readable(self) -> bool:
-        """Whether something has come that was not taken (the receiving thread knows best)."""
+        """True if received bytes wait to be taken; False while another thread is receiving."""
         if self._last > self._first:
             return True
         if not self._receiving.acquire(blocking=False):
@@ -190,18 +207,21 @@ class BulkConnection:
 
     def _wait(self, deadline: float) -> bool:
         if self._closed or deadline == math.inf:
-            return True  # whoever reads then finds the end, or waits
+            return True  # The following read returns the end of the stream, or blocks.
         return self._wire.wait(max(0.0, 1000 * (deadline - time.monotonic())))
 
     def _take(self) -> bytes | None:
-        """Return a frame that is there whole; begin a piece."""
+        """Return the next frame if the buffer holds all of it; start a payload piece."""
         have = self._last - self._first
         if have < _HEADER.size:
             return None
         (word,) = _HEADER.unpack_from(self._buffer, self._first)
         size = word & ~_IS_PIECE
         if size > MAX_MESSAGE_BYTES or (word & _IS_PIECE and not size):
-            raise Malformed(f"a frame of {size} bytes; at most {MAX_MESSAGE_BYTES} is allowed")
+            raise Malformed(
+                f"a frame of {size} bytes; a frame may have at most {MAX_MESSAGE_BYTES} bytes, "
+                "and a payload piece must have at least 1"
+            )
         begin = self._first + _HEADER.size
         if word & _IS_PIECE:
             self._first, self._piece_left = begin, size
@@ -218,17 +238,17 @@ class BulkConnection:
         return frame
 
     def _reserve(self, size: int) -> None:
-        """See that as many bytes as this fit behind the first that was not taken."""
-        kept = self._last - self._first
-        wanted = max(_BUFFER_BYTES, size)
-        if len(self._buffer) < size or (not kept and len(self._buffer) > wanted):
-            old, self._buffer = self._buffer, memoryview(bytearray(wanted))
-            self._buffer[:kept] = old[self._first : self._last]
+        """Make the buffer hold `size` bytes, counted from the first byte that was not taken."""
+        num_unread = self._last - self._first
+        new_size = max(_BUFFER_BYTES, size)
+        if len(self._buffer) < size or (not num_unread and len(self._buffer) > new_size):
+            old, self._buffer = self._buffer, memoryview(bytearray(new_size))
+            self._buffer[:num_unread] = old[self._first : self._last]
         elif self._first + size > len(self._buffer):
-            self._buffer[:kept] = bytes(self._buffer[self._first : self._last])
+            self._buffer[:num_unread] = bytes(self._buffer[self._first : self._last])
         else:
             return
-        self._first, self._last = 0, kept
+        self._first, self._last = 0, num_unread
 
     def _fill(self) -> None:
         if self._first == self._last:
@@ -246,7 +266,11 @@ class BulkConnection:
         return count
 
     def read_piece(self, space: memoryview) -> int:
-        """Move what has come of a payload to its place; see `Arriving.read_into`."""
+        """Read the available bytes of the current payload piece into `space`; return their number.
+
+        Args:
+            space: Memory for the missing bytes of the payload; not empty.
+        """
         with self._receiving:
             size = min(len(space), self._piece_left)
             if have := min(size, self._last - self._first):
@@ -259,25 +283,34 @@ class BulkConnection:
             return have
 
     def end(self, seconds: float) -> None:
-        """Send nothing more, give the other end this long to read and to end as well, and close."""
+        """Shut down sending, wait for the other end to end as well, and close the connection.
+
+        Args:
+            seconds: Time limit of the wait, in seconds.
+        """
         self._wire.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + seconds
-        rest = memoryview(bytearray(_READ_BYTES))
-        while not self._ended and (left := deadline - time.monotonic()) > 0:
-            if self._receiving.acquire(timeout=left):
+        discarded = memoryview(bytearray(_READ_BYTES))
+        while not self._ended and (seconds_left := deadline - time.monotonic()) > 0:
+            if self._receiving.acquire(timeout=seconds_left):
                 try:
+                    # Read and discard all bytes before the close. A socket that is closed with
+                    # unread bytes resets the connection, and the other end would lose the last
+                    # bytes sent to it.
                     if not self._ended and self._wait(deadline):
-                        self._read(rest)  # unread bytes would make the system cut the connection
+                        self._read(discarded)
                 finally:
                     self._receiving.release()
         self.abort()
 
     def finish(self) -> None:
-        """Send nothing more."""
+        """Shut down sending. Receiving continues."""
         self._wire.shutdown(socket.SHUT_WR)
 
     def abort(self) -> None:
-        """End both directions now; whoever sends or receives returns."""
+        """Shut down both directions and close. Blocked senders and receivers return."""
+        # The shutdown comes before the locks: it ends the calls of threads that hold the locks.
+        # The descriptor is closed under both locks, so no thread uses a reused descriptor.
         self._wire.shutdown(socket.SHUT_RDWR)
         with self._sending, self._receiving:
             if not self._closed:

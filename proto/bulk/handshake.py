@@ -1,15 +1,16 @@
-"""How both ends of a bulk connection show that they are the ends of the gRPC stream.
+"""Handshake of a bulk connection: client and shard prove that they are the ends of a gRPC stream.
 
-The client sends the number of the offer, then TLS begins where the run has it, then both prove that
-they have the key that came through the stream, and the run's token.
+The client sends the offer's number. TLS then starts if the run uses TLS. Client and shard then
+prove to each other that they have the run's token, and the key that the gRPC stream carried.
 
-`Handshake` is one end after the number, without a socket or a clock: bytes go in, bytes come out.
-So a shard runs all its handshakes in one thread, each with one deadline for the whole, however the
-bytes trickle in; and every state can be tested. `connect` is the client's end with its socket.
+`Handshake` is the state machine of one end after the number. `Handshake` uses no socket and no
+clock: callers pass all bytes in and out. A shard can therefore run all handshakes in one thread,
+with one deadline for each whole handshake, and every state can be tested. `connect` runs the
+client's end over a socket.
 
-A number is used once. An offer has a number for each attempt of its client, and only the first one
-is sent in clear before it is used: a neighbor who has seen an attempt cannot name the next number,
-nor repeat a proof, which holds for one number.
+Each number is valid once. Every attempt of a client has a different number. Only the first number
+is sent in clear before its use. An eavesdropper on one attempt can neither compute the next number
+nor repeat a proof, because a proof is valid for one number only.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from thinwire.runtime.run.credentials import Credentials
 NUMBER_BYTES = 16
 KEY_BYTES = 32
 PROOF_BYTES = 32
-#: Bytes that one end takes in for a handshake. OpenSSL itself takes a certificate chain of 100 KiB
-#: at most; an honest handshake has 5 KiB.
+#: Most bytes that one end accepts in a handshake. OpenSSL accepts a certificate chain of 100 KiB at
+#: most, and an honest handshake has 5 KiB.
 MOST_HANDSHAKE_BYTES = 128 << 10
 _READ_BYTES = 16 << 10
 
 
 class BulkFailure(enum.Enum):
-    """Why a client has no bulk connection."""
+    """Why an attempt to open a bulk connection failed."""
 
-    #: The port is refused, or has no route. Another attempt fails as well.
+    #: The host refuses the port, or no route leads to the host. Another attempt fails as well.
     UNREACHABLE = "unreachable"
-    #: Nothing answers a TCP connection: a firewall drops it, or a flood has filled the shard's
-    #: queue, which a client cannot distinguish. Another attempt shows which one.
+    #: Nothing answers the TCP connection: a firewall drops the packets, or a flood has filled the
+    #: shard's queue. The client cannot distinguish the two cases; another attempt shows which one.
     SILENT = "silent"
-    #: The shard, or a machine on the way, closed the connection or left it unanswered, as a shard
-    #: does that is crowded. Another attempt may succeed.
+    #: The shard, or a machine on the path, closed the connection or left it unanswered. An
+    #: overloaded shard does so. Another attempt may succeed.
     TURNED_AWAY = "turned away"
-    #: The other end is not the shard.
+    #: The other end did not prove to be the shard.
     DISTRUSTED = "distrusted"
 
 
 class NoBulkConnection(OSError):
-    """An attempt to get a bulk connection has failed.
+    """An attempt to open a bulk connection has failed.
 
     Attributes:
-        failure: In which manner.
+        failure: Kind of the failure, which decides about another attempt.
     """
 
     def __init__(self, failure: BulkFailure, reason: str) -> None:
@@ -64,15 +65,15 @@ class NoBulkConnection(OSError):
 
 
 class HandshakeState(enum.Enum):
-    """Where one end is."""
+    """State of one end of a handshake."""
 
-    SECURING = "TLS begins"
-    PROVING = "the other end's proof is awaited"
-    PROVEN = "the other end has proven itself"
-    FAILED = "the other end is not the right one, or sends something else"
+    SECURING = "the TLS handshake is running"
+    PROVING = "waiting for the other end's proof"
+    PROVEN = "the other end's proof is valid"
+    FAILED = "TLS failed, the proof is false, or too many bytes arrived"
 
 
-#: Each state's successors.
+#: Legal successors of each state.
 TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
     HandshakeState.SECURING: (HandshakeState.PROVING, HandshakeState.FAILED),
     HandshakeState.PROVING: (HandshakeState.PROVEN, HandshakeState.FAILED),
@@ -84,18 +85,18 @@ TRANSITIONS: dict[HandshakeState, tuple[HandshakeState, ...]] = {
 class Handshake:
     """One end of a handshake after the number has been sent.
 
-    The client proves itself first. A shard sends its own proof itself, after it has taken the
-    connection over.
+    The client sends its proof first. The shard's listener sends the shard's proof, after the stream
+    has taken over the connection.
 
     Attributes:
-        state: See `HandshakeState`.
+        state: Current state of this end.
 
     Args:
-        number: Of this attempt.
-        key: Of the offer.
-        token: Of the run; empty: it has none.
-        records: TLS that has not begun; None: the run has none.
-        serves: Whether this is the shard's end.
+        number: Number of this attempt, 16 bytes.
+        key: Secret key of the offer, 32 bytes.
+        token: Token of the run; empty if the run has no token.
+        records: TLS state before its handshake; None if the run does not use TLS.
+        serves: True for the shard's end, False for the client's end.
     """
 
     def __init__(
@@ -106,32 +107,35 @@ class Handshake:
         self._mine, self._expected = (hmac.digest(secret, e + number, "sha256") for e in ends)
         self._records, self._serves = records, serves
         self.state = HandshakeState.PROVING if records is None else HandshakeState.SECURING
-        self._arrived = bytearray()  # of the other end's proof
+        self._arrived = bytearray()  # Received bytes of the other end's proof.
         self._num_bytes = 0
 
     @property
     def wanted_bytes(self) -> int:
-        """How many bytes to read now, at most: a byte more would belong to a frame."""
+        """Most bytes that the caller may read from the socket now."""
+        # Frames follow the proof without a gap. A read beyond the proof would consume the first
+        # bytes of a frame. With TLS, the surplus bytes stay in `records`, which later decrypts
+        # the frames.
         return _READ_BYTES if self._records else PROOF_BYTES - len(self._arrived)
 
     def begin(self) -> bytes:
-        """Return what to send first.
+        """Return the first bytes to send, possibly none.
 
         Raises:
-            ssl.SSLError: As `receive` does.
+            ssl.SSLError: TLS fails.
         """
         if self._records is not None:
             return self._secure(self._records)
         return b"" if self._serves else self._mine
 
     def receive(self, data: bytes) -> bytes:
-        """Take in bytes; return what to send.
+        """Process received bytes; return the bytes to send.
 
         Args:
-            data: Not empty; at most `wanted_bytes`.
+            data: Received bytes; at least one, at most `wanted_bytes`.
 
         Raises:
-            ConnectionRefusedError: The proof is false, or too many bytes have come.
+            ConnectionRefusedError: The proof is false, or the other end sent too many bytes.
             ssl.SSLError: TLS fails.
         """
         self._num_bytes += len(data)
@@ -152,11 +156,15 @@ class Handshake:
 
     @property
     def proof(self) -> bytes:
-        """What proves this end; a shard sends it over `wire`."""
+        """Proof of this end, 32 bytes. A shard sends the proof over `wire`."""
         return self._mine
 
     def wire(self, connected: socket.socket) -> Wire:
-        """Return what carries frames from now on."""
+        """Return the byte stream that carries the frames after the handshake.
+
+        Args:
+            connected: Socket of the connection.
+        """
         if self._records is None:
             return TcpWire(connected)
         return TlsWire(connected, self._records)
@@ -176,7 +184,7 @@ class Handshake:
                 if count is None:
                     break
                 self._arrived += space[:count]
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # ssl.SSLError is a subclass of OSError.
             self._enter(HandshakeState.FAILED)
             raise
         return answer + records.take()
@@ -187,21 +195,23 @@ class Handshake:
             return
         self._enter(HandshakeState.FAILED)
         end = "the client" if self._serves else "the shard"
-        raise ConnectionRefusedError(f"the other end does not prove to be {end} of the stream")
+        raise ConnectionRefusedError(
+            f"the other end sent a false proof: expected the proof of {end} of the stream"
+        )
 
     def _enter(self, state: HandshakeState) -> None:
         if state not in TRANSITIONS[self.state]:
-            raise RuntimeError(f"a handshake went from {self.state} to {state}")
+            raise RuntimeError(f"a handshake cannot change from {self.state} to {state}")
         self.state = state
 
 
 def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
-    """Return the number of an attempt.
+    """Return the number that identifies one attempt of an offer, 16 bytes.
 
     Args:
-        first: Of attempt 0, as the offer has it.
-        key: Of the offer.
-        attempt: From 0.
+        first: Number of attempt 0, which the offer contains.
+        key: Secret key of the offer.
+        attempt: Index of the attempt, from 0.
     """
     if attempt == 0:
         return first
@@ -210,7 +220,7 @@ def number_of(first: bytes, key: bytes, attempt: int) -> bytes:
 
 
 def set_class(connected: socket.socket, dscp: int | None) -> None:
-    """Set the class of service of all packets, 0..63; None leaves it to the system."""
+    """Set the class of service (DSCP, 0..63) of a socket's packets; None: the system's default."""
     if dscp is None:
         return
     if connected.family == socket.AF_INET6:
@@ -229,20 +239,20 @@ def connect(
     attempt: int = 0,
     clock: Callable[[], float] = time.monotonic,
 ) -> BulkConnection:
-    """Dial what a Welcome offers.
+    """Open the bulk connection that a Welcome offers.
 
     Args:
-        host: Of the gRPC stream.
-        offered: The offer.
-        credentials: Of this node.
-        server_name: What the shard's certificate must name; None: the host.
-        dscp: Class of service of what is sent, 0..63; None: the system's own.
-        seconds: For everything together: a shard that sends a byte now and then gets no more.
-        attempt: How many attempts there were before on this offer.
-        clock: Monotonic.
+        host: Host of the gRPC stream.
+        offered: Offer from the Welcome.
+        credentials: Credentials of this node.
+        server_name: Name that the shard's certificate must have; None: `host`.
+        dscp: Class of service of sent packets, 0..63; None: the system's default.
+        seconds: Time limit for name lookup, connecting and the whole handshake, in seconds.
+        attempt: Number of earlier attempts on this offer.
+        clock: Returns seconds of a monotonic clock.
 
     Raises:
-        NoBulkConnection: There is no path, or the other end is not the shard.
+        NoBulkConnection: No path leads to the port, or the other end is not the shard.
     """
     deadline = clock() + seconds
 
@@ -255,16 +265,16 @@ def connect(
     try:
         addresses = socket.getaddrinfo(host, offered.port, type=socket.SOCK_STREAM)
         left()
-    except OSError as error:  # names are known again later
+    except OSError as error:  # A name lookup may succeed later, so another attempt is useful.
         raise NoBulkConnection(
-            BulkFailure.TURNED_AWAY, f"{host} is not resolved: {error}"
+            BulkFailure.TURNED_AWAY, f"the name {host} cannot be resolved: {error}"
         ) from error
     try:
         connected = _dial(addresses, left)
     except TimeoutError as error:
         text = f"nothing answers there within {seconds:.3g} s"
         raise NoBulkConnection(BulkFailure.SILENT, text) from error
-    except (OSError, OverflowError) as error:  # the latter: a port that no machine has
+    except (OSError, OverflowError) as error:  # OverflowError: a port above 65535.
         raise NoBulkConnection(BulkFailure.UNREACHABLE, str(error)) from error
     try:
         return _prove(connected, host, offered, credentials, server_name, dscp, attempt, left)
@@ -274,13 +284,13 @@ def connect(
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         if isinstance(error, OSError):
             raise NoBulkConnection(BulkFailure.TURNED_AWAY, str(error)) from error
-        if isinstance(error, ValueError):  # credentials that TLS cannot use
+        if isinstance(error, ValueError):  # TLS cannot use the credentials.
             raise NoBulkConnection(BulkFailure.DISTRUSTED, str(error)) from error
         raise
 
 
 def _dial(addresses: list[Any], left: Callable[[], float]) -> socket.socket:
-    """Return a connected socket; the addresses of a host, of `getaddrinfo`, share the time."""
+    """Return a connected socket. The addresses from `getaddrinfo` share the remaining time."""
     error: OSError = ConnectionError("the host has no address")
     for index, (family, kind, protocol, _, address) in enumerate(addresses):
         connected = socket.socket(family, kind, protocol)
@@ -308,7 +318,8 @@ def _prove(
     left: Callable[[], float],
 ) -> BulkConnection:
     set_class(connected, dscp)
-    # Before the rest: a shard that is crowded sends those away first that have not named an offer.
+    # The number goes out first and without delay: an overloaded shard closes connections that have
+    # not sent a number before all others.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     number = number_of(offered.number, offered.key, attempt)
     connected.settimeout(left())

@@ -1,17 +1,18 @@
-"""The shard's port for bulk connections; it listens from the first offer on.
+"""The shard's port for bulk connections, which opens at the first offer.
 
-Nobody is accepted while no offer is open. One thread accepts, and runs all handshakes
-(`Handshake`), so a connection costs no thread before it carries frames.
+The port accepts connections only while an offer is open. One thread accepts connections and runs
+all handshakes (`Handshake`). A connection therefore occupies no thread before it carries frames.
 
-Theory of operation. A connection is a stranger until it has sent the number of an open offer, which
-nobody can guess. Strangers share 64 places: a newcomer always gets one, and where there is none the
-oldest one of the address with the most loses its own (`FairPlaces`). An honest client sends its
-number with its first packet, so it needs a place for an instant, and a stranger that waits cannot
-take that away. After the number a connection belongs to the stream of the offer. A stream has one
-such connection at a time: its next attempt ends the one before, and so does its own end.
+Theory of operation. A connection is a stranger until it has sent the number of an open offer. The
+number cannot be guessed. Strangers share 64 places. A new connection always gets a place. If all
+places are taken, the address with the most places loses its oldest one (`FairPlaces`). An honest
+client sends the number in its first packet and needs a place only for an instant, so waiting
+strangers cannot keep an honest client out. After the number, the connection belongs to the offer's
+stream. A stream has one unproven connection at a time: the client's next attempt closes the
+previous connection, and the end of the stream closes it too.
 
-Every connection has one deadline, from the moment when it was accepted until both ends are proven.
-Bytes that trickle in do not move it.
+Every connection has one deadline, from its acceptance until the client has proven its identity.
+Bytes that trickle in do not extend the deadline.
 """
 
 from __future__ import annotations
@@ -46,73 +47,79 @@ from thinwire.proto.bulk.tls import TlsRecords, context_of
 from thinwire.proto.security.fair_places import FairPlaces, address_of
 from thinwire.runtime.run.credentials import Credentials
 
-#: Connections that have not named an offer yet, each with a descriptor. A flood of 200 a second
-#: takes a third of a second to fill them, a thousand times what an honest client needs one for.
+#: Most connections that have not sent a number yet; each needs a descriptor. A flood of 200
+#: connections per second fills 64 places in a third of a second. An honest client needs a place for
+#: a thousandth of that time.
 MOST_STRANGERS = 64
-#: From the moment when a connection is accepted to both proofs, TLS included. A client gives up
-#: after 2 s (`switching.most_seconds`), so an honest one never meets this.
+#: Time limit from the acceptance of a connection to both proofs, with TLS. A client gives up after
+#: 2 s (`switching.most_seconds`), so an honest client never reaches this limit.
 HANDSHAKE_SECONDS = 5.0
-#: Connections that the system holds for this port. While an offer is open there are so many that a
-#: flood does not make the system drop an honest client's first packet, which to the client would
-#: look like a firewall; while none is open there are few, as nobody is expected.
+#: Accept queue of the listening socket, in connections. While an offer is open, the queue is long
+#: enough that a flood does not make the system drop an honest client's first packet; the client
+#: would mistake the drop for a firewall. Without an open offer, no connection is expected.
 _BACKLOG_OPEN, _BACKLOG_CLOSED = 1024, 8
-#: Accepted between two looks at the connections that have places already.
+#: Most connections that the thread accepts before it serves the connections that have places.
 _ACCEPTED_AT_A_TIME = 32
+#: Longest time between two checks of the deadlines, in seconds.
 _LOOK_SECONDS = 1.0
-#: How long nobody is accepted after the process has run out of descriptors or memory.
+#: Pause of accepting after the process has run out of descriptors or memory, in seconds.
 _REST_SECONDS = 1.0
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Offeree(Protocol):
-    """The stream that an offer is made on."""
+    """The gRPC stream whose client receives an offer.
+
+    Attributes:
+        peer: Name of the client, for the log.
+    """
 
     peer: str
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended."""
+        """True if the stream has ended."""
 
     def attach(self, connection: BulkConnection) -> None:
-        """Take the connection over."""
+        """Take over a proven connection."""
 
 
 @dataclasses.dataclass(eq=False)
 class _OpenOffer:
-    """What one stream's client may connect with."""
+    """An offer to one stream's client that is still valid."""
 
     first_number: bytes
     key: bytes
     stream: Offeree
     deadline: float
-    attempt: int = 0  # those before it are used
-    connection: _Half | None = None  # of the newest attempt, while it is not proven
+    attempt: int = 0  # Next attempt; the numbers of earlier attempts are used up.
+    connection: _Half | None = None  # Unproven connection of the newest attempt.
 
     def numbers(self, until: int = MOST_ATTEMPTS) -> list[bytes]:
-        """Return the numbers from the next attempt on, up to the one before `until`."""
+        """Return the numbers of the attempts from the next one up to, without, `until`."""
         return [number_of(self.first_number, self.key, n) for n in range(self.attempt, until)]
 
 
 @dataclasses.dataclass(eq=False)
 class _Half:
-    """A connection whose ends are not proven."""
+    """An accepted connection before the client's proof."""
 
     socket: socket.socket
     deadline: float
-    number: bytes = b""  # as much of it as has come
-    offer: _OpenOffer | None = None  # that it has named
+    number: bytes = b""  # Received bytes of the number.
+    offer: _OpenOffer | None = None  # Offer with this number; None while it is a stranger.
     handshake: Handshake | None = None
     unsent: bytes = b""
 
 
 class BulkListener:
-    """Accepts the connections that streams have offered.
+    """Offers bulk connections to the clients of streams, and accepts these connections.
 
     Args:
-        address: To bind: the same as gRPC's.
-        credentials: Of the shard.
-        dscp: Class of service of what is sent, 0..63; None: the system's own.
-        clock: Monotonic.
+        address: Address to bind: the address of the gRPC server.
+        credentials: Credentials of the shard.
+        dscp: Class of service of sent packets, 0..63; None: the system's default.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -126,8 +133,8 @@ class BulkListener:
         self._clock = clock
         self._context: ssl.SSLContext | None = None
         self._offers: dict[Offeree, _OpenOffer] = {}
-        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> its offer and attempt
-        self._lock = threading.Lock()  # over both tables
+        self._numbers: dict[bytes, tuple[_OpenOffer, int]] = {}  # number -> (offer, attempt)
+        self._lock = threading.Lock()  # Protects _offers and _numbers.
         self._listening: socket.socket | None = None
         self._port = 0
         self._wake: socket.socket | None = None
@@ -135,7 +142,7 @@ class BulkListener:
         self._stopped = False
 
     def offer(self, stream: Offeree) -> pb.BulkSession | None:
-        """Return what a Welcome offers the stream's client; None where no port can be had."""
+        """Return the offer for a stream's Welcome; None if the shard cannot open a port."""
         number, key = secrets.token_bytes(NUMBER_BYTES), secrets.token_bytes(KEY_BYTES)
         with self._lock:
             if self._listening is None and not self._stopped:
@@ -144,22 +151,23 @@ class BulkListener:
                 return None
             self._remove(stream)
             if not self._offers:
-                self._listening.listen(_BACKLOG_OPEN)  # before the client knows of the port
+                # The longer queue is set before the client learns the port.
+                self._listening.listen(_BACKLOG_OPEN)
             offer = _OpenOffer(number, key, stream, self._clock() + OFFER_SECONDS)
             self._offers[stream] = offer
-            for attempt, each in enumerate(offer.numbers()):
-                self._numbers[each] = offer, attempt
+            for attempt, attempt_number in enumerate(offer.numbers()):
+                self._numbers[attempt_number] = offer, attempt
             self._awaken()
         return pb.BulkSession(port=self._port, number=number, key=key)
 
     def withdraw(self, stream: Offeree) -> None:
-        """End a stream's offer: it has switched, or has ended."""
+        """Remove the offer of a stream that has switched or ended."""
         with self._lock:
             if self._remove(stream):
                 self._awaken()
 
     def stop(self) -> None:
-        """Accept nobody any more, and end every handshake."""
+        """Stop accepting connections, and end every handshake."""
         with self._lock:
             self._stopped = True
             thread, wake, self._wake = self._thread, self._wake, None
@@ -169,26 +177,29 @@ class BulkListener:
 
     def _awaken(self) -> None:
         if self._wake is not None:
-            with contextlib.suppress(BlockingIOError):  # so many that it wakes anyway
+            # A full socket buffer already holds bytes that wake the thread.
+            with contextlib.suppress(BlockingIOError):
                 self._wake.send(b"!")
 
     def _begin(self) -> None:
-        """Listen, at the first offer."""
+        """Open the port and start the listening thread. Called at the first offer."""
         try:
             if self._credentials.certificate:
                 self._context = context_of(self._credentials, serves=True)
             host = self._address.strip("[]")
-            family, kind, _, _, where = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+            family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
             listening = socket.socket(family, kind)
             try:
-                listening.bind(where)
+                listening.bind(address)
                 listening.listen(_BACKLOG_CLOSED)
                 listening.setblocking(False)
             except BaseException:
                 listening.close()
                 raise
         except (OSError, ValueError) as error:
-            logging.warning("no bulk connections: no port on %s: %s", self._address, error)
+            logging.warning(
+                "bulk connections are disabled: cannot open a port on %s: %s", self._address, error
+            )
             self._stopped = True
             return
         self._port = int(listening.getsockname()[1])
@@ -201,7 +212,7 @@ class BulkListener:
         self._thread.start()
 
     def _remove(self, stream: Offeree) -> _OpenOffer | None:
-        """Forget a stream's offer; for the holder of the lock."""
+        """Remove a stream's offer and its numbers. The caller holds the lock."""
         offer = self._offers.pop(stream, None)
         if offer is None:
             return None
@@ -227,7 +238,8 @@ class BulkListener:
                         selector.unregister(listening)
                 idle = not self._offers and not len(halves)
                 events = selector.select(None if idle else _LOOK_SECONDS)
-                # Those who have a place come first: one that has sent its number needs none.
+                # Connections with a place are served before new ones are accepted. A connection
+                # whose number has arrived frees its place, so no new connection displaces it.
                 for key, _ in events:
                     if key.fileobj is woken:
                         woken.recv(4096)
@@ -237,9 +249,11 @@ class BulkListener:
                     try:
                         self._accept(listening, halves)
                     except OSError as error:
-                        if error.errno in _EXHAUSTED:  # else the loop would run without a pause
+                        # The listening socket stays readable after this error. Without the
+                        # pause the loop would retry without end and occupy a core.
+                        if error.errno in _EXHAUSTED:
                             logging.log_every_n_seconds(
-                                logging.WARNING, "accepting no bulk connection: %s", 10, error
+                                logging.WARNING, "cannot accept bulk connections now: %s", 10, error
                             )
                             halves.end_strangers()
                             rests_until = self._clock() + _REST_SECONDS
@@ -250,7 +264,7 @@ class BulkListener:
 
     def _accept(self, listening: socket.socket, halves: _Halves) -> None:
         for _ in range(_ACCEPTED_AT_A_TIME):
-            if not self._offers:  # the last one was withdrawn a moment ago
+            if not self._offers:  # The last offer was withdrawn after `select` returned.
                 return
             try:
                 connected, address = listening.accept()
@@ -259,7 +273,7 @@ class BulkListener:
             connected.setblocking(False)
             half = _Half(connected, self._clock() + HANDSHAKE_SECONDS)
             halves.add(half, address_of(str(address[0])), self._clock())
-            self._advance(half, halves)  # its number has come with it, as a rule
+            self._advance(half, halves)  # An honest client's number has usually arrived already.
 
     def _end_late(self, halves: _Halves) -> None:
         now = self._clock()
@@ -269,22 +283,22 @@ class BulkListener:
                     self._remove(offer.stream)
         for half in halves.late(now):
             if half.offer is not None and not half.offer.stream.lost:
-                reason = f"its handshake took longer than {HANDSHAKE_SECONDS:g} s"
-                logging.info("%s: no bulk connection: %s", half.offer.stream.peer, reason)
+                reason = f"the handshake took longer than {HANDSHAKE_SECONDS:g} s"
+                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, reason)
             halves.end(half)
 
     def _advance(self, half: _Half, halves: _Halves) -> None:
-        """Read what has come, send what is due, and take the connection over when it is proven."""
+        """Read received bytes, send due bytes, and take over the connection once it is proven."""
         try:
             self._send(half, halves)
             while not half.unsent and half in halves:
                 if half.handshake and half.handshake.state is HandshakeState.PROVEN:
                     self._take_over(half, half.handshake, halves)
                     return
-                wanted = NUMBER_BYTES - len(half.number)
+                num_bytes = NUMBER_BYTES - len(half.number)
                 if half.handshake is not None:
-                    wanted = half.handshake.wanted_bytes
-                data = half.socket.recv(wanted)
+                    num_bytes = half.handshake.wanted_bytes
+                data = half.socket.recv(num_bytes)
                 if not data:
                     raise ConnectionResetError("the other end closed the connection")
                 if half.handshake is None:
@@ -297,7 +311,7 @@ class BulkListener:
         except (OSError, ValueError) as error:
             halves.end(half)
             if half.offer is not None:
-                logging.info("%s: no bulk connection: %s", half.offer.stream.peer, error)
+                logging.info("%s: bulk connection failed: %s", half.offer.stream.peer, error)
 
     @staticmethod
     def _send(half: _Half, halves: _Halves) -> None:
@@ -329,7 +343,9 @@ class BulkListener:
 
     @staticmethod
     def _take_over(half: _Half, handshake: Handshake, halves: _Halves) -> None:
-        """Give the connection to its stream, before the client learns that it stands."""
+        """Attach the connection to its stream, then send the shard's proof."""
+        # The order matters. The client sends Switch on the gRPC stream as soon as it has the
+        # shard's proof, and Switch is valid only on a stream with an attached connection.
         offer = half.offer
         halves.release(half)
         wire = handshake.wire(half.socket)
@@ -337,17 +353,19 @@ class BulkListener:
         if offer is not None:
             offer.stream.attach(connection)
         try:
-            wire.send((handshake.proof,))  # never waits: all that was sent before has arrived
-        except OSError:  # the client has left; it may come again
+            # The send does not block: the client has received all earlier bytes, so the socket's
+            # send buffer is empty.
+            wire.send((handshake.proof,))
+        except OSError:  # The client has closed the connection. The client may try again.
             connection.abort()
 
 
 class _Halves:
-    """The connections whose ends are not proven; for the listening thread."""
+    """The unproven connections of the listening thread."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._all: dict[_Half, None] = {}  # in the order in which they came
+        self._all: dict[_Half, None] = {}  # In order of acceptance.
         self._strangers: FairPlaces[_Half] = FairPlaces()
 
     def __len__(self) -> int:
@@ -357,26 +375,26 @@ class _Halves:
         return half in self._all
 
     def add(self, half: _Half, address: str, now: float) -> None:
-        """Take in a stranger; where there are too many, another one goes."""
+        """Add a stranger. If there are too many strangers, close the one that loses its place."""
         self._all[half] = None
         self._selector.register(half.socket, selectors.EVENT_READ, half)
-        for lost in self._strangers.take(half, address, now, MOST_STRANGERS):
-            self.end(lost)
+        for displaced in self._strangers.take(half, address, now, MOST_STRANGERS):
+            self.end(displaced)
 
     def name(self, half: _Half, offer: _OpenOffer) -> None:
-        """Make a stranger the connection of an offer; end the one before."""
+        """Assign a stranger to an offer, and close the offer's previous connection."""
         self._strangers.leave(half)
         if offer.connection is not None:
             self.end(offer.connection)
         half.offer, offer.connection = offer, half
 
     def watch(self, half: _Half) -> None:
-        """Wait until more can be sent, if there is more to send, else until more has come."""
-        wanted = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
-        self._selector.modify(half.socket, wanted, half)
+        """Select for writing while bytes are unsent, else for reading."""
+        event = selectors.EVENT_WRITE if half.unsent else selectors.EVENT_READ
+        self._selector.modify(half.socket, event, half)
 
     def late(self, now: float) -> list[_Half]:
-        """Return those whose time is over, and those whose stream has ended."""
+        """Return the connections past their deadline, and those whose stream has ended."""
         return [
             half
             for half in self._all
@@ -384,7 +402,7 @@ class _Halves:
         ]
 
     def release(self, half: _Half) -> None:
-        """Forget a connection, and leave its socket open."""
+        """Remove a connection from the selector and the tables; its socket stays open."""
         if half not in self._all:
             return
         del self._all[half]
@@ -400,11 +418,11 @@ class _Halves:
         half.socket.close()
 
     def end_strangers(self) -> None:
-        """Close all that have not named an offer."""
+        """Close all strangers."""
         for half in self._strangers.shrink(0):
             self.end(half)
 
     def end_all(self) -> None:
-        """Close all."""
+        """Close all unproven connections."""
         for half in list(self._all):
             self.end(half)

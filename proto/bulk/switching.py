@@ -1,25 +1,26 @@
-"""When a stream moves to its bulk connection: the states of both ends, and what a client remembers.
+"""State machines that move a stream's messages from gRPC to its bulk connection.
 
-The client. A thread of the stream tries while the stream itself works over gRPC: its heartbeats and
-requests do not wait. So a firewall that drops the port costs the run nothing but speed.
+The client dials in a separate thread while the stream's messages go over gRPC, so heartbeats and
+requests are not delayed. A firewall that drops the port therefore costs the run only speed.
 
     DIALLING --connected----> MOVED      Switch is the last message over gRPC.
-    DIALLING --turned away--> WAITING    A shard that is crowded: another attempt, a little later.
+    DIALLING --turned away--> WAITING    The shard is overloaded; the client tries again later.
     WAITING  --due----------> DIALLING
-    DIALLING --silent-------> WAITING    A firewall or a flood: a second attempt shows which one.
-    DIALLING --unreachable--> STAYING    Remembered for the life of this process; also the second
-                                         silence, be it on this stream or on a later one.
-    DIALLING --distrusted---> STAYING    The same.
-    DIALLING --spent--------> STAYING    The last attempt; the next stream begins with a new offer.
+    DIALLING --silent-------> WAITING    A firewall or a flood; a second attempt shows which one.
+    DIALLING --unreachable--> STAYING    The process remembers the port for its lifetime. A second
+                                         silence has the same effect, on this or a later stream.
+    DIALLING --distrusted---> STAYING    The process remembers the port for its lifetime.
+    DIALLING --spent--------> STAYING    The last attempt failed; the next stream gets a new offer.
     any      --ended--------> ENDED      The stream has ended.
 
-The shard has no state in which its stream waits. It takes in the newest proven connection of the
-client until the client's Switch comes, if it ever does.
+The shard's stream never waits for a bulk connection. The stream keeps the client's newest proven
+connection until the client's Switch arrives, which may never happen.
 
     GRPC     --offered--> OFFERED
     OFFERED  --attached-> ATTACHED
-    ATTACHED --attached-> ATTACHED   The client gave the one before up, a moment before it stood.
-    ATTACHED --switched-> MOVED      The client's Switch has come; the rest is on the connection.
+    ATTACHED --attached-> ATTACHED   The client gave up the earlier attempt just before its success.
+    ATTACHED --switched-> MOVED      The client's Switch has arrived; later messages come over the
+                                     bulk connection.
     any      --ended----> ENDED
 """
 
@@ -36,31 +37,33 @@ from thinwire.proto.bulk.connection import BulkConnection
 from thinwire.proto.bulk.handshake import BulkFailure, NoBulkConnection
 from thinwire.runtime.failure_detector import Backoff
 
-#: Of the lease, for one whole attempt. The stream works meanwhile, so this only bounds how long a
-#: port that drops everything goes unreported. An attempt takes four round trips, which a
-#: quarter of any lease that a link can keep has time for.
+#: Fraction of the lease that one whole attempt may take. The stream works meanwhile, so the limit
+#: only bounds how long a port that drops all packets goes unreported. An attempt takes four round
+#: trips, and a link that can keep a lease makes four round trips in a quarter of the lease.
 SWITCH_PER_LEASE = 1 / 4
-#: With long leases; TCP sends a first packet that was lost again after 1 s.
+#: Upper limit of one attempt with a long lease, in seconds. The limit leaves time for one
+#: retransmission: TCP sends a lost first packet again after 1 s.
 _LONGEST_ATTEMPT_SECONDS = 2.0
-#: Attempts of one stream, and the pauses between them: 150 s in all.
+#: Most attempts of one stream. The attempts and the pauses between them take 150 s in all.
 MOST_ATTEMPTS = 12
+#: First and longest pause between two attempts, in seconds.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.25, 30.0
-#: From a silence to the second attempt, at least.
+#: Shortest pause after an attempt that got no answer, in seconds.
 _SILENCE_SECONDS = 1.0
-#: How many attempts on a port meet silence before it counts as dropped, in the life of a process.
+#: Number of unanswered attempts after which a process treats a port as blocked by a firewall.
 _SILENCES = 2
-#: How long a shard's offer stands: all attempts of a client fit in.
+#: Lifetime of a shard's offer, in seconds: long enough for all attempts of a client.
 OFFER_SECONDS = 180.0
-#: How soon a stream ends after a shard has died, whose ports are then unreachable for another
-#: reason than a firewall.
+#: Wait before an unreachable port is reported, in seconds. The ports of a shard that has died are
+#: unreachable too, but within this time the stream to a dead shard has ended.
 _DEATH_SECONDS = 1.0
 
 
 def most_seconds(lease_seconds: float) -> float:
-    """Return how long one attempt may take.
+    """Return the time limit of one attempt, in seconds.
 
     Args:
-        lease_seconds: Of the run; 0: not known.
+        lease_seconds: Lease of the run, in seconds; 0 if unknown.
     """
     if lease_seconds <= 0:
         return _LONGEST_ATTEMPT_SECONDS
@@ -71,17 +74,17 @@ def most_seconds(lease_seconds: float) -> float:
 
 
 class SwitchState(enum.Enum):
-    """Where a client's stream is."""
+    """State of a client's stream on its move to a bulk connection."""
 
-    DIALLING = "an attempt is under way; messages go over gRPC"
-    WAITING = "the next attempt is not due; messages go over gRPC"
-    MOVED = "the connection stands, and is used"
-    STAYING = "all goes over gRPC as long as the stream lives"
+    DIALLING = "an attempt is running; messages go over gRPC"
+    WAITING = "the next attempt is not due yet; messages go over gRPC"
+    MOVED = "messages go over the bulk connection"
+    STAYING = "messages go over gRPC until the stream ends"
     ENDED = "the stream has ended"
 
 
 class SwitchEvent(enum.Enum):
-    """What moves it."""
+    """Event that changes the `SwitchState` of a client's stream."""
 
     CONNECTED = "connected"
     TURNED_AWAY = "turned away"
@@ -115,16 +118,16 @@ _EVENT_OF = {
 }
 
 
-#: Another attempt may succeed.
+#: Failures after which another attempt may succeed.
 _MAY_PASS = (BulkFailure.TURNED_AWAY, BulkFailure.SILENT)
 
 
 class ClientSwitch:
-    """Decides on the attempts of one stream; without a clock, a socket or a thread.
+    """State machine of one stream's attempts, without a clock, a socket or a thread.
 
     Attributes:
-        state: See `SwitchState`.
-        attempt: The number of the one that is under way or next, from 0.
+        state: Current state.
+        attempt: Index of the running or next attempt, from 0.
     """
 
     def __init__(self) -> None:
@@ -133,17 +136,23 @@ class ClientSwitch:
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
 
     def on(self, event: SwitchEvent) -> None:
-        """Move by one event."""
+        """Change the state by one event."""
         if (self.state, event) not in SWITCH_TRANSITIONS:
-            raise RuntimeError(f"a stream's switch is {self.state.name} and met {event.name}")
+            raise RuntimeError(
+                f"event {event.name} is not allowed in the switch state {self.state.name}"
+            )
         self.state = SWITCH_TRANSITIONS[self.state, event]
 
     def fail(self, failure: BulkFailure, draw: float) -> float | None:
-        """Record that the attempt has failed; return how long to pause, or None for no other one.
+        """Record a failed attempt; return the pause before the next attempt, in seconds.
 
         Args:
-            failure: In which manner.
-            draw: Uniform in [0, 1): clients that were turned away together do not return together.
+            failure: Kind of the failure.
+            draw: Random number, uniform in [0, 1). The draw spreads the next attempts of clients
+                that an overloaded shard has turned away together.
+
+        Returns:
+            The pause, or None if no attempt follows.
         """
         self.attempt += 1
         is_spent = self.attempt == MOST_ATTEMPTS and failure in _MAY_PASS
@@ -155,7 +164,7 @@ class ClientSwitch:
 
 
 class UnreachablePorts:
-    """The shards whose bulk ports this process cannot use, by their gRPC addresses (any thread)."""
+    """Set of the gRPC addresses of shards with an unusable bulk port. Thread-safe."""
 
     def __init__(self) -> None:
         self._avoided: set[str] = set()
@@ -168,23 +177,23 @@ class UnreachablePorts:
             return address in self._avoided
 
     def is_dropped(self, address: str) -> bool:
-        """Record that a shard's port was silent; return whether it has been so too often."""
+        """Record an unanswered attempt; return True if the shard's port counts as blocked."""
         with self._lock:
             self._num_silences[address] += 1
             return self._num_silences[address] >= _SILENCES
 
     def clear(self, address: str) -> None:
-        """Record that a shard's port can be reached."""
+        """Record that a shard's port is reachable: reset the count of unanswered attempts."""
         with self._lock:
             del self._num_silences[address]
 
     def avoid(self, address: str) -> None:
-        """Accept no offer of this shard any more."""
+        """Reject all later offers of the shard."""
         with self._lock:
             self._avoided.add(address)
 
     def report(self, address: str, text: str) -> None:
-        """Log why a shard's messages stay on gRPC, the first time."""
+        """Log why the messages to a shard stay on gRPC, once per shard."""
         with self._lock:
             is_new = address not in self._reported
             self._reported.add(address)
@@ -192,17 +201,18 @@ class UnreachablePorts:
             logging.warning("%s", text)
 
 
-#: Of this process. A worker is one process in a run, so its next stream, after a cut, does not try
-#: in vain again.
+#: Unreachable ports of this process. A worker's next stream, after a lost connection, runs in the
+#: same process and does not dial an unreachable port again.
 UNREACHABLE = UnreachablePorts()
 
 _CONSEQUENCE = (
-    "On a fast network dense exchanges then run at a third to two thirds of the speed; nothing "
-    "else changes."
+    "On a fast network, dense exchanges run at a third to two thirds of the full speed; training "
+    "is otherwise unaffected."
 )
 _REMEDY = (
-    "To move them, let this node open TCP connections to that host beyond --port too: a PS listens "
-    "at any free port (on Linux those of net.ipv4.ip_local_port_range, 32768 to 60999)."
+    "For full speed, let this node open TCP connections to that host at other ports than --port: "
+    "the bulk port of a PS is any free port (on Linux from net.ipv4.ip_local_port_range, 32768 to "
+    "60999)."
 )
 
 
@@ -215,19 +225,22 @@ def run_attempts(
     draw: Callable[[], float],
     ports: UnreachablePorts,
 ) -> SwitchState:
-    """Make a client's attempts until the stream has moved, stays or ends; in a thread of its own.
+    """Dial until the client's stream has moved to a bulk connection, stays on gRPC or ends.
+
+    The caller runs this function in a separate thread.
 
     Args:
-        address: ``host:port`` of the shard's gRPC.
-        port: Of the shard's bulk connections.
-        dial: Makes the attempt of this number; raises NoBulkConnection.
-        take: Takes the connection over.
+        address: ``host:port`` of the shard's gRPC server.
+        port: Port of the shard's bulk connections.
+        dial: Called with the index of an attempt; returns the connection or raises
+            NoBulkConnection.
+        take: Called with the open connection, which the stream takes over.
         ended: Set when the stream has ended.
-        draw: Uniform in [0, 1).
-        ports: What this process remembers.
+        draw: Returns a random number, uniform in [0, 1).
+        ports: Unreachable ports that this process has recorded.
 
     Returns:
-        The state at the end.
+        The final state.
     """
     switch, is_reported = ClientSwitch(), False
     while switch.state is SwitchState.DIALLING:
@@ -245,7 +258,7 @@ def run_attempts(
                 if failure is BulkFailure.TURNED_AWAY and not is_reported:
                     is_reported = True
                     logging.info(
-                        "%s: port %d turned this node away (%s); messages go over gRPC until "
+                        "%s: bulk connection to port %d failed (%s); messages go over gRPC until "
                         "another attempt succeeds",
                         *(address, port, error),
                     )
@@ -259,7 +272,7 @@ def run_attempts(
             take(connection)
             switch.on(SwitchEvent.CONNECTED)
             if switch.attempt:
-                logging.info("%s: messages moved to port %d after all", address, port)
+                logging.info("%s: messages now go over the bulk port %d", address, port)
     return switch.state
 
 
@@ -275,15 +288,15 @@ def _report(
     elif failure is BulkFailure.DISTRUSTED:
         ports.avoid(address)
         text += (
-            f"another program than the PS answers at port {port} of that host ({error}). "
-            f"{_CONSEQUENCE} {_REMEDY} A NAT or proxy in between must not change the ports."
+            f"the program that answers at port {port} of that host is not the PS ({error}). "
+            f"{_CONSEQUENCE} {_REMEDY} A NAT or proxy on the path must not change the ports."
         )
     else:
         text += (
-            f"port {port} of that host was connected {MOST_ATTEMPTS} times, and each time the "
-            f"connection ended before both ends were proven ({error}). {_CONSEQUENCE} Others may "
-            "flood that port, or a machine in between cuts the connections: let only nodes of the "
-            "run reach that host. The next stream tries again."
+            f"{MOST_ATTEMPTS} times the connection to port {port} of that host ended before the "
+            f"handshake was complete ({error}). {_CONSEQUENCE} Strangers may flood the port, or a "
+            "machine on the path may cut connections: let only nodes of the run reach that host. "
+            "The next stream tries again."
         )
     ports.report(address, text)
 
@@ -292,21 +305,21 @@ def _report(
 
 
 class PathState(enum.Enum):
-    """Where a shard's stream is."""
+    """State of a shard's stream on its move to a bulk connection."""
 
-    GRPC = "nothing was offered"
+    GRPC = "no bulk connection was offered"
     OFFERED = "the client may connect; messages go over gRPC"
     ATTACHED = "the client has connected; messages go over gRPC"
-    MOVED = "what the client sends comes over the connection"
+    MOVED = "the client sends its messages over the bulk connection"
     ENDED = "the stream has ended"
 
 
 class PathEvent(enum.Enum):
-    """What moves it."""
+    """Event that changes the `PathState` of a shard's stream."""
 
     OFFERED = "offered"
     ATTACHED = "attached"
-    SWITCHED = "the client's Switch has come"
+    SWITCHED = "the client's Switch has arrived"
     ENDED = "the stream has ended"
 
 
@@ -324,10 +337,11 @@ PATH_TRANSITIONS: dict[tuple[PathState, PathEvent], PathState] = {
 
 
 class ServerPath:
-    """The path of one stream's messages at the shard (any thread).
+    """State machine of the path of one stream's messages at the shard. Thread-safe.
 
-    An event that the state has no place for changes nothing: a client's connection may stand when
-    its stream has just ended, and a hostile client may send Switch without one.
+    An event that is not legal in the current state is ignored. Two examples: a client's connection
+    becomes ready just after its stream has ended, and a hostile client sends Switch without a bulk
+    connection.
     """
 
     def __init__(self) -> None:
@@ -336,12 +350,12 @@ class ServerPath:
         self.connection: BulkConnection | None = None
 
     def offer(self) -> bool:
-        """Return whether the client may be offered a connection."""
+        """Return True if the shard may offer the client a bulk connection now."""
         with self._lock:
             return self._on(PathEvent.OFFERED)
 
     def attach(self, connection: BulkConnection) -> None:
-        """Take a proven connection over, for when the client switches to it."""
+        """Keep a proven connection, to which the client may switch later."""
         with self._lock:
             former, takes = self.connection, self._on(PathEvent.ATTACHED)
             if takes:
@@ -352,13 +366,14 @@ class ServerPath:
             former.abort()
 
     def switch(self) -> BulkConnection | None:
-        """Return the connection that the client has switched to; None: it has none."""
+        """Return the connection that the client has switched to; None without a connection."""
         with self._lock:
             self._on(PathEvent.SWITCHED)
-            return self.connection  # one that has ended is read to its end
+            # An ended connection is returned too: the caller reads its last received messages.
+            return self.connection
 
     def end(self) -> None:
-        """End the connection with the stream."""
+        """Close the bulk connection, because the stream has ended."""
         with self._lock:
             self._on(PathEvent.ENDED)
             connection = self.connection

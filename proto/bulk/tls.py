@@ -1,7 +1,7 @@
-"""A connection through TLS that one thread may send on while another one receives.
+"""A TLS connection on which one thread may send while another thread receives.
 
-OpenSSL's objects are not for two threads at a time, so a lock is held while bytes are encrypted or
-decrypted, and never while the socket waits.
+Two threads must not use an OpenSSL object at the same time. A lock is held while bytes are
+encrypted or decrypted. No lock is held while a thread waits for the socket.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from collections.abc import Sequence
 from thinwire.proto.bulk.connection import TcpWire
 from thinwire.runtime.run.credentials import Credentials
 
+#: Plain bytes that are encrypted by one call, and size of the buffer for received records.
 PIECE_BYTES = 256 << 10
 
 
 def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
-    """Return what a node's credentials are to TLS; the same as for its gRPC channels.
+    """Return the TLS context for a node's credentials, with the settings of its gRPC channels.
 
     Args:
-        credentials: With a certificate, where the node serves, else with an authority.
-        serves: Whether it is the shard's end.
+        credentials: Credentials of the node: a certificate on the shard, an authority on a client.
+        serves: True for the shard's end, False for the client's end.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if serves else ssl.PROTOCOL_TLS_CLIENT)
     if credentials.authority:
         context.load_verify_locations(cadata=credentials.authority.decode("ascii"))
         context.verify_mode = ssl.CERT_REQUIRED
     if credentials.certificate:
-        # ssl reads keys from files alone; this one is nobody else's, and soon nobody's.
+        # ssl reads keys only from files. This temporary file is readable by this user only, and
+        # is deleted as soon as the key is loaded.
         with tempfile.NamedTemporaryFile() as file:
             file.write(credentials.certificate + b"\n" + credentials.key)
             file.flush()
@@ -41,11 +43,11 @@ def context_of(credentials: Credentials, serves: bool) -> ssl.SSLContext:
 
 
 class TlsRecords:
-    """The TLS of one connection, without its socket: bytes go in, bytes come out.
+    """TLS state machine of one connection, without a socket: callers pass all bytes in and out.
 
     Args:
-        context: See `context_of`.
-        server_name: What the other end's certificate must name; None: this is the shard's end.
+        context: TLS context from `context_of`.
+        server_name: Name that the shard's certificate must have. None at the shard's end.
     """
 
     def __init__(self, context: ssl.SSLContext, server_name: str | None) -> None:
@@ -57,15 +59,15 @@ class TlsRecords:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes were put in that `decrypt` has not returned."""
+        """True if `put` received bytes that `decrypt_into` has not returned yet."""
         with self._lock:
             return bool(self._tls.pending() or self._in.pending)
 
     def handshake(self) -> bool:
-        """Continue TLS's handshake with what was put in; return whether it is complete.
+        """Continue the TLS handshake with the received bytes; return True once it is complete.
 
         Raises:
-            ssl.SSLError: It has failed.
+            ssl.SSLError: The TLS handshake has failed.
         """
         with self._lock:
             try:
@@ -75,26 +77,29 @@ class TlsRecords:
             return True
 
     def put(self, data: bytes | memoryview) -> None:
-        """Put in what came from the socket."""
+        """Take in bytes that were received from the socket."""
         with self._lock:
             self._in.write(data)
 
     def take(self) -> bytes:
-        """Return what the socket is to send."""
+        """Return the bytes that the socket has to send."""
         with self._lock:
             return self._out.read()
 
     def encrypt(self, data: bytes | memoryview) -> bytes:
-        """Return the records that carry these bytes; 256 KiB at most."""
+        """Return the TLS records that carry `data`, which has 256 KiB at most."""
         with self._lock:
             self._tls.write(data)
             return self._out.read()
 
     def decrypt_into(self, space: memoryview) -> int | None:
-        """Return how many bytes were decrypted to `space`; 0 at the end, None: more must come in.
+        """Decrypt received bytes into `space`; return their number.
+
+        Returns:
+            The number of bytes; 0 after the other end closed TLS; None if more bytes are needed.
 
         Raises:
-            ssl.SSLError: What came in is no record of this connection.
+            ssl.SSLError: The received bytes are not a TLS record of this connection.
         """
         with self._lock:
             try:
@@ -106,11 +111,11 @@ class TlsRecords:
 
 
 class TlsWire:
-    """A protected connection; see `Wire`.
+    """An encrypted connection with the methods of `Wire`.
 
     Args:
-        connected: The socket; it belongs to this object from now on.
-        records: Their handshake is complete.
+        connected: The connected socket. This object owns the socket and closes it.
+        records: TLS state whose handshake is complete.
     """
 
     def __init__(self, connected: socket.socket, records: TlsRecords) -> None:
@@ -119,14 +124,14 @@ class TlsWire:
         self._wire = TcpWire(connected)
 
     def send(self, parts: Sequence[bytes | memoryview]) -> None:
-        """See `Wire.send`."""
-        for each in parts:
-            part = memoryview(each)
-            for first in range(0, len(part), PIECE_BYTES):
-                self._wire.send((self._records.encrypt(part[first : first + PIECE_BYTES]),))
+        """Encrypt and send all bytes of `parts`."""
+        for data in parts:
+            view = memoryview(data)
+            for first in range(0, len(view), PIECE_BYTES):
+                self._wire.send((self._records.encrypt(view[first : first + PIECE_BYTES]),))
 
     def receive_into(self, space: memoryview) -> int:
-        """See `Wire.receive_into`."""
+        """Wait for bytes, decrypt them into `space` and return their number; 0 at the end."""
         while (count := self._records.decrypt_into(space)) is None:
             arrived = self._wire.receive_into(self._space)
             if not arrived:
@@ -135,13 +140,13 @@ class TlsWire:
         return count
 
     def wait(self, milliseconds: float | None) -> bool:
-        """See `Wire.wait`."""
+        """Return True once bytes can be received, False after the time limit."""
         return self._records.pending or self._wire.wait(milliseconds)
 
     def shutdown(self, how: int) -> None:
-        """See `Wire.shutdown`."""
+        """Shut down sending, or both directions, of the TCP connection."""
         self._wire.shutdown(how)
 
     def close(self) -> None:
-        """See `Wire.close`."""
+        """Close the socket."""
         self._wire.close()

@@ -1,6 +1,7 @@
-"""Emulated links, so that thin and lossy networks can be tried on one machine.
+"""Emulated links, which reproduce thin and lossy networks on one machine.
 
-`link` models rate, delay and loss of one direction for real streams and for the Simulator alike;
-`priority_link` adds classes of service and background traffic, as DGT's datagrams need; `uplink`
-runs that model on the real clock for a worker's streams and datagrams. All draws are seeded.
+`link` models rate, delay and loss of one direction, for real streams and for the Simulator.
+`priority_link` adds classes of service and background traffic, which DGT's datagrams need. `uplink`
+runs the priority link on the real clock for a worker's streams and datagrams. All random draws are
+seeded.
 """

@@ -1,7 +1,7 @@
-"""Emulated links: a pure model of rate, delay and loss, and a sender that keeps to it.
+"""Emulated links: a pure model of rate, delay and loss, and a sender that paces messages by it.
 
-The same model serves real streams and a simulation on a virtual clock. A link is full duplex: one
-model for each direction.
+The same model serves real streams and a simulation on a virtual clock. A link is full duplex and
+needs one model for each direction.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import numpy as np
 
 from thinwire.ops.types import Link
 
-#: Payload of one TCP segment on an Ethernet path; the unit of loss.
+#: Payload of one TCP segment on an Ethernet path, in bytes. Losses are drawn per segment.
 SEGMENT_BYTES = 1448
 _MIN_ROUND_TRIP_SECONDS = 1e-3
 
 
 def bytes_per_second(mbps: float) -> float:
-    """Return a link's rate; 0 Mbit/s is no limit."""
+    """Return a link's rate in bytes per second; infinity for 0 Mbit/s, which means no limit."""
     return mbps * 1e6 / 8 if mbps > 0 else math.inf
 
 
 def round_trip_seconds(link: Link) -> float:
-    """Return how long it takes until a lost segment is sent again: at least 1 ms."""
+    """Return the time after which a lost segment is sent again, in seconds: at least 1 ms."""
     return max(2 * link.delay_ms / 1e3, _MIN_ROUND_TRIP_SECONDS)
 
 
@@ -37,10 +37,10 @@ def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tup
     Args:
         random: Source of the draw.
         loss: Probability that a segment is lost.
-        num_bytes: Of the message.
+        num_bytes: Size of the message, in bytes.
 
     Returns:
-        Bytes sent again, and the round trips waited for them.
+        (bytes sent again, round trips that the retransmissions take).
     """
     if loss <= 0:
         return 0, 0
@@ -54,23 +54,24 @@ def draw_losses(random: np.random.Generator, loss: float, num_bytes: int) -> tup
 
 @dataclasses.dataclass(frozen=True)
 class Delivery:
-    """When one message passes a link, in seconds on the model's clock."""
+    """Times at which one message passes a link, in seconds on the model's clock."""
 
-    serialised_at: float  # the sender is done with it
-    delivered_at: float  # the receiver has all of it
-    bytes_on_wire: int  # with what was sent again
+    serialised_at: float  # Time at which the sender has sent all bytes of the message.
+    delivered_at: float  # Time at which the receiver has received all bytes of the message.
+    bytes_on_wire: int  # Bytes of the message and of its retransmissions.
 
 
 class LinkModel:
     """One direction of an emulated link.
 
-    Messages pass one after the other at the link's rate and arrive one delay later, in order. Each
-    lost segment is sent again one round trip (at least 1 ms) later: it costs its bytes again and
-    holds back its message, and so all after it, but not the sender.
+    Messages pass one after the other at the link's rate and arrive one delay later, in order. A
+    lost segment is sent again one round trip (at least 1 ms) later. The retransmission takes up the
+    rate again and delays the segment's message and all later messages, but does not block the
+    sender.
 
     Args:
-        link: Rate, delay and loss; zero means without that limit.
-        seed: Seeds the losses.
+        link: Rate, delay and loss of the link; 0 means no limit, no delay or no loss.
+        seed: Seed of the random losses.
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
@@ -83,7 +84,7 @@ class LinkModel:
         self._last_delivery_at = -math.inf
 
     def send(self, now: float, num_bytes: int) -> Delivery:
-        """Pass one message that its sender had ready at ``now``, behind all earlier ones."""
+        """Send one message that is ready at ``now``, after all earlier messages."""
         resent_bytes, rounds = draw_losses(self._random, self._loss, num_bytes)
         bytes_on_wire = num_bytes + resent_bytes
         self._free_at = max(now, self._free_at) + bytes_on_wire / self._bytes_per_second
@@ -93,12 +94,12 @@ class LinkModel:
 
 
 class EmulatedSender:
-    """One direction of one worker's link, shared by all its streams; thread-safe.
+    """One direction of a worker's link, shared by all streams of the worker. Thread-safe.
 
     Args:
-        model: Rate, delay and loss.
-        clock: Seconds; monotone.
-        sleep: Waits so many seconds.
+        model: Model of the link.
+        clock: Returns seconds of a monotonic clock.
+        sleep: Blocks for the given number of seconds.
     """
 
     def __init__(
@@ -113,19 +114,20 @@ class EmulatedSender:
         self._lock = threading.Lock()
 
     def now(self) -> float:
-        """Seconds on the sender's clock."""
+        """Return the time on the sender's clock, in seconds."""
         return self._clock()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:
         """Wait until a message of ``num_bytes`` has passed the link.
 
         Args:
-            num_bytes: With framing.
-            ready_at: When the message could have been sent at the earliest. Messages that were
-                ready together pass back to back, though each is handed on only after its delay.
+            num_bytes: Size of the message with framing, in bytes.
+            ready_at: Earliest time at which the message could have been sent, in seconds. Messages
+                with the same time pass back to back, although the caller sends each message only
+                after its emulated delay.
 
         Returns:
-            Bytes on the wire, with what was sent again.
+            Bytes on the wire, with retransmissions.
         """
         with self._lock:
             delivery = self._model.send(ready_at, num_bytes)
@@ -135,14 +137,14 @@ class EmulatedSender:
         return delivery.bytes_on_wire
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Let messages pass one after the other; see `carry`.
+        """Carry messages over the link one after the other, each as `carry` does.
 
         Args:
-            sizes: Bytes of each, with framing.
-            ready_at: When the first could have been sent at the earliest, and so all.
+            sizes: Size of each message with framing, in bytes.
+            ready_at: Earliest time at which all messages could have been sent, in seconds.
 
         Yields:
-            Bytes on the wire of each, as soon as it has passed.
+            Bytes on the wire of each message, as soon as the message has passed.
         """
         for num_bytes in sizes:
             yield self.carry(num_bytes, ready_at)

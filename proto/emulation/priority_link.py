@@ -1,8 +1,9 @@
 """A model of one direction of an emulated link with classes of service.
 
-It is a pure model on the caller's clock. Urgent packets overtake others, so the time at which a
-message arrives is not known when it is sent: messages are offered, and time is advanced.
-`PriorityLink` is the model; `ClassQueue`, `Background` and `draw_fates` are its parts.
+The model is pure and runs on the caller's clock. Urgent packets overtake other packets, so the
+arrival time of a message is unknown when the message is sent. The caller therefore offers messages
+and then advances the time. `PriorityLink` is the model; `ClassQueue`, `Background` and `draw_fates`
+are its parts.
 """
 
 from __future__ import annotations
@@ -26,68 +27,68 @@ from thinwire.proto.emulation.link import (
     round_trip_seconds,
 )
 
-#: A message that shares its class passes in turns of so many bytes: about a window of TCP.
+#: Bytes of one turn of a message that shares its class: about one TCP window.
 TURN_BYTES = 44 * SEGMENT_BYTES
-#: Of background traffic.
+#: Size of a packet of background traffic, in bytes.
 BACKGROUND_PACKET_BYTES = 1500
-_BACKGROUND_SECONDS = 1e-3  # packets of background traffic come this often together
-_LEAST_QUEUED_TURNS = 8  # ... but in such small numbers that a queue holds this many
+_BACKGROUND_SECONDS = 1e-3  # Longest interval of background traffic that arrives as one burst.
+_LEAST_QUEUED_TURNS = 8  # Fewest bursts of background traffic that fit into a bounded queue.
 
 
 @dataclasses.dataclass(frozen=True)
 class PacketArrival:
-    """What has come through."""
+    """A message, or some datagrams of a train, that passed the link."""
 
-    at: float  # seconds on the model's clock
-    item: Any  # as offered
-    bytes_on_wire: int  # of a message with what was sent again, or of the datagrams here
-    indices: NDArray[np.int64] | None = None  # [m] which datagrams; twice where duplicated
+    at: float  # Time of arrival, in seconds on the model's clock.
+    item: Any  # The item that the sender offered.
+    bytes_on_wire: int  # Bytes of the message with retransmissions, or of these datagrams.
+    indices: NDArray[np.int64] | None = None  # [m] datagrams; a duplicated one twice.
 
 
 @dataclasses.dataclass
 class ClassCounts:
-    """What became of what was offered to one class."""
+    """Counters of one class of service."""
 
-    bytes_on_wire: int = 0  # passed, with headers, resent segments and datagrams lost thereafter
-    datagrams: int = 0  # offered
-    overflowed: int = 0  # ... that found the queue full
-    withdrawn: int = 0  # ... taken back by their sender
-    lost: int = 0  # ... lost on the way
-    reordered: int = 0  # ... that arrive behind later ones
-    duplicated: int = 0  # ... that arrive twice
+    bytes_on_wire: int = 0  # Passed bytes: headers, retransmissions and lost datagrams included.
+    datagrams: int = 0  # Offered datagrams.
+    overflowed: int = 0  # Offered datagrams that did not fit into the queue.
+    withdrawn: int = 0  # Offered datagrams that their sender withdrew.
+    lost: int = 0  # Offered datagrams that were lost on the link.
+    reordered: int = 0  # Offered datagrams that arrive after later ones.
+    duplicated: int = 0  # Offered datagrams that arrive twice.
 
 
 @dataclasses.dataclass(slots=True)
 class Transmission:
-    """Bytes that pass one after the other: a message, a train of datagrams, or background."""
+    """Bytes that pass in sequence: a message, a train of datagrams, or background traffic."""
 
     priority: int
-    unit: int  # bytes of a packet; one that has begun is finished
-    left: int  # bytes to pass
+    unit: int  # Bytes of one packet. A packet that has started is always finished.
+    left: int  # Bytes that have not passed yet.
     item: Any = None
-    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (seconds late, indices)
-    total: int = 0  # bytes at the start
+    parts: tuple[tuple[float, NDArray[np.int64] | None], ...] = ()  # (extra delay, indices)
+    total: int = 0  # Bytes of the whole transmission.
     reliable: bool = False
-    own: bool = True  # False: background
+    own: bool = True  # False for background traffic.
 
     @property
     def has_begun(self) -> bool:
-        """Whether some of it has passed."""
+        """True if some bytes of the transmission have passed."""
         return self.left < self.total
 
 
 class ClassQueue:
-    """What waits for service in one class, first come, first served.
+    """Queue of one class of service: first come, first served.
 
     Attributes:
-        queue: In order of service.
-        stream: Messages that wait outside: one at a time is in the queue.
-        has_message: Whether one is in the queue, or in service.
-        num_own: Messages and trains of ours, wherever they wait, with the one in service.
-        bounded_bytes: Of datagrams and background, with what is in service.
-        datagram_bytes: The datagrams' part of it.
-        last_arrival: Of a message, in seconds.
-        counts: What became of all that was offered.
+        queue: Waiting transmissions, in order of service.
+        stream: Messages that wait outside the queue, which holds one message at a time.
+        has_message: True if a message is in the queue or in service.
+        num_own: Number of messages and trains without background, waiting or in service.
+        bounded_bytes: Bytes of datagrams and background traffic, waiting or in service.
+        datagram_bytes: Bytes of datagrams, waiting or in service.
+        last_arrival: Arrival time of the newest message, in seconds.
+        counts: Counters of the class.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class ClassQueue:
         self.counts = ClassCounts()
 
     def add(self, job: Transmission) -> None:
-        """Let a job wait."""
+        """Add a transmission to the queue."""
         self.num_own += job.own
         if not job.reliable:
             self.bounded_bytes += job.left
@@ -114,12 +115,12 @@ class ClassQueue:
 
     @property
     def first_turn_bytes(self) -> int:
-        """What the first job in the queue may pass at its turn."""
+        """Number of bytes that the first transmission in the queue may pass in its turn."""
         job = self.queue[0]
         return min(job.left, TURN_BYTES) if job.reliable and len(self.queue) > 1 else job.left
 
     def passed(self, job: Transmission, num_bytes: int) -> None:
-        """Book what has passed of the job in service."""
+        """Count bytes of the transmission in service as passed."""
         job.left -= num_bytes
         if not job.reliable:
             self.bounded_bytes -= num_bytes
@@ -128,7 +129,7 @@ class ClassQueue:
             self.counts.bytes_on_wire += num_bytes
 
     def finished(self, job: Transmission) -> None:
-        """See the job in service off; the next message may enter the queue."""
+        """Remove the finished transmission; the next message enters the queue."""
         self.num_own -= job.own
         if job.reliable:
             self.has_message = bool(self.stream)
@@ -136,7 +137,7 @@ class ClassQueue:
                 self.queue.append(self.stream.popleft())
 
     def remove(self, jobs: list[Transmission]) -> None:
-        """Let trains that have not begun wait no longer."""
+        """Remove waiting trains that have not begun."""
         numbers = {id(job) for job in jobs}
         self.queue = collections.deque(job for job in self.queue if id(job) not in numbers)
         self.num_own -= len(jobs)
@@ -146,39 +147,43 @@ class ClassQueue:
 
 
 class Background:
-    """Traffic of others: packets at a constant rate from the first offer on.
+    """Traffic of other programs: packets at a constant rate from the first offer on.
 
     Attributes:
-        next_at: When the next packets come, in seconds.
-        passed_bytes: Of all that have passed.
+        next_at: Time of the next burst of packets, in seconds.
+        passed_bytes: Number of bytes that have passed.
+        turn_bytes: Size of one burst, in bytes.
+
+    Args:
+        link: Rates of the link and of its background traffic.
+        queue_bytes: Size of the queue of the traffic's class, in bytes.
+
+    Raises:
+        ConfigurationError: The background traffic takes the whole rate of the link.
     """
 
     def __init__(self, link: Link, queue_bytes: float) -> None:
-        """Not begun yet.
-
-        Raises:
-            ConfigurationError: It leaves nothing of the link to others.
-        """
         if link.background_mbps and not link.background_mbps < link.mbps:
             raise ConfigurationError(
-                f"--link_background_mbps={link.background_mbps:g}: expected less than the link has "
-                f"(--link_mbps={link.mbps:g}), or nothing below its class ever passes."
+                f"--link_background_mbps={link.background_mbps:g}: expected less than the rate of "
+                f"the link (--link_mbps={link.mbps:g}); otherwise no traffic of a lower class "
+                "passes."
             )
         self._bytes_per_second = link.background_mbps * 1e6 / 8
         turn = min(self._bytes_per_second * _BACKGROUND_SECONDS, queue_bytes / _LEAST_QUEUED_TURNS)
         self.turn_bytes = BACKGROUND_PACKET_BYTES * max(1, int(turn / BACKGROUND_PACKET_BYTES))
         self._begun_at: float | None = None
-        self._number = 0  # of the next turn
+        self._number = 0  # Index of the next burst.
         self.next_at = math.inf
         self.passed_bytes = 0
 
     def begin(self, now: float) -> None:
-        """Come from now on, unless that has begun before."""
+        """Start the traffic, unless it has already started."""
         if self._begun_at is None and self._bytes_per_second:
             self._begun_at = self.next_at = now
 
     def skip(self, until: float) -> None:
-        """Let turns pass on an idle link; the last one up to `until` is still to come."""
+        """Let bursts pass on an idle link, except for the last one before `until`."""
         if self._begun_at is None:
             return
         number = int((until - self._begun_at) * self._bytes_per_second / self.turn_bytes) - 1
@@ -187,7 +192,7 @@ class Background:
             self._go_to(number)
 
     def take(self) -> int:
-        """Return the bytes that come now."""
+        """Return the bytes of the next burst and advance `next_at`."""
         self._go_to(self._number + 1)
         return self.turn_bytes
 
@@ -200,17 +205,17 @@ class Background:
 def draw_fates(
     random: np.random.Generator, link: Link, count: int, counts: ClassCounts
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw what befalls datagrams on their way.
+    """Draw which datagrams are lost, duplicated or late.
 
     Args:
         random: Source of the draws.
-        link: With the probabilities.
-        count: How many there are.
-        counts: Where losses and the like are added.
+        link: Link with the probabilities.
+        count: Number of datagrams.
+        counts: Counters to which losses, duplicates and late datagrams are added.
 
     Returns:
-        Numbers of those that arrive in order, and of those that come late; both ascending, twice
-        where duplicated.
+        (indices of datagrams that arrive in order, indices of late datagrams). The indices of each
+        array ascend; a duplicated datagram appears twice.
     """
     indices = np.arange(count)
     if link.loss > 0:
@@ -227,43 +232,44 @@ def draw_fates(
     return indices[~late], indices[late]
 
 
-#: IPv4 and UDP headers of a datagram. What lies below them is not counted, as on streams.
+#: Size of the IPv4 and UDP headers of a datagram, in bytes. Lower layers are not counted, neither
+#: for datagrams nor for streams.
 HEADER_BYTES = 28
-#: Datagrams that wait in a class without a bounded queue before a sender does better to wait, too:
-#: what Linux' sockets hold.
+#: Waiting datagram bytes of a class without a bounded queue above which a sender should wait: the
+#: default send buffer of a Linux socket.
 SEND_BUFFER_BYTES = 212_992
-_TRAIN_SECONDS = 5e-3  # datagrams that are handed over together pass in no more
-_LEAST_LATENESS_SECONDS = 10e-3  # of a datagram out of order
+_TRAIN_SECONDS = 5e-3  # Longest transmission time of one train of datagrams.
+_LEAST_LATENESS_SECONDS = 10e-3  # Shortest extra delay of a reordered datagram.
 
 
 def class_of(dscp: int) -> int:
-    """Return the class of service that a network gives a mark: 0 for CS7, 7 for no mark."""
+    """Return the class of service that a network gives a DSCP: 0 for CS7, 7 for no mark."""
     return BEST_EFFORT - (dscp >> 3)
 
 
 class PriorityLink:
     """One direction of an emulated link, with strict priority by class.
 
-    The first class that has something to send is served, packet by packet: what is urgent waits
-    for one packet at most. Each class has a queue of ``link.queue_kb``; a datagram that does not
-    fit into it is dropped. Messages of the reliable stream wait outside; one at a time is in the
-    queue and goes back to its end after each 64 KB, if others wait there. A lost segment is sent
-    again one round trip later and holds back the messages behind it, as in `LinkModel`, which this
-    equals where all that comes is messages of one class.
-    Datagrams are lost, are late (by one delay, at least 10 ms) or come twice with the link's
-    probabilities. Background traffic comes at a constant rate, waits in the queue of its class like
-    all others, and shares that class in order of coming.
+    The link serves the most urgent class that has packets, packet by packet: an urgent packet waits
+    for one other packet at most. Each class has a queue of ``link.queue_kb``; a datagram that does
+    not fit into the queue is dropped. Messages of the reliable stream wait outside the queue. The
+    queue holds one message at a time. The message moves to the queue's end after each 64 KB if
+    other transmissions wait. A lost segment is sent again one round trip later and delays all later
+    messages, as in `LinkModel`. With messages of a single class only, the two models are equal.
+    Datagrams are lost, late (by one delay, at least 10 ms) or duplicated with the link's
+    probabilities. Background traffic arrives at a constant rate and waits in the queue of its
+    class, in order of arrival.
 
-    All is drawn when it is offered and happens at times of its own, so results do not depend on how
-    often `advance` is called. Times given to the methods are in seconds; one before that of an
-    earlier call counts as that one.
+    All random numbers of a message are drawn at its offer, and every event has an exact time. The
+    results therefore do not depend on how often `advance` is called. Methods take times in seconds.
+    A time before the time of an earlier call counts as the earlier call's time.
 
     Args:
-        link: Rate, delay, loss, and what befalls datagrams.
-        seed: Seeds the draws.
+        link: Rate, delay, loss, queue size, background traffic and datagram probabilities.
+        seed: Seed of the random draws.
 
     Raises:
-        ConfigurationError: Background traffic that leaves nothing to others.
+        ConfigurationError: The background traffic takes the whole rate of the link.
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
@@ -273,13 +279,13 @@ class PriorityLink:
         self._round_trip = round_trip_seconds(link)
         self._lateness = max(self._delay, _LEAST_LATENESS_SECONDS)
         self._queue_bytes = link.queue_kb * 1e3 if link.queue_kb > 0 else math.inf
-        self._random = np.random.default_rng(seed)  # drawn from as LinkModel does
+        self._random = np.random.default_rng(seed)  # The same draws in the same order as LinkModel.
         self._fates = np.random.default_rng([seed, 1])
         self._classes = [ClassQueue() for _ in range(BEST_EFFORT + 1)]
         self._current: Transmission | None = None
-        self._turn_bytes = 0  # that the current job may pass now
-        self._started = self._ends = -math.inf  # of its turn
-        self._free_at = -math.inf  # when the next job may begin
+        self._turn_bytes = 0  # Bytes that the current job may pass in its turn.
+        self._started = self._ends = -math.inf  # Start and end of the current turn.
+        self._free_at = -math.inf  # Time at which the next job may start.
         self._now = -math.inf
         self._arrivals: list[tuple[float, int, PacketArrival]] = []
         self._numbers = itertools.count()
@@ -288,32 +294,33 @@ class PriorityLink:
 
     @property
     def counts(self) -> tuple[ClassCounts, ...]:
-        """What became of what was offered, class 0 first."""
-        return tuple(dataclasses.replace(one.counts) for one in self._classes)
+        """Copies of the counters of all classes, class 0 first."""
+        return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
     @property
     def background_bytes(self) -> int:
-        """Bytes of background traffic that have passed since the first offer."""
+        """Number of background bytes that have passed since the first offer."""
         return self._background.passed_bytes
 
     def has_space(self, priority: int) -> bool:
-        """Whether datagrams for a class had better be offered now than later.
+        """Return True if a sender should offer datagrams of a class now, False to wait.
 
-        A bounded queue reports to nobody that it is full, so there it is always now.
+        The result is always True with a bounded queue, which drops datagrams without a report to
+        the sender.
         """
         waiting = self._classes[priority].datagram_bytes
         return math.isfinite(self._queue_bytes) or waiting < SEND_BUFFER_BYTES
 
-    # -- what comes in ----------------------------------------------------------------------
+    # -- input ------------------------------------------------------------------------------
 
     def offer(self, now: float, priority: int, num_bytes: int, item: Any) -> None:
         """Put a message of the reliable stream on the link.
 
         Args:
-            now: When.
+            now: Current time, in seconds.
             priority: Class of service, 0 to 7.
-            num_bytes: With framing.
-            item: Handed back by `advance`.
+            num_bytes: Size of the message with framing, in bytes.
+            item: Any object; the message's `PacketArrival` contains it.
         """
         self._background.begin(now)
         now = self._come_to(now)
@@ -325,17 +332,17 @@ class PriorityLink:
         )
 
     def offer_datagrams(self, now: float, priority: int, size: int, count: int, item: Any) -> int:
-        """Put datagrams of one size on the link, all together.
+        """Put several datagrams of one size on the link together.
 
         Args:
-            now: When.
+            now: Current time, in seconds.
             priority: Class of service, 0 to 7.
-            size: UDP payload of each, in bytes.
-            count: How many.
-            item: Handed back by `advance`, with the numbers of those that have come through.
+            size: UDP payload of one datagram, in bytes.
+            count: Number of datagrams.
+            item: Any object; every `PacketArrival` of these datagrams contains it.
 
         Returns:
-            How many fitted into the queue: the first ones.
+            Number of datagrams that fit into the queue, counted from the first one.
         """
         self._background.begin(now)
         now = self._come_to(now)
@@ -359,58 +366,65 @@ class PriorityLink:
         return fitting
 
     def withdraw(self, now: float, unwanted: Callable[[Any], bool]) -> int:
-        """Take back datagrams that still wait; return how many.
+        """Withdraw waiting datagrams; return their number.
 
         Args:
-            now: When.
-            unwanted: Called with the item of each train of datagrams that has not begun.
+            now: Current time, in seconds.
+            unwanted: Called with the item of each waiting train of datagrams; True withdraws it.
         """
         self._come_to(now)
         num_datagrams = 0
-        for one in self._classes:
-            waiting = (job for job in one.queue if job.own and not job.reliable)
-            gone = [job for job in waiting if not job.has_begun and unwanted(job.item)]
-            if gone:
-                one.remove(gone)
-                number = sum(job.left // job.unit for job in gone)
-                one.counts.withdrawn += number
+        for queue in self._classes:
+            waiting = (job for job in queue.queue if job.own and not job.reliable)
+            withdrawn = [job for job in waiting if not job.has_begun and unwanted(job.item)]
+            if withdrawn:
+                queue.remove(withdrawn)
+                number = sum(job.left // job.unit for job in withdrawn)
+                queue.counts.withdrawn += number
                 num_datagrams += number
-                self.num_trains -= len(gone)
+                self.num_trains -= len(withdrawn)
         return num_datagrams
 
-    # -- what comes out ---------------------------------------------------------------------
+    # -- output -----------------------------------------------------------------------------
 
     def next_event(self) -> float | None:
-        """Return when to call `advance` next: nothing comes before; None: nothing ever will."""
+        """Return the time of the next `advance` call; None if no arrival is pending.
+
+        No message or datagram arrives before the returned time.
+        """
         at = self._arrivals[0][0] if self._arrivals else math.inf
         current = self._current
         if current is not None and current.own:
             at = min(at, self._ends + self._delay)
-        waiting = [one.first_turn_bytes for one in self._classes if one.num_own and one.queue]
+        waiting = [
+            queue.first_turn_bytes for queue in self._classes if queue.num_own and queue.queue
+        ]
         if waiting:
             free_at = self._free_at if current is None else self._ends
             at = min(at, free_at + min(waiting) / self._rate + self._delay)
         return at if math.isfinite(at) else None
 
     def advance(self, now: float) -> list[PacketArrival]:
-        """Let time pass; return what has come through since the last call, in order."""
+        """Advance the time to `now`; return the arrivals since the last call, in order."""
         now = self._come_to(now)
-        found = []
+        arrivals = []
         while self._arrivals and self._arrivals[0][0] <= now:
             arrival = heapq.heappop(self._arrivals)[2]
             self.num_trains -= arrival.indices is not None
-            found.append(arrival)
-        return found
+            arrivals.append(arrival)
+        return arrivals
 
-    # -- what happens between -----------------------------------------------------------------
+    # -- the passage of time --------------------------------------------------------------------
 
     def _come_to(self, until: float) -> float:
-        """Do all that is due; return the time it is then."""
+        """Process all events up to `until`; return the model's new time."""
         self._now = until = max(until, self._now)
         background = self._background
         while background.next_at <= until:
             self._serve(background.next_at)
-            if self._current is None and not any(one.queue for one in self._classes):
+            # On an idle link background bursts delay no other traffic. Skipping them bounds the
+            # work after a long pause.
+            if self._current is None and not any(queue.queue for queue in self._classes):
                 background.skip(until)
             at, unit = background.next_at, BACKGROUND_PACKET_BYTES
             priority, num_packets = self._link.background_class, background.take() // unit
@@ -421,24 +435,29 @@ class PriorityLink:
         return until
 
     def _fitting(self, priority: int, unit: int, count: int, now: float) -> int:
-        """Return how many packets fit into a queue; those on the wire need no space in it."""
+        """Return how many of `count` packets fit into the queue of a class."""
         if math.isinf(self._queue_bytes):
             return count
+        # bounded_bytes includes the current job. Its packets that have started are on the wire
+        # and need no space in the queue.
         taken, current = self._classes[priority].bounded_bytes, self._current
         if current is not None and current.priority == priority and not current.reliable:
             taken -= min(self._turn_bytes, self._begun_bytes(current, now))
         return max(0, min(count, int((self._queue_bytes - taken) // unit)))
 
     def _begun_bytes(self, job: Transmission, now: float) -> int:
-        """Bytes of the current job's packets that have begun."""
+        """Return the bytes of the current job's packets that have started at time `now`."""
         return job.unit * math.ceil((now - self._started) * self._rate / job.unit)
 
     def _add(self, job: Transmission, now: float) -> None:
         current = self._current
-        if current is None and not any(one.queue for one in self._classes):
+        if current is None and not any(queue.queue for queue in self._classes):
             self._free_at = max(self._free_at, now)
         self._classes[job.priority].add(job)
         if current is not None:
+            # A message alone in its class has one turn for all of its bytes. New datagrams or
+            # background traffic of that class end the turn; the message then passes in turns of
+            # TURN_BYTES.
             shares = job.priority == current.priority and not job.reliable
             ends_turn = shares and current.reliable and self._turn_bytes > TURN_BYTES
             if job.priority < current.priority or ends_turn:
@@ -446,7 +465,7 @@ class PriorityLink:
         self._serve(now)
 
     def _interrupt(self, job: Transmission, now: float) -> None:
-        """Let the current job go on later, unless the last packet of its turn has begun."""
+        """Put the current job back, unless the last packet of its turn has started."""
         num_bytes = self._begun_bytes(job, now)
         if num_bytes < self._turn_bytes:
             self._pass(job, num_bytes)
@@ -454,7 +473,7 @@ class PriorityLink:
             self._current, self._free_at = None, self._started + num_bytes / self._rate
 
     def _serve(self, until: float) -> None:
-        """Let pass what is there."""
+        """Serve waiting jobs, the most urgent class first, up to the time `until`."""
         while True:
             if self._current is not None:
                 if self._ends > until:
@@ -462,7 +481,7 @@ class PriorityLink:
                 self._end_turn(self._current)
             if self._free_at > until:
                 return
-            chosen = next((one for one in self._classes if one.queue), None)
+            chosen = next((queue for queue in self._classes if queue.queue), None)
             if chosen is None:
                 return
             self._turn_bytes = chosen.first_turn_bytes
@@ -476,18 +495,20 @@ class PriorityLink:
             self._background.passed_bytes += num_bytes
 
     def _end_turn(self, job: Transmission) -> None:
-        """Let the current job wait for its next turn, or send it on the rest of its way."""
-        one = self._classes[job.priority]
+        """Queue the current job for its next turn, or schedule its arrival if it is complete."""
+        queue = self._classes[job.priority]
         self._current, self._free_at = None, self._ends
         self._pass(job, self._turn_bytes)
         if job.left:
-            one.queue.append(job)
+            queue.queue.append(job)
             return
-        one.finished(job)
+        queue.finished(job)
         for extra, indices in job.parts:
             at, size = self._ends + self._delay + extra, job.total
             if indices is None:
-                at = one.last_arrival = max(one.last_arrival, at)
+                # A message with retransmissions delays the later messages of its class, because
+                # a stream delivers in order.
+                at = queue.last_arrival = max(queue.last_arrival, at)
             else:
                 size = len(indices) * job.unit
             arrival = PacketArrival(at, job.item, size, indices)

@@ -1,6 +1,6 @@
 """An emulated link with classes of service on the real clock, for a worker's streams and datagrams.
 
-Whatever passes the model is sent on over real streams and sockets, at the time the model gives.
+Real streams and sockets send each message or datagram at the time that the model computes.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from thinwire.proto.emulation.priority_link import (
 from thinwire.proto.udp import sockets as udp_sockets
 
 _JOIN_SECONDS = 5.0
-#: A class that holds enough takes datagrams this often nevertheless: a sender that is refused for
-#: longer drops them.
+#: Interval at which a full class accepts datagrams nevertheless, in seconds. A sender that is
+#: rejected for a longer time drops its datagrams.
 _PATIENCE_SECONDS = 0.2
 
 
 def class_of_channel(scheme: str, channel: int, channels: int) -> int:
-    """Return the class of service that a channel's mark stands for.
+    """Return the class of service of a channel's packets.
 
     Args:
-        scheme: See `thinwire.proto.udp.sockets.tos`.
-        channel: 0 for the reliable stream.
-        channels: Datagram channels.
+        scheme: Marking scheme of `thinwire.proto.udp.sockets.tos`.
+        channel: Index of the channel; 0 for the reliable stream.
+        channels: Number of datagram channels.
     """
     tos = udp_sockets.tos(scheme, channel, channels)
     return BEST_EFFORT if tos is None else class_of(tos >> 2)
 
 
 class RunningLink:
-    """A thread that lets a model's time pass; thread-safe.
+    """A thread that runs a link model on the real clock. Thread-safe.
 
     Args:
-        model: The link.
-        clock: Seconds; monotone.
+        model: Model of the link.
+        clock: Returns seconds of a monotonic clock.
     """
 
     def __init__(self, model: PriorityLink, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,17 +61,26 @@ class RunningLink:
         self._thread.start()
 
     def now(self) -> float:
-        """Seconds on the link's clock."""
+        """Return the time on the link's clock, in seconds."""
         return self._clock()
 
     @property
     def counts(self) -> tuple[ClassCounts, ...]:
-        """What became of what was offered, class 0 first."""
+        """Counters of all classes, class 0 first."""
         with self._changed:
             return self._model.counts
 
     def offer(self, priority: int, sizes: Sequence[int], ready_at: float) -> list[_Ticket]:
-        """Put messages of the reliable stream on the link; see `PriorityLink.offer`."""
+        """Put messages of the reliable stream on the link.
+
+        Args:
+            priority: Class of service, 0 to 7.
+            sizes: Size of each message with framing, in bytes.
+            ready_at: Earliest time at which the messages could have been sent, in seconds.
+
+        Returns:
+            One ticket for each message, which is set on the message's arrival.
+        """
         tickets = [_Ticket() for _ in sizes]
         with self._changed:
             for size, ticket in zip(sizes, tickets, strict=True):
@@ -86,19 +95,26 @@ class RunningLink:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams on the link; what comes through is handed over by the link's thread."""
+        """Put datagrams of one size on the link.
+
+        Args:
+            priority: Class of service, 0 to 7.
+            size: UDP payload of one datagram, in bytes.
+            count: Number of datagrams.
+            deliver: Called by the link's thread with each arrival of these datagrams.
+        """
         with self._changed:
             if not self._closed:
                 self._model.offer_datagrams(self._clock(), priority, size, count, deliver)
                 self._changed.notify_all()
 
     def has_space(self, priority: int) -> bool:
-        """See `PriorityLink.has_space`."""
+        """Return True if a sender should offer datagrams of a class now, False to wait."""
         with self._changed:
             return self._model.has_space(priority)
 
     def close(self) -> None:
-        """Forget what is on its way, and let nobody wait any more; may be called twice."""
+        """Drop all pending messages and release the waiting threads. A second call is harmless."""
         with self._changed:
             self._closed = True
             for ticket in self._tickets:
@@ -119,12 +135,12 @@ class RunningLink:
             while (arrivals := self._wait_for_arrivals()) is not None:
                 for arrival in arrivals:
                     arrival.item(arrival)
-        except Exception:  # noqa: BLE001 - those who wait must not wait for ever
-            logging.exception("the emulated link carries nothing any more")
+        except Exception:  # noqa: BLE001 - waiting threads must not wait for ever
+            logging.exception("the emulated link failed and is closed")
             self.close()
 
     def _wait_for_arrivals(self) -> list[PacketArrival] | None:
-        """Return what has come through; None when the link is closed."""
+        """Return the next arrivals; None once the link is closed."""
         with self._changed:
             while not self._closed:
                 if arrivals := self._model.advance(self._clock()):
@@ -135,7 +151,7 @@ class RunningLink:
 
 
 class _Ticket:
-    """Of one message on its way."""
+    """Arrival event and wire bytes of one message on the link."""
 
     def __init__(self) -> None:
         self.arrived = threading.Event()
@@ -143,13 +159,13 @@ class _Ticket:
 
 
 class PrioritySender(EmulatedSender):
-    """A worker's streams over a link that they share with its datagrams; thread-safe.
+    """Paces a worker's streams over a link that also carries the worker's datagrams. Thread-safe.
 
-    Messages that are ready together are put on the link together, so that its delay is waited for
-    once.
+    Messages that are ready together are put on the link together, so that the sender waits for the
+    link's delay only once.
 
     Args:
-        link: The link.
+        link: Link that carries the streams.
         priority: Class of service of all streams.
     """
 
@@ -157,7 +173,7 @@ class PrioritySender(EmulatedSender):
         self._link, self._priority = link, priority
 
     def now(self) -> float:
-        """Seconds on the link's clock."""
+        """Return the time on the link's clock, in seconds."""
         return self._link.now()
 
     def carry(self, num_bytes: int, ready_at: float) -> int:
@@ -165,22 +181,22 @@ class PrioritySender(EmulatedSender):
         return next(self.carry_all((num_bytes,), ready_at))
 
     def carry_all(self, sizes: Sequence[int], ready_at: float) -> Iterator[int]:
-        """Let messages pass one after the other; see `EmulatedSender.carry_all`."""
+        """Carry messages over the link one after the other; yield the wire bytes of each."""
         for ticket in self._link.offer(self._priority, sizes, ready_at):
             ticket.arrived.wait()
             yield ticket.bytes_on_wire
 
 
 class EmulatedSocket:
-    """A connected datagram socket at the far end of an emulated link; see `SendingSocket`.
+    """A connected datagram socket behind an emulated link, with the methods of `SendingSocket`.
 
-    Refuses more than a socket's buffer holds, as the kernel does, where the link's queue has no
-    bound; a bounded queue takes all and drops.
+    If the link's queue is unbounded, the socket rejects datagrams beyond the size of a send buffer,
+    as the kernel does. A bounded queue accepts all datagrams and drops those that do not fit.
 
     Args:
-        below: Sends what comes through; closed with this one.
-        link: The link.
-        priority: Class of service.
+        below: Real socket that sends the arrived datagrams. `close` closes it.
+        link: Link that carries the datagrams.
+        priority: Class of service, 0 to 7.
     """
 
     def __init__(self, below: socket.socket, link: RunningLink, priority: int) -> None:
@@ -192,27 +208,31 @@ class EmulatedSocket:
         """Put one datagram on the link.
 
         Raises:
-            BlockingIOError: The link holds enough; try again later.
+            BlockingIOError: The emulated send buffer is full. Try again later.
         """
         return self._offer(bytes(data), len(data))
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
-        """Put datagrams on the link, of the size that the one instruction, UDP_SEGMENT, has.
+        """Put several datagrams on the link.
+
+        Args:
+            buffers: Bytes of all datagrams.
+            ancillary: One control message, UDP_SEGMENT, with the size of a datagram in bytes.
 
         Raises:
-            BlockingIOError: The link holds enough; try again later.
+            BlockingIOError: The emulated send buffer is full. Try again later.
         """
         (_, _, segment), *_ = ancillary
         return self._offer(b"".join(buffers), *struct.unpack("=H", segment))
 
     def close(self) -> None:
-        """Close the socket below; what is on its way is lost."""
+        """Close the real socket. Datagrams that are still on the link are lost."""
         self._below.close()
 
     def _offer(self, data: bytes, size: int) -> int:
         now = self._link.now()
         if not self._link.has_space(self._priority) and now - self._taken_at < _PATIENCE_SECONDS:
-            raise BlockingIOError(errno.EAGAIN, "the emulated link holds enough")
+            raise BlockingIOError(errno.EAGAIN, "the send buffer of the emulated link is full")
         self._taken_at = now
         deliver = functools.partial(self._deliver, memoryview(data), size)
         self._link.offer_datagrams(self._priority, size, len(data) // max(1, size), deliver)
@@ -224,11 +244,11 @@ class EmulatedSocket:
         for index in arrival.indices.tolist():
             try:
                 self._below.send(data[index * size : (index + 1) * size])
-            except OSError as error:  # lost, as datagrams may be
+            except OSError as error:  # The datagram is lost, as datagrams may be.
                 if self._below.fileno() < 0:
                     return
                 if not self._warned:
-                    logging.warning("datagrams are lost behind the emulated link: %s", error)
+                    logging.warning("emulated link: the real socket drops datagrams: %s", error)
                     self._warned = True
 
 
@@ -236,13 +256,13 @@ class EmulatedUplink:
     """One worker's emulated uplink, for its streams and its datagrams to all shards.
 
     Attributes:
-        link: With its counters.
-        sender: Paces the streams.
+        link: Running link, which also has the counters.
+        sender: Sender that paces the streams.
 
     Args:
-        emulated: The link.
-        seed: Of what befalls on it.
-        dscp: The mark of the streams' packets; None: not marked.
+        emulated: Parameters of the link.
+        seed: Seed of the link's random draws.
+        dscp: DSCP of the streams' packets, 0..63; None if the packets are not marked.
     """
 
     def __init__(self, emulated: Link, seed: int, dscp: int | None) -> None:
@@ -251,16 +271,18 @@ class EmulatedUplink:
         self.sender = PrioritySender(self.link, priority)
 
     def over(self, scheme: str, channels: int) -> Callable[[socket.socket, int], EmulatedSocket]:
-        """Return what puts the link before a channel's socket, for `thinwire.proto.udp.connect`.
+        """Return a function that puts the link before a channel's socket.
+
+        `thinwire.proto.udp.connect` calls the function with a socket and the channel's index.
 
         Args:
-            scheme: How datagrams are marked; see `thinwire.proto.udp.sockets.tos`.
-            channels: How many channels there are.
+            scheme: Marking scheme of `thinwire.proto.udp.sockets.tos`.
+            channels: Number of datagram channels.
         """
         return lambda below, channel: EmulatedSocket(
             below, self.link, class_of_channel(scheme, channel, channels)
         )
 
     def close(self) -> None:
-        """End; whoever waits goes on."""
+        """Close the link and release all waiting threads."""
         self.link.close()

@@ -1,6 +1,7 @@
-"""The report of a finished run, or of several side by side: one self-contained page with pictures.
+"""Reports of finished runs: one self-contained page with pictures, for one run or several runs.
 
-`writer.write_report` and `writer.write_comparison` read summary.json and metrics.jsonl and write;
-`figures` draws the pictures, `page` the HTML. ``python -m thinwire.supervisor.report`` compares
-runs. matplotlib is imported when the first picture is drawn, so nothing is re-exported here.
+`writer.write_report` and `writer.write_comparison` read summary.json and metrics.jsonl and write
+the page. `figures` draws the pictures and `page` makes the HTML. The command line ``python -m
+thinwire.supervisor.report`` compares runs. matplotlib is imported when the first picture is drawn,
+so the package re-exports nothing.
 """

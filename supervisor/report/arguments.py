@@ -1,4 +1,4 @@
-"""Command lines of the report's tools, with the exit codes of every role."""
+"""Argument parser of the report tools, with the exit codes that all roles use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ EXIT_CONFIGURATION = 2
 
 
 class ReportArguments(argparse.ArgumentParser):
-    """Ends with the exit code that every role uses for a bad flag."""
+    """Argument parser that exits with the roles' exit code for a bad flag."""
 
     def error(self, message: str) -> NoReturn:
         """Print the error and exit."""

@@ -1,7 +1,7 @@
-"""The pictures of a report, as PNG bytes in a light and a dark theme.
+"""Pictures of a report, as PNG bytes in a light and a dark theme.
 
-Matplotlib's figures are made directly, without pyplot: no global state, no window, any thread.
-`split_figure` and `split_csv` show how the training set was split: the labels of each worker.
+The figures are created without pyplot, so they need no global state and no window, and any thread
+can draw. `split_figure` and `split_csv` show the labels of each worker's part of the training set.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MOST_STALENESS_BARS = 40
 _MOST_LABELLED_WORKERS = 32
 _LONGEST_NAME = 36  # characters of a run's name in a legend
 _LINE_STYLES = ("-", "--", ":", "-.")
-_LOG_SPREAD = 8.0  # runs whose costs differ by more than this share a logarithmic axis
-#: What a worker's second goes to: key in summary.json, and its name in the legend.
+_LOG_SPREAD = 8.0  # cost ratio of runs above which the axis is logarithmic
+#: Parts of a worker's time: (key in summary.json, name in the legend).
 TIME_PARTS = (
     ("compute_seconds", "compute"),
     ("encode_seconds", "encode"),
@@ -33,7 +33,7 @@ TIME_PARTS = (
 
 @dataclasses.dataclass(frozen=True)
 class Theme:
-    """Colours of one theme; ``series`` stay apart for colour-blind eyes too."""
+    """Colors of one theme; the ``series`` colors are distinguishable for color-blind readers."""
 
     background: str
     text: str
@@ -62,46 +62,46 @@ THEMES: Mapping[str, Theme] = {
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """A metric against some cost in its base unit, for one run."""
+    """Values of a metric and their costs in the base unit, for one run."""
 
     name: str
     costs: Sequence[float]
     values: Sequence[float]
 
     def without_free_points(self) -> Curve:
-        """Return the points that cost something: a logarithmic axis has no zero."""
+        """Return the curve without points of cost 0, which a logarithmic axis cannot show."""
         points = [(c, v) for c, v in zip(self.costs, self.values, strict=True) if c > 0]
         return Curve(self.name, [cost for cost, _ in points], [value for _, value in points])
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-    """A metric as a picture shows it: its words and its unit."""
+    """Label and unit of a metric in a picture."""
 
     label: str
     unit: str = ""
-    size: float = 1.0  # of the unit
+    size: float = 1.0  # size of the unit in the metric's own unit: 0.01 for percent
 
     @classmethod
     def of(cls, metric: str) -> Quantity:
-        """Return how a metric of this name is shown; shares are shown in percent."""
+        """Return label and unit for a metric name; metrics from 0 to 1 are shown in percent."""
         words = _plain(metric.replace("_", " ").strip() or metric)
         return cls(f"Test {words}", "%", 0.01) if is_share(metric) else cls(f"Test {words}")
 
     def written(self, value: float) -> str:
-        """Return a value, in the unit, as text."""
+        """Return a value that is given in the unit as text."""
         return f"{value:.1f} {self.unit}" if self.unit else f"{value:.4g}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """A cost axis: its words and its units as (name, size), smallest first."""
+    """A cost axis: its label and its units as (name, size), smallest first."""
 
     label: str
     units: tuple[tuple[str, float], ...]
 
     def unit_for(self, largest: float) -> tuple[str, float]:
-        """Return the largest unit in which ``largest`` is 10 or more, else the first."""
+        """Return the largest unit in which ``largest`` is 10 or more, otherwise the smallest."""
         fitting = [unit for unit in self.units if largest >= 10 * unit[1]]
         return fitting[-1] if fitting else self.units[0]
 
@@ -112,9 +112,9 @@ UPDATES = Axis("Updates applied", (("", 1.0),))
 
 
 def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme: Theme) -> bytes:
-    """Draw a metric of the test set against a cost, one line a run.
+    """Draw a test metric against a cost, one line per run.
 
-    One curve is labelled with its last value; several get a legend above.
+    A single curve is labeled with its last value. Several curves have a legend above the axes.
     """
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     logarithmic = _spread([max(curve.costs, default=0) for curve in curves]) > _LOG_SPREAD
@@ -146,16 +146,16 @@ def metric_figure(curves: Sequence[Curve], axis: Axis, quantity: Quantity, theme
 
 
 def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
-    """Draw how stale the merged updates were, with mean and 95th percentile."""
+    """Draw the staleness histogram of the merged updates, with mean and 95th percentile."""
     figure, axes = empty_axes(theme, width_inches=5.2, height_inches=3.5)
     if not staleness.total:
         return to_png(figure, axes, theme, note="No update was counted")
     bar_width = 1 + staleness.max // _MOST_STALENESS_BARS
     shares: dict[int, float] = {}
     for value, times in staleness.counts.items():
-        left = value // bar_width * bar_width
-        shares[left] = shares.get(left, 0.0) + 100 * times / staleness.total
-    centres = [left + (bar_width - 1) / 2 for left in shares]
+        bin_start = value // bar_width * bar_width
+        shares[bin_start] = shares.get(bin_start, 0.0) + 100 * times / staleness.total
+    centres = [bin_start + (bar_width - 1) / 2 for bin_start in shares]
     axes.bar(centres, list(shares.values()), width=0.86 * bar_width, color=theme.series[0])
     mean, p95 = staleness.mean, staleness.p95
     for mark, label, style in ((mean, f"mean {mean:.1f}", "-"), (p95, f"p95 {p95}", "--")):
@@ -169,11 +169,11 @@ def staleness_figure(staleness: Histogram, theme: Theme) -> bytes:
 
 
 def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
-    """Draw where each worker's time went, one stacked bar a worker.
+    """Draw the parts of each worker's time, one stacked bar per worker.
 
     Args:
-        workers: rows of summary.json.
-        theme: colours.
+        workers: Rows of ``workers`` in summary.json.
+        theme: Colors of the figure.
     """
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(workers)))
     if not workers:
@@ -191,7 +191,7 @@ def time_figure(workers: Sequence[Mapping[str, Any]], theme: Theme) -> bytes:
 
 
 def height_of_bars(num_workers: int) -> float:
-    """Return the height in inches of a figure with one horizontal bar a worker."""
+    """Return the height of a figure with one horizontal bar per worker, in inches."""
     return min(11.0, max(3.5, 1.5 + 0.34 * num_workers))
 
 
@@ -201,38 +201,38 @@ def stack_bars(
     bars: Sequence[tuple[str, Sequence[float], Any]],
     theme: Theme,
 ) -> None:
-    """Draw one horizontal bar a worker, of parts in a row.
+    """Draw one stacked horizontal bar per worker.
 
     Args:
-        axes: where to.
-        ids: of the workers, from the top.
-        bars: of each part its name, its width for every worker, and its colour.
-        theme: colours.
+        axes: Matplotlib axes to draw on.
+        ids: Identifiers of the workers, from the top.
+        bars: Parts of the bars: (name, width for every worker, color).
+        theme: Colors of the figure.
     """
     from matplotlib.collections import PolyCollection
 
     positions = range(len(ids))
-    left = [0.0] * len(ids)
-    apart = len(ids) <= 64 and len(bars) <= 20  # else the bars are too thin for lines in between
-    edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if apart else 0}
+    starts = [0.0] * len(ids)
+    has_edges = len(ids) <= 64 and len(bars) <= 20  # more bars are too thin for separating lines
+    edge: dict[str, Any] = {"edgecolor": theme.background, "linewidth": 0.6 if has_edges else 0}
     for name, widths, colour in bars:
-        right = [start + width for start, width in zip(left, widths, strict=True)]
-        # One artist a part: a bar each takes half a minute with a thousand workers.
+        stops = [start + width for start, width in zip(starts, widths, strict=True)]
+        # One artist per part: one artist per bar takes half a minute with a thousand workers.
         corners = [
             [(start, row - 0.36), (stop, row - 0.36), (stop, row + 0.36), (start, row + 0.36)]
-            for row, start, stop in zip(positions, left, right, strict=True)
+            for row, start, stop in zip(positions, starts, stops, strict=True)
         ]
         axes.add_collection(PolyCollection(corners, facecolors=[colour], label=name, **edge))
-        left = right
+        starts = stops
     every = 1 + (len(ids) - 1) // _MOST_LABELLED_WORKERS
     axes.set_yticks(positions[::every], [f"worker {number}" for number in ids][::every])
     axes.set_ylim(len(ids) - 0.4, -0.6)
-    axes.set_xlim(0, 1.05 * max(left, default=0.0) or 1.0)
+    axes.set_xlim(0, 1.05 * max(starts, default=0.0) or 1.0)
     axes.grid(axis="y", visible=False)
 
 
 def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple[Any, Any]:
-    """Return a figure and its only axes, in the theme's colours."""
+    """Return a figure and its only axes, in the theme's colors."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -254,20 +254,20 @@ def empty_axes(theme: Theme, width_inches: float, height_inches: float) -> tuple
 
 
 def to_png(figure: Any, axes: Any, theme: Theme, note: str = "") -> bytes:
-    """Return the figure as PNG; a note stands in place of what could not be drawn."""
+    """Return the figure as PNG bytes; a note replaces axes without data."""
     if note:
         axes.set_axis_off()
         axes.text(0.5, 0.5, note, color=theme.muted, ha="center", va="center", fontsize=11)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
     buffer = io.BytesIO()
-    # `savefig` would draw twice, the first time for the layout alone, and give the same bytes.
-    # Without the Software tag the same run gives the same bytes under any matplotlib.
+    # `savefig` draws the figure twice, the first time only for the layout, and writes the same
+    # bytes as `print_png`. Without the Software tag the bytes are equal under any matplotlib.
     figure.canvas.print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
-    """Put the legend over the axes, at the left."""
+    """Put the legend above the axes, left-aligned."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -284,7 +284,7 @@ def legend_above(axes: Any, theme: Theme, num_columns: int) -> None:
 def _label_last(
     axes: Any, point: tuple[float, float], text: str, theme: Theme, is_below: bool
 ) -> None:
-    """Write a value at the end of a curve, on the side where the curve does not come from."""
+    """Write a value next to the end of a curve, where the text does not cover the curve."""
     offset = {"textcoords": "offset points", "xytext": (0, -17 if is_below else 9), "ha": "right"}
     axes.annotate(text, point, color=theme.text, fontsize=11, fontweight="bold", **offset)
     axes.margins(y=0.12)
@@ -299,19 +299,22 @@ def _scale_logarithmically(axes: Any) -> None:
 
 
 def _spread(values: Sequence[float]) -> float:
-    """Return largest / smallest of the positive values, 1 when there are none."""
+    """Return the ratio of the largest to the smallest positive value; 1 without positive values."""
     positive = [value for value in values if value > 0]
     return max(positive) / min(positive) if positive else 1.0
 
 
 def _plain(name: str) -> str:
-    """Keep matplotlib from reading mathematics, or a hidden label, into a run's name."""
+    """Shorten and escape a run's name, so that matplotlib shows the name literally.
+
+    A ``$`` would start a formula, and a leading underscore would hide the label.
+    """
     shown = name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
     text = shown.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 
-#: Up to here every label has a colour of its own in a legend; more get a colour scale.
+#: Largest number of labels with a legend and one color per label; more labels use a color scale.
 _MOST_LEGEND_LABELS = 20
 _LEGEND_COLUMNS = 10
 
@@ -319,13 +322,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
-    """Return the workers that have reported the labels they hold.
+    """Return the rows of the workers that reported the labels of their examples.
 
     Args:
-        workers: rows of summary.json; ``labels`` of a row are its examples by label.
+        workers: Rows of ``workers`` in summary.json. ``labels`` in a row maps each label to the
+            number of examples.
 
     Raises:
-        ValueError: labels that are no counts by whole number.
+        ValueError: A row's ``labels`` does not map whole numbers to counts.
     """
     known = [worker for worker in workers if "labels" in worker]
     for worker in known:
@@ -334,10 +338,10 @@ def known_rows(workers: Rows) -> list[Mapping[str, Any]]:
 
 
 def split_figure(workers: Rows, theme: Theme) -> bytes:
-    """Draw how many examples of each label each worker holds, one stacked bar a worker.
+    """Draw the number of examples of each label per worker, one stacked bar per worker.
 
-    Equal bars of equal parts are an even split; a bar of few colours is a worker that sees few
-    labels, a short bar one that has few examples.
+    With an even split all bars are equal. A bar of few colors is a worker with few labels, and a
+    short bar is a worker with few examples.
     """
     known = known_rows(workers)
     figure, axes = empty_axes(theme, 5.2, height_of_bars(len(known)))
@@ -361,7 +365,7 @@ def split_figure(workers: Rows, theme: Theme) -> bytes:
 
 
 def split_csv(workers: Rows) -> str:
-    """Return the same as a table: a row a worker, a column a label, then their sum."""
+    """Return the examples per worker and label as CSV: one row per worker, then the row's sum."""
     known = known_rows(workers)
     labels = _labels(known)
     text = io.StringIO()
@@ -382,7 +386,7 @@ def _check(labels: Any) -> None:
 
 
 def _labels(workers: Rows) -> list[int]:
-    """Return every label that some worker holds, ascending."""
+    """Return every label that a worker holds, in ascending order."""
     return sorted({int(label) for worker in workers for label in worker["labels"]})
 
 
@@ -391,7 +395,7 @@ def _count(worker: Mapping[str, Any], label: int) -> int:
 
 
 def _colours(num_labels: int) -> list[Any]:
-    """Return a colour of each label: apart from each other if few, else along a scale."""
+    """Return one color per label: distinct colors for few labels, otherwise a color scale."""
     import matplotlib
 
     if num_labels > _MOST_LEGEND_LABELS:
@@ -402,7 +406,7 @@ def _colours(num_labels: int) -> list[Any]:
 
 
 def _add_legend(axes: Any, num_labels: int, theme: Theme) -> None:
-    """Put the labels over the axes, narrow enough for ten in a row."""
+    """Put the legend of the labels above the axes, up to ten labels per row."""
     axes.legend(
         title="label",
         title_fontproperties={"size": 10},

@@ -1,7 +1,7 @@
-"""The report's HTML: one file, no script, nothing loaded from elsewhere, light and dark.
+"""HTML of a report: one file without scripts or external resources, in a light and a dark theme.
 
-`run_page` and `comparison_page` make whole pages; `table` and `figures` make tables whose cells
-show figures for people, escaped; `tables` has those of a run's datagrams.
+`run_page` and `comparison_page` make whole pages. `table` and `figures` make tables with formatted
+and escaped values. `tables` makes the tables of a run's datagrams.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from thinwire.runtime.telemetry.evaluation import best_of, is_larger_better, is_
 from thinwire.supervisor.dashboard import format_bytes, format_duration
 
 ABSENT = "–"
-#: Metrics in a tile, or in two columns, of their own.
+#: Largest number of metrics that have a tile (one run) or two columns (comparison).
 _MOST_METRICS_SHOWN = 4
 
 
 def table(
     heads: Sequence[str], rows: Sequence[str], kind: str = "", differs: Sequence[bool] = ()
 ) -> str:
-    """Return a table.
+    """Return an HTML table.
 
     Args:
-        heads: of the columns.
-        rows: the cells of each, as HTML.
-        kind: its class.
-        differs: for the first rows, whether to tint them.
+        heads: Titles of the columns.
+        rows: Cells of each row, as HTML.
+        kind: CSS class of the table.
+        differs: One entry per row from the top: True tints the row. Missing entries mean False.
     """
     head = "".join(f"<th>{text(name)}</th>" for name in heads)
     marks = [*differs, *[False] * (len(rows) - len(differs))]
@@ -46,17 +46,17 @@ def table(
     )
 
 
-#: Title of a column, key of its figure, and how that is written.
+#: Columns of a table: (title, key of the value, function that formats the value).
 Shown = Sequence[tuple[str, str, Callable[[Any], str]]]
 
 
 def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Shown) -> str:
-    """Return a table with a figure in each cell.
+    """Return a table of values, one row per name.
 
     Args:
-        head: of the column of names.
-        rows: a name and its figures.
-        shown: the other columns.
+        head: Title of the column of names.
+        rows: Rows of the table: (name, values by key).
+        shown: Columns after the column of names.
     """
     lines = [
         f"<th>{text(name)}</th>"
@@ -67,17 +67,17 @@ def figures(head: str, rows: Sequence[tuple[str, Mapping[str, Any]]], shown: Sho
 
 
 def text(value: Any) -> str:
-    """Return anything as text between tags."""
+    """Return the value as escaped HTML text."""
     return html.escape(str(value))
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value can be shown as a figure."""
+    """Return True if the value is a number; a bool is not a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _shown(write: Callable[[float], str]) -> Callable[[Any], str]:
-    """Show what is unknown, or no number, as a dash."""
+    """Return a formatter that shows a value that is no number as a dash."""
     return lambda value: write(value) if is_number(value) else ABSENT
 
 
@@ -86,7 +86,7 @@ number = _shown(lambda value: f"{value:.4g}")
 
 
 def written(metric: str) -> Callable[[Any], str]:
-    """Return how a metric of this name is written."""
+    """Return the function that formats a metric of this name."""
     return percent if is_share(metric) else number
 
 
@@ -133,13 +133,13 @@ _WORKER: Shown = (
 
 
 def block_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the summary's figures of datagrams; empty where none were sent."""
+    """Return the summary's datagram counters; empty if no datagrams were sent."""
     block = summary.get(BLOCK)
     return block if isinstance(block, dict) else {}
 
 
 def tables(summary: Mapping[str, Any]) -> str:
-    """Return a table of the channels, one of the workers, and what was left out and dropped."""
+    """Return tables of the datagram channels, of the workers, and of unsent and dropped ones."""
     block = block_of(summary)
     if not block:
         return ""
@@ -161,7 +161,7 @@ def tables(summary: Mapping[str, Any]) -> str:
 
 
 def _reasons(block: Mapping[str, Any]) -> str:
-    """Return the tables of counts, each in a line."""
+    """Return a table of the counters by reason, one line per kind of counter."""
     titles = {
         "blocks": "blocks",
         "unsent": "datagrams not sent",
@@ -226,7 +226,7 @@ tr.differs td, tr.differs th:first-child { background: var(--tint); }
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A PNG for each theme, with a name for the file and a title for people."""
+    """A picture: file name without ending, title, and PNG bytes for each theme."""
 
     name: str
     title: str
@@ -235,7 +235,7 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class RunSection:
-    """One run of a comparison."""
+    """One run on a page: name, content of summary.json and pictures."""
 
     name: str
     summary: Mapping[str, Any]
@@ -244,7 +244,10 @@ class RunSection:
 
 @dataclasses.dataclass(frozen=True)
 class _Column:
-    """A column of the summary table; ``better`` picks the best value, if one is better."""
+    """A column of the summary table.
+
+    ``better`` is the function that picks the best value; None if no value is better.
+    """
 
     title: str
     value: Callable[[Mapping[str, Any]], Any]
@@ -255,11 +258,11 @@ class _Column:
 def run_page(run: RunSection, curves: Sequence[Picture]) -> str:
     """Return the page of one run."""
     body = [_header(run.name, _one_line(run.summary)), _tiles(run.summary)]
-    body += ["<h2>Metrics and what they cost</h2>", _pictures(curves, "curves")]
+    body += ["<h2>Metrics and their costs</h2>", _pictures(curves, "curves")]
     body += ["<h2>Staleness, time and data</h2>", _pictures(run.pictures)]
     body += ["<h2>Workers</h2>", _workers_table(run.summary["workers"])]
-    if beside := tables(run.summary):
-        body += ["<h2>Datagrams</h2>", beside]
+    if datagram_tables := tables(run.summary):
+        body += ["<h2>Datagrams</h2>", datagram_tables]
     if promise := accountant.in_words(run.summary):
         body += ["<h2>Differential privacy</h2>", f"<p>{text(promise)}</p>"]
     body += ["<h2>Composition</h2>", _policies_table([run])]
@@ -271,7 +274,7 @@ def comparison_page(runs: Sequence[RunSection], curves: Sequence[Picture]) -> st
     title = f"{len(runs)} runs compared" if len(runs) > 1 else runs[0].name
     body = [_header(title, " · ".join(run.name for run in runs))]
     body += ["<h2>Summary</h2>", _summary_table(runs)]
-    body += ["<h2>Metrics and what they cost</h2>", _pictures(curves, "curves")]
+    body += ["<h2>Metrics and their costs</h2>", _pictures(curves, "curves")]
     body += ["<h2>Composition</h2>", _policies_table(runs)]
     for run in runs:
         body += [f"<h2>{text(run.name)}</h2>", _pictures(run.pictures)]
@@ -328,7 +331,7 @@ def _tiles(summary: Mapping[str, Any]) -> str:
 
 
 def _target_tile(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return when the run has reached its target, if it has one."""
+    """Return the tile with the time to the run's target; empty without a target."""
     target = summary.get("target")
     if not isinstance(target, dict):
         return []
@@ -356,7 +359,7 @@ def _data_uri(png: bytes) -> str:
 
 
 def _summary_table(runs: Sequence[RunSection]) -> str:
-    """One row a run; the best value of a column is marked when there is something to compare."""
+    """Return a table with one row per run; the best of several different values is marked."""
     columns = _summary_columns([run.summary for run in runs])
     rows: list[list[str]] = [[f"<th>{text(run.name)}</th>"] for run in runs]
     for column in columns:
@@ -395,7 +398,7 @@ def _summary_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return two columns for each of the leading metrics: at the end, and the best."""
+    """Return two columns for each leading metric: the final value and the best value."""
     names = dict.fromkeys(name for summary in summaries for name in ranges_in(summary))
     columns = []
     for name in _leading(names):
@@ -413,13 +416,13 @@ def _metric_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _leading(names: Iterable[str]) -> list[str]:
-    """Return the metrics for which there is space, the loss last."""
+    """Return the first few metrics that are shown: accuracy first, loss last."""
     ordered = sorted(names, key=lambda name: (name != ACCURACY, name == "loss"))
     return ordered[:_MOST_METRICS_SHOWN]
 
 
 def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
-    """Return two columns where any of the runs sent datagrams."""
+    """Return the fresh and fill columns if any run sent datagrams, otherwise no column."""
     if not any(map(block_of, summaries)):
         return []
     return [
@@ -429,7 +432,7 @@ def _datagram_columns(summaries: Sequence[Mapping[str, Any]]) -> list[_Column]:
 
 
 def _shown_marks(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the two highest accuracy marks that any run reached, lower first."""
+    """Return the two highest accuracy marks that any run reached, in ascending order."""
     reached = {m for s in summaries for m, cost in s["time_to_accuracy"].items() if cost}
     return sorted(reached)[-2:]
 
@@ -443,7 +446,7 @@ def _mark_column(mark: str) -> _Column:
 
 
 def _policies_table(runs: Sequence[RunSection]) -> str:
-    """One row for each policy interface; rows in which the runs differ are tinted."""
+    """Return a table with one row per policy interface; rows that differ by run are tinted."""
     names = dict.fromkeys(name for run in runs for name in run.summary["seams"])
     rows = []
     for interface in names:

@@ -1,7 +1,7 @@
-"""Reports of finished runs: pictures and one self-contained page.
+"""Writer of reports of finished runs: pictures and one self-contained page.
 
-``thinwire report RUN [RUN...] [--output FILE]`` compares runs.
-TensorFlow is not needed: everything comes from summary.json and metrics.jsonl.
+``thinwire report RUN [RUN...] [--output FILE]`` compares runs. A report is made from summary.json
+and metrics.jsonl alone, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from thinwire.runtime.telemetry.run_status import SUMMARY_SCHEMA, Histogram, Run
 from thinwire.supervisor.metrics_log import STATUS_KIND, evaluations_in, read_lines
 from thinwire.supervisor.report import figures, page
 
-#: So many metrics are drawn.
+#: Largest number of metrics that are drawn.
 _MOST_METRICS = 12
 _LONGEST_FILE_NAME = 100
 _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "membership")
@@ -33,7 +33,7 @@ _OBJECTS = ("seams", "time_to_accuracy", "staleness", "rejected_pushes", "member
 
 @dataclasses.dataclass(frozen=True)
 class ReportedRun:
-    """The files of one run that a report shows."""
+    """Content of the files of one run that a report shows."""
 
     name: str
     summary: dict[str, Any]
@@ -42,23 +42,23 @@ class ReportedRun:
 
     @property
     def target(self) -> Target | None:
-        """What was to be reached, if the summary has it."""
-        known = self.summary.get("target")
-        return Target.parse(known["text"]) if known else None
+        """Target of the run; None if the summary has no target."""
+        target = self.summary.get("target")
+        return Target.parse(target["text"]) if target else None
 
 
 def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
     """Read a run's summary.json and metrics.jsonl.
 
     Raises:
-        ConfigurationError: one is missing or is not what Thinwire writes.
+        ConfigurationError: A file is missing or is not in the format that Thinwire writes.
     """
     run_dir = pathlib.Path(run_dir)
     for name in (SUMMARY_FILE, METRICS_FILE):
         if not (run_dir / name).is_file():
             raise ConfigurationError(
-                f"{run_dir} has no {name}; expected the --run_dir of a run with a Supervisor that "
-                "has ended. Give that folder."
+                f"{run_dir} has no {name}; expected the --run_dir of an ended run with a "
+                "Supervisor. Give the folder of that run."
             )
     try:
         summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
@@ -69,19 +69,19 @@ def load_run(run_dir: str | os.PathLike[str]) -> ReportedRun:
     except (ValueError, OSError) as error:
         raise ConfigurationError(
             f"{run_dir} cannot be read as a run: {error}. Expected {SUMMARY_FILE} and "
-            f"{METRICS_FILE} as this version of Thinwire writes them."
+            f"{METRICS_FILE} in the format of this version of Thinwire."
         ) from error
     return ReportedRun(run_dir.resolve().name, summary, evaluations, staleness)
 
 
 def write_report(run_dir: str | os.PathLike[str]) -> pathlib.Path:
-    """Make ``run_dir/report/``: a PNG per picture, index.html with all of them, labels.csv.
+    """Write the folder ``run_dir/report/``: one PNG per picture, index.html and labels.csv.
 
     Returns:
-        The page's path.
+        Path of index.html.
 
     Raises:
-        ConfigurationError: the run's files are missing or damaged.
+        ConfigurationError: The run's files are missing or damaged.
     """
     run = load_run(run_dir)
     directory = pathlib.Path(run_dir) / "report"
@@ -102,8 +102,8 @@ def write_comparison(
     """Write one self-contained page that compares runs.
 
     Raises:
-        ConfigurationError: a run's files are missing or damaged; nothing is written then.
-        FileNotFoundError: There is no folder for the page; no picture is drawn then.
+        ConfigurationError: A run's files are missing or damaged; no page is written.
+        FileNotFoundError: The page's folder does not exist; no picture is drawn.
     """
     path = pathlib.Path(output)
     if not path.parent.is_dir():
@@ -117,7 +117,7 @@ def write_comparison(
 
 
 def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the folders' names, with as much of the path in front as makes them differ."""
+    """Return a unique name per folder: its last path parts, as many as are needed."""
     parts = [pathlib.Path(run_dir).resolve().parts for run_dir in run_dirs]
     names = [part[-1] for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
@@ -131,12 +131,12 @@ def distinct_names(run_dirs: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
-    """Draw the first metric against time, bytes and updates, the others against updates.
+    """Draw the first metric against time, bytes and updates, all further metrics against updates.
 
-    All runs that have a metric are in its pictures.
+    A metric's picture shows all runs that have the metric.
     """
-    first, *others = ordered_metrics(runs)[:_MOST_METRICS] or [ACCURACY]
-    pairs = [(first, cost) for cost in _COSTS] + [(name, "updates") for name in others]
+    first, *further = ordered_metrics(runs)[:_MOST_METRICS] or [ACCURACY]
+    pairs = [(first, cost) for cost in _COSTS] + [(name, "updates") for name in further]
     file_names = _file_names([f"{name}_{cost}" for name, cost in pairs])
     return [
         _curve_picture(runs, metric, cost, file_name)
@@ -145,7 +145,7 @@ def curve_pictures(runs: Sequence[ReportedRun]) -> list[page.Picture]:
 
 
 def ordered_metrics(runs: Sequence[ReportedRun]) -> list[str]:
-    """Return the metrics of runs: first those of targets, then accuracy; the loss comes last."""
+    """Return the metrics of all runs: metrics of targets first, then accuracy, the loss last."""
     names = list(dict.fromkeys(name for run in runs for name in names_in(run.evaluations)))
     goals = {find_name(names, run.target.metric) for run in runs if run.target is not None}
     return sorted(names, key=lambda name: (name not in goals, name != ACCURACY, name == "loss"))
@@ -158,9 +158,9 @@ def _curve_picture(
     curves = []
     for run in runs:
         points = [
-            (cost_of(each), value)
-            for each in run.evaluations
-            if (value := each.metrics.get(metric)) is not None
+            (cost_of(evaluation), value)
+            for evaluation in run.evaluations
+            if (value := evaluation.metrics.get(metric)) is not None
         ]
         curves.append(figures.Curve(run.name, [c for c, _ in points], [v for _, v in points]))
     quantity = figures.Quantity.of(metric)
@@ -173,17 +173,17 @@ def _curve_picture(
 
 
 def _file_names(names: Sequence[str]) -> list[str]:
-    """Return names that are files anywhere, each once."""
+    """Return distinct names that are valid file names on every operating system."""
     safe: list[str] = []
     for name in names:
         stem = re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".-")[:_LONGEST_FILE_NAME]
-        number = sum(each.partition("~")[0] == stem for each in safe)
+        number = sum(other_name.partition("~")[0] == stem for other_name in safe)
         safe.append(f"{stem}~{number + 1}" if number else stem)
     return safe
 
 
 def run_pictures(run: ReportedRun) -> list[page.Picture]:
-    """Draw what belongs to one run alone."""
+    """Draw the pictures of a single run: staleness, time of the workers, and labels."""
     themes = figures.THEMES.items()
     delays = {key: figures.staleness_figure(run.staleness, theme) for key, theme in themes}
     times = {key: figures.time_figure(run.summary["workers"], theme) for key, theme in themes}
@@ -197,7 +197,7 @@ def run_pictures(run: ReportedRun) -> list[page.Picture]:
     return pictures
 
 
-#: Name of a cost -> its axis, how a title names it, and what it is of an evaluation.
+#: Name of a cost -> (axis, words in a title, function that returns an evaluation's cost).
 _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = {
     "seconds": (figures.SECONDS, "against time", lambda each: each.seconds),
     "bytes": (figures.BYTES, "against traffic", lambda each: each.bytes_up + each.bytes_down),
@@ -206,7 +206,7 @@ _COSTS: Mapping[str, tuple[figures.Axis, str, Callable[[Evaluation], float]]] = 
 
 
 def _check_summary(summary: Any) -> None:
-    """Check what the pictures and tables rely on; raises ValueError."""
+    """Check the entries that the pictures and tables use; raise ValueError for a bad entry."""
     if not isinstance(summary, dict) or summary.get("schema") != SUMMARY_SCHEMA:
         raise ValueError(f"{SUMMARY_FILE} is not a summary of schema {SUMMARY_SCHEMA}")
     for key in _OBJECTS:
@@ -229,7 +229,7 @@ def _check_summary(summary: Any) -> None:
 
 
 def _last_staleness(lines: Sequence[dict[str, Any]]) -> Histogram:
-    """Return the staleness of the newest status; empty without one."""
+    """Return the staleness in the newest status; an empty histogram without a status."""
     for line in reversed(lines):
         if line.get("kind") == STATUS_KIND:
             status = {name: value for name, value in line.items() if name != "kind"}

@@ -112,7 +112,7 @@ def test_several_optimizers_step_variables_of_their_own():
         (changed(constraints={"dense/bias": "NonNeg"}), "cannot be read"),
         (changed(optimizers=[{"optimizer": {"name": "SGD", "config": []}}]), "cannot be read"),
         (changed(optimizers=[ROW] * 65), "at most 64"),
-        (changed(optimizers=[ROW] * 2), "without variables"),
+        (changed(optimizers=[ROW] * 2), "no variables"),
         (changed(optimizers=[ROW | {"paths": ["nowhere"]}]), "'nowhere' is no variable"),
         (changed(optimizers=[ROW | {"paths": ["dense/bias"]}]), "exactly one optimizer"),
         (

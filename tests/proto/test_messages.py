@@ -155,9 +155,9 @@ def _swap(push: pb.Push, payload: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (_change(1, slot=0), "slots ascend"),
-        (_change(1, slot=3), "slots ascend"),
-        (_swap, "slots ascend"),
+        (_change(1, slot=0), "ascending slots"),
+        (_change(1, slot=3), "ascending slots"),
+        (_swap, "ascending slots"),
         (_change(0, count=73), "73 values"),
         (_change(1, count=7), "7 values"),
         (_change(1, index_bytes=1), "1 index bytes"),
@@ -167,7 +167,7 @@ def _swap(push: pb.Push, payload: bytes) -> bytes:
         (_change(0, scale=float("inf")), "scale is inf"),
         (_change(0, count=4), "slot 0"),
         (_change(0, index_bytes=2**32 - 1), "ends at byte"),
-        (_change(0, value_bytes=3), "3 bytes of plain values"),
+        (_change(0, value_bytes=3), "value_bytes is 3"),
         (_change(1, value_coding=1, value_bytes=32), "value coding 1 of 8 values"),
         (_change(1, value_coding=2, value_bytes=32), "value coding 2"),
         (_change(0, value_coding=1, value_bytes=3), "values of 1 bytes"),

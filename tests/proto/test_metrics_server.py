@@ -224,7 +224,7 @@ def test_a_reader_that_disconnects_is_one_line(logged, monkeypatch):
         reader.close()  # by a reset
         has_left.set()
         record = logged.get(timeout=20)
-    assert "a reader at 127.0.0.1 left" in record.getMessage()
+    assert "reader at 127.0.0.1" in record.getMessage()
     assert record.exc_info is None and "\n" not in record.getMessage()
 
 

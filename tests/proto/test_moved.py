@@ -59,6 +59,6 @@ def test_the_newest_generation_of_a_shard_counts():
     assert directory.addresses == ["", ""]
     assert directory.announce(2, 1, "a:1") is None
     assert directory.announce(2, 3, "b:1") is None
-    assert "PS 2 has come back at b:1 as generation 3" in str(directory.announce(2, 1, "a:1"))
+    assert "at b:1 as generation 3" in str(directory.announce(2, 1, "a:1"))
     assert directory.announce(2, 0, "b:1") is None, "begun anew in the same place"
     assert directory.addresses == ["", "b:1"]

@@ -100,7 +100,7 @@ def test_what_cannot_be_called_is_refused_before_anything_starts(tmp_path, text,
 def test_the_module_may_lie_beside_the_script(tmp_path):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "tracking_beside.py").write_text("class Log:\n    put = print\n")
-    with pytest.raises(ConfigurationError, match="beside the script"):
+    with pytest.raises(ConfigurationError, match="tracking_beside.py"):
         check("tracking_beside:Log.put")
     assert load("tracking_beside:Log.put", [tmp_path / "scripts"]) is print
 

@@ -73,7 +73,7 @@ def test_a_target_that_nobody_measures_is_warned_of_once(opened, caplog):
     assert evaluate(recorder, 4) == []
     assert len(saves) == 1  # by the task's metric
     assert caplog.text.count("--target=f1>=0.9: the evaluations have no f1") == 1
-    assert "they have rmse, loss" in caplog.text
+    assert "have rmse, loss" in caplog.text
 
 
 def test_metrics_from_elsewhere_join_those_of_the_same_version(opened):

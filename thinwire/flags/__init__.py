@@ -1,11 +1,11 @@
-"""Command-line flags, by what they set.
+"""Command-line flags, with one module per subject.
 
-Tables of flags are data (`thinwire.runtime.run.flags`); `registration` hands them to absl, and
-`run.read_run` makes of their values the `Run` that every role receives. Flags of a single role are
-in its own package: `thinwire.ps.flags`, `thinwire.worker.flags` ...; `thinwire.cli.help_text` has
-all.
+Tables of flags are data (`thinwire.runtime.run.flags`). `registration` registers the tables with
+absl, and `run.read_run` builds the `Run` that every role receives from the flags' values. Flags of
+a single role are in the role's package, for example `thinwire.ps.flags`. `thinwire.cli.help_text`
+lists the flags of all roles.
 
-`run`: the run as a whole; `method`, `dgt`: what travels, and when; `launch`: where nodes run;
-`security`: who may connect; `observability`: logs and metrics. Nothing is re-exported: importing
-the package would then import what only some commands need.
+`run`: the run as a whole; `method`, `dgt`: the training method and its messages; `launch`: the
+hosts of nodes; `security`: authentication and encryption; `observability`: logs and metrics. The
+package re-exports nothing: its import would load modules that only some commands need.
 """

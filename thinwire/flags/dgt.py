@@ -1,4 +1,4 @@
-"""DGT's flags, and the variables of the original that are read where a flag is not given."""
+"""Flags of DGT, and the environment variables of the original DGT that set missing flags."""
 
 from __future__ import annotations
 
@@ -16,15 +16,25 @@ _IS_BLOCK = FlagRule(lambda size: size % 4 == 0, "must be a multiple of 4, the b
 _IS_BITS = FlagRule(lambda bits: bits in dgt_choices.LOW_BITS, "must be 32, 16, 8 or 4")
 
 TOPIC = Topic(
-    "DGT: blocks that contribute little travel in datagrams (--router=dgt)",
+    "DGT (--router=dgt): blocks that contribute little are sent in datagrams",
     (
-        number("dgt_k", 0.8, "Blocks that are reliable.", "fraction", low=0.0, high=1.0),
+        number(
+            "dgt_k",
+            0.8,
+            "Fraction of blocks that DGT sends reliably.",
+            "fraction",
+            low=0.0,
+            high=1.0,
+        ),
         *advanced(
-            switch("dgt_adaptive_k", "Let the fraction fall with the training loss."),
+            switch(
+                "dgt_adaptive_k",
+                "Lower the fraction of reliable blocks (--dgt_k) as the training loss falls.",
+            ),
             number(
                 "dgt_pace_mbps",
                 0.0,
-                "Rate of a worker's datagrams; 0: no limit.",
+                "Largest sending rate of a worker's datagrams; 0: no limit.",
                 "Mbit/s",
                 low=0.0,
                 high=1_000_000.0,
@@ -32,7 +42,7 @@ TOPIC = Topic(
             integer(
                 "dgt_channels",
                 3,
-                "Channels for datagrams; 0: all is reliable.",
+                "Number of datagram channels; 0: send all blocks reliably.",
                 "count",
                 low=0,
                 high=dgt_choices.MAX_CHANNELS,
@@ -40,20 +50,20 @@ TOPIC = Topic(
             number(
                 "dgt_k_min",
                 0.2,
-                "Least reliable part with --dgt_adaptive_k.",
+                "Smallest fraction of reliable blocks with --dgt_adaptive_k.",
                 "fraction",
                 low=0.0,
                 high=1.0,
             ),
             switch(
                 "dgt_enable_block",
-                "Cut tensors into blocks; without, everything is reliable.",
+                "Cut tensors into blocks; if off, each tensor is one block that is sent reliably.",
                 default=True,
             ),
             integer(
                 "dgt_block_size",
                 4096,
-                "Size of a block of float32.",
+                "Size of a block of float32 values.",
                 "bytes",
                 low=4,
                 rule=_IS_BLOCK,
@@ -61,7 +71,7 @@ TOPIC = Topic(
             number(
                 "dgt_alpha",
                 0.3,
-                "Weight of the past in the contribution of a block.",
+                "Weight of the past in the moving average of a block's contribution.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -69,22 +79,26 @@ TOPIC = Topic(
             choice(
                 "dgt_reception",
                 "diff",
-                "Late blocks are added to the next step, or dropped.",
+                "Use of blocks that arrive late: diff adds them to the next step, drop discards "
+                "them.",
                 dgt_choices.RECEPTIONS,
             ),
-            switch("dgt_send_drop", "A control: throw unreliable blocks away at the sender."),
+            switch(
+                "dgt_send_drop", "Control experiment: drop all unreliable blocks at the sender."
+            ),
             choice(
                 "dgt_random",
                 "0",
-                "A control: rank at random, anew in each step, or always the same as the original.",
+                "Control experiment: random ranks of blocks, new in each step (1) or the same in "
+                "each step (fixed); 0: rank blocks by contribution.",
                 dgt_choices.RANDOM,
             ),
-            switch("dgt_clear_zero", "Leave out blocks of zeros.", default=True),
+            switch("dgt_clear_zero", "Do not send blocks of zeros.", default=True),
             integer(
                 "dgt_low_bits",
                 32,
-                "Size of a value in unreliable blocks: 32, 16, 8 or 4; errors are kept for the "
-                "next step.",
+                "Size of a value in unreliable blocks: 32, 16, 8 or 4; rounding errors are added "
+                "to the next gradient.",
                 "bits",
                 low=4,
                 rule=_IS_BITS,
@@ -92,34 +106,42 @@ TOPIC = Topic(
             number(
                 "dgt_wait_ms",
                 0.0,
-                "Time that a shard waits for datagrams after the reliable part.",
+                "Time that a shard waits for announced datagrams after the reliable part of a "
+                "push.",
                 "milliseconds",
                 low=0.0,
                 high=3_600_000.0,
             ),
-            integer("dgt_max_late", 5, "How late a block may be.", "steps", low=0),
+            integer(
+                "dgt_max_late",
+                5,
+                "Largest lateness of a datagram block that a shard still adds.",
+                "steps",
+                low=0,
+            ),
             number(
                 "dgt_late_decay",
                 1.0,
-                "Factor on late blocks, for each step of lateness.",
+                "Factor on a late datagram block for each step of lateness.",
                 "factor",
                 low=0.0,
                 high=1.0,
             ),
             switch(
                 "dgt_error_feedback",
-                "Add what did not arrive to the next gradient; with --dgt_reception=drop.",
+                "Add values that did not arrive to the next gradient; needs --dgt_reception=drop.",
             ),
             choice(
                 "dgt_marker",
                 "step",
-                "Whose reliable part ends the wait: the step's, or each tensor's own.",
+                "Reliable part that must arrive before a shard stops waiting for datagrams: the "
+                "whole step's, or each tensor's.",
                 dgt_choices.MARKERS,
             ),
             number(
                 "dgt_loss_ema",
                 0.0,
-                "Weight of the past in the loss that k follows.",
+                "Weight of the past in the training loss that --dgt_adaptive_k follows.",
                 "fraction",
                 low=0.0,
                 high=0.9999,
@@ -127,13 +149,14 @@ TOPIC = Topic(
             choice(
                 "dgt_scope",
                 "tensor",
-                "k of each tensor's blocks, or of all of a shard's.",
+                "Blocks that are ranked together: the blocks of each tensor, or all blocks of a "
+                "shard.",
                 dgt_choices.SCOPES,
             ),
             integer(
                 "dgt_mtu",
                 1472,
-                "Largest datagram; 1452 for IPv6.",
+                "Largest size of a datagram; use 1452 for IPv6.",
                 "bytes",
                 low=128,
                 high=65_507,
@@ -141,14 +164,20 @@ TOPIC = Topic(
             choice(
                 "dgt_transport",
                 "udp",
-                "grpc: unreliable blocks follow on the reliable stream.",
+                "Transport of unreliable blocks: udp, datagrams; grpc, the reliable stream after "
+                "the reliable part.",
                 TRANSPORTS,
             ),
-            choice("dgt_dscp", "cs", "How priorities are marked in IP headers.", CLASSES),
+            choice(
+                "dgt_dscp",
+                "cs",
+                "Marks for priorities in IP headers (DSCP); off: no marks.",
+                CLASSES,
+            ),
             number(
                 "dgt_drop_rate",
                 0.0,
-                "For tests: datagrams that a shard drops on arrival.",
+                "For tests: fraction of datagrams that a shard drops on arrival.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -156,16 +185,21 @@ TOPIC = Topic(
             integer(
                 "dgt_drop_seed",
                 0,
-                "For tests: seed of --dgt_drop_rate.",
+                "For tests: seed of the random choice of datagrams for --dgt_drop_rate.",
                 "number",
                 low=0,
                 high=2**31 - 1,
             ),
-            switch("dgt_info", "Log k, blocks, ratios, lateness and bytes of each step."),
+            switch(
+                "dgt_info",
+                "Log DGT's fraction of reliable blocks, counts of blocks, ratios, lateness and "
+                "bytes of each step.",
+            ),
             integer(
                 "dgt_fallback_steps",
                 20,
-                "Send all reliably after so many steps in which few datagrams arrived; 0: never.",
+                "Number of steps with few arrived datagrams (--dgt_fallback_fill) after which a "
+                "worker sends all blocks reliably; 0: never.",
                 "steps",
                 low=0,
                 high=1_000_000,
@@ -173,7 +207,8 @@ TOPIC = Topic(
             number(
                 "dgt_fallback_fill",
                 0.01,
-                "Datagrams that arrive, below which --dgt_fallback_steps counts a step.",
+                "Fraction of a step's datagrams that must arrive; --dgt_fallback_steps counts a "
+                "step with fewer.",
                 "fraction",
                 low=0.0,
                 high=1.0,
@@ -188,7 +223,7 @@ _Value = Callable[[str], Mapping[str, str]]  # a variable's text -> flag and its
 
 
 def _to(name: str, words: Mapping[str, str] | None = None) -> _Value:
-    """Return what hands a variable's text to a flag, as it is or translated word by word."""
+    """Return a function from a variable's text to the flag's text, unchanged or looked up."""
 
     def translate(text: str) -> dict[str, str]:
         if words is None:
@@ -205,7 +240,7 @@ def _percent(text: str) -> dict[str, str]:
 
 
 def _mode(text: str) -> dict[str, str]:
-    """GeoMX knew 2, the stream alone, and 3, that with four bits."""
+    """Translate ENABLE_DGT; GeoMX sends over the stream with 2, and in four bits with 3."""
     modes = {"2": {"dgt_transport": "grpc"}}
     modes |= {"0": {}, "1": {}, "3": modes["2"] | {"dgt_low_bits": "4"}}
     if text not in modes:
@@ -213,7 +248,7 @@ def _mode(text: str) -> dict[str, str]:
     return modes[text]
 
 
-#: Variable of the original, or of GeoMX -> the flags that it speaks for.
+#: Environment variable of the original DGT, or of GeoMX -> function to flags and their text.
 VARIABLES: dict[str, _Value] = {
     "ENABLE_DGT": _mode,
     "DMLC_UDP_CHANNEL_NUM": _to("dgt_channels"),
@@ -231,36 +266,36 @@ VARIABLES: dict[str, _Value] = {
     "CLEAR_ZERO": _to("dgt_clear_zero", _ON_OFF),
     "PS_DROP_MSG": _percent,
 }
-#: Variable that is not read -> what to do instead. Its value is not logged: one is a password.
+#: Variable that is not read -> advice. Values are not logged: SUDO_PASSWD is a password.
 NOT_READ = {
-    "NS_DELAY": "give --dgt_pace_mbps, a rate in place of pauses",
-    "ENABLE_ENCODE": "give --dgt_low_bits=16, 8 or 4; there are no 2 bits",
-    "SUDO_PASSWD": "unset it: --dgt_dscp needs no privileges",
-    "DGT_MSG_SIZE_LIMIT": "give --dgt_block_size; the original does not read it either",
+    "NS_DELAY": "give --dgt_pace_mbps, a rate instead of pauses",
+    "ENABLE_ENCODE": "give --dgt_low_bits=16, 8 or 4; 2 bits are not supported",
+    "SUDO_PASSWD": "unset the variable: --dgt_dscp needs no privileges",
+    "DGT_MSG_SIZE_LIMIT": "give --dgt_block_size; the original DGT does not read this variable",
 }
 
 
 def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
-    """Set the flags that were not given from the original's variables; log each.
+    """Set missing flags from the variables of the original DGT, and log each flag.
 
     Args:
         values: The parsed flags.
-        variables: Of the environment.
+        variables: Environment variables, by name.
 
     Raises:
-        ConfigurationError: A variable's value is not what its flag takes.
+        ConfigurationError: The flag does not accept the value of its variable.
     """
     for variable, translate in VARIABLES.items():
         text = variables.get(variable, "").strip()
         if not text:
             continue
         try:
-            found = translate(text)
+            settings = translate(text)
         except ValueError as error:
             raise _bad(variable, text, error) from error
-        if not found and text == "0":
-            logging.warning("%s=%s is not heeded: the router is chosen by --router", variable, text)
-        for name, word in found.items():
+        if not settings and text == "0":
+            logging.warning("%s=%s is not heeded: --router chooses the router", variable, text)
+        for name, word in settings.items():
             _give(values, variable, text, name, word)
     for variable, advice in NOT_READ.items():
         if variables.get(variable, "").strip() not in ("", "0"):
@@ -268,7 +303,7 @@ def fill(values: flags.FlagValues, variables: Mapping[str, str]) -> None:
 
 
 def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: str) -> None:
-    """Give one flag a variable's value, as if it had been on the command line."""
+    """Set one flag to a variable's value, as the command line does."""
     flag = values[name]
     if flag.present:
         logging.info("--%s=%s wins over %s=%s", name, flag.value, variable, text)
@@ -277,26 +312,28 @@ def _give(values: flags.FlagValues, variable: str, text: str, name: str, word: s
         setattr(values, name, flag.parser.parse(word))  # runs the flag's rules
     except (flags.Error, ValueError) as error:
         raise _bad(variable, text, error) from error
-    flag.present, flag.using_default_value = 1, False  # handed on to nodes that this one starts
+    # A Cluster passes flags to its nodes only if they are present.
+    flag.present, flag.using_default_value = 1, False
     logging.info("--%s=%s, from %s=%s", name, flag.value, variable, text)
 
 
 def _bad(variable: str, text: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{variable}={text!r}: {error}. Mend the variable, or unset it and give the flag."
+        f"{variable}={text!r}: {error}. Correct the variable, or unset it and give the flag."
     )
 
 
 def transport(given: flags.FlagValues, router: str) -> Transport:
-    """Return how datagrams travel.
+    """Return the settings of the datagrams' transport.
 
     Raises:
-        ConfigurationError: A flag about that was given, and there are no datagrams.
+        ConfigurationError: A flag of the transport differs from its default without --router=dgt.
     """
     settings = {field.name: getattr(given, field.name) for field in dataclasses.fields(Transport)}
     for name, value in settings.items():
         if router != "dgt" and value != getattr(Transport, name):
             raise ConfigurationError(
-                f"--{name}={value} is for --router=dgt, and this is --router={router}; change one."
+                f"--{name}={value} is for --router=dgt, and this run has "
+                f"--router={router}; change one."
             )
     return Transport(**settings)

@@ -1,9 +1,9 @@
 """``THINWIRE_FLAGS``: flags in the environment, for every process of Thinwire that reads flags.
 
-This is the one place that reads the variable. The order of precedence is the same everywhere: the
-command line, or what a script gives `distribute`; then this variable; then the place that TF_CONFIG
-or a scheduler gives; then the defaults. A process takes the flags of its own role from it, because
-one variable is often set for all processes of a job.
+Only this module reads the variable. The order of precedence is the same everywhere: the command
+line, or a script's arguments of `distribute`; then THINWIRE_FLAGS; then the role and addresses from
+TF_CONFIG or a scheduler; then the defaults. A process uses only the flags of its role, because one
+variable is often set for all processes of a job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from thinwire.flags.registration import define
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.flags import Topic
 
-#: Name of the variable.
+#: Name of the environment variable.
 VARIABLE = "THINWIRE_FLAGS"
 
 
@@ -29,7 +29,7 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
         topics: Every flag of every role.
 
     Raises:
-        ConfigurationError: It is no list of flags.
+        ConfigurationError: The variable is not a list of flags.
     """
     text = environment.get(VARIABLE, "")
     if not text.strip():
@@ -37,11 +37,11 @@ def flags_of(environment: Mapping[str, str], topics: Sequence[Topic]) -> dict[st
     values = flags.FlagValues()
     define(*topics, flag_values=values)
     try:
-        rest = values([VARIABLE, *shlex.split(text)])[1:]
+        words = values([VARIABLE, *shlex.split(text)])[1:]
     except (flags.Error, ValueError, OSError) as error:
         raise ConfigurationError(f"{VARIABLE}={text}: {error}. {_EXPECTED}") from error
-    if rest:
-        raise ConfigurationError(f"{VARIABLE}={text}: {rest[0]!r} is no flag. {_EXPECTED}")
+    if words:
+        raise ConfigurationError(f"{VARIABLE}={text}: {words[0]!r} is not a flag. {_EXPECTED}")
     names = [option.name for topic in topics for option in topic.options]
     return {
         name: [word for word in values[name].serialize().split("\n") if word]

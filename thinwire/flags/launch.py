@@ -1,4 +1,4 @@
-"""Flags of the Cluster role: where its nodes run."""
+"""Flags of the Cluster role: the launcher, the hosts of its nodes, and restarts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,18 @@ _IS_NAME = FlagRule(lambda text: bool(text.strip()), "must not be empty")
 
 
 def amounts(given: Sequence[str]) -> dict[str, float]:
-    """Return resource -> amount; raises ValueError for what is none, or no amount above 0."""
-    pairs = [each.split("=") for each in given]
-    found = {name.strip(): float(amount) for name, amount in pairs}
-    if not found or not all(name and 0 < amount < math.inf for name, amount in found.items()):
+    """Parse ``name=amount`` words into resource -> amount.
+
+    Raises:
+        ValueError: A word is malformed, or an amount is not a finite number above 0.
+    """
+    pairs = [word.split("=") for word in given]
+    resources = {name.strip(): float(amount) for name, amount in pairs}
+    if not resources or not all(
+        name and 0 < amount < math.inf for name, amount in resources.items()
+    ):
         raise ValueError(given)
-    return found
+    return resources
 
 
 def _are_amounts(given: Sequence[str]) -> bool:
@@ -50,11 +56,15 @@ _ARE_RESOURCES = FlagRule(_are_amounts, "must be amounts above 0, such as cpus=4
 _SCRIPT = Topic(
     "Scripts (thinwire run)",
     (
-        switch("dry_run", "Show the nodes' commands, the method and what travels; start nothing."),
+        switch(
+            "dry_run",
+            "Show the nodes' commands, the method and the messages' contents; start nothing.",
+        ),
         words(
             "like",
             None,
-            "Repeat a run: its flags, seed, script and arguments, where no others are given.",
+            "Repeat the run of this directory: use its flags, seed, script and arguments unless "
+            "the command line gives others.",
             "run directory",
             rule=_IS_NAME,
             unset="no run",
@@ -64,19 +74,19 @@ _SCRIPT = Topic(
 TOPICS = (
     _SCRIPT,
     Topic(
-        "Cluster: where nodes run",
+        "Cluster: hosts of the nodes",
         (
             choice(
                 "launcher",
                 None,
-                "How a Cluster starts its nodes.",
+                "Means by which a Cluster starts its nodes.",
                 ("local", "ssh", "ray", "slurm"),
                 unset="ssh with --hosts_file, slurm in a step of several tasks, else local",
             ),
             words(
                 "hosts_file",
                 None,
-                "A host a line, fast to slow: [user@]host[:port] [slots=q].",
+                "File of hosts, one per line from fast to slow: [user@]host[:port] [slots=q].",
                 "file",
                 rule=_IS_NAME,
                 unset="none",
@@ -84,16 +94,16 @@ TOPICS = (
             words(
                 "sync_dst_dir",
                 None,
-                "Copy the code to this folder of every host and run it there.",
+                "Folder on every host to which the code is copied and in which the code runs.",
                 "folder",
                 rule=_IS_NAME,
-                unset="each host has it, at the same path or installed",
+                unset="each host has the code, at the same path or installed",
             ),
             *advanced(
                 words(
                     "interface",
                     None,
-                    "Where a PS listens: the name of an interface of its host, or an address.",
+                    "Network interface or address on which a PS listens on its host.",
                     "name or address",
                     rule=_IS_NAME,
                     unset="the address that the hosts file names",
@@ -101,58 +111,59 @@ TOPICS = (
                 words(
                     "ssh_options",
                     "",
-                    "More options for ssh, such as '-i key -J gateway'.",
+                    "Additional options for ssh, such as '-i key -J gateway'.",
                     "options",
                     unset="none",
                 ),
                 words(
                     "remote_python",
                     None,
-                    "Python of the hosts.",
+                    "Python interpreter that nodes on other hosts run.",
                     "path or name",
                     unset="the launcher's path",
                 ),
                 words(
                     "ray_address",
                     None,
-                    "Ray cluster to use; 'local': one of its own on this machine.",
+                    "Address of the Ray cluster; 'local' starts a new Ray cluster on this machine.",
                     "address",
-                    unset="RAY_ADDRESS, else that of this machine, else local",
+                    unset="RAY_ADDRESS, else the Ray cluster of this machine, else local",
                 ),
                 comma_list(
                     "ray_ps_resources",
                     "cpus=1",
-                    "What each PS requests of Ray: cpus, gpus, or a custom resource.",
+                    "Resources that each PS requests from Ray: cpus, gpus, or a custom resource.",
                     "name=amount,...",
                     rule=_ARE_RESOURCES,
                 ),
                 comma_list(
                     "ray_worker_resources",
                     "cpus=1",
-                    "What each worker requests of Ray, such as cpus=4,gpus=1.",
+                    "Resources that each worker requests from Ray, such as cpus=4,gpus=1.",
                     "name=amount,...",
                     rule=_ARE_RESOURCES,
                 ),
                 words(
                     "ray_runtime_env",
                     None,
-                    "Ray's runtime environment of the nodes, as JSON: pip, env_vars, py_modules.",
+                    "JSON file with Ray's runtime environment for the nodes: pip, env_vars, "
+                    "py_modules.",
                     "file",
                     rule=_IS_NAME,
-                    unset="the Python that Ray runs on, with the code of this one",
+                    unset="the Python that runs Ray, with the code of this process",
                 ),
             ),
         ),
     ),
     Topic(
-        "Cluster: nodes that die",
+        "Cluster: restarts of nodes",
         (
             integer(
                 "restart_workers",
                 0,
-                "Start a worker that dies again, at most so often within "
-                "--restart_window_seconds, after 1 s to 30 s; 0: never. One that ended well, was "
-                "refused, interrupted or diverged is left alone.",
+                "Largest number of restarts of a worker that dies, within "
+                "--restart_window_seconds; each restart waits 1 s to 30 s; 0: never. A worker that "
+                "finished, was refused, was interrupted or diverged is not restarted.",
                 "restarts",
                 low=0,
             ),
@@ -160,15 +171,17 @@ TOPICS = (
                 integer(
                     "restart_ps",
                     0,
-                    "Start a PS that is killed again, from its checkpoint, likewise; on Ray also "
-                    "on another node, which needs the checkpoint on a disk that all have.",
+                    "Largest number of restarts of a PS that is killed, within "
+                    "--restart_window_seconds; the PS resumes from its checkpoint. On Ray the PS "
+                    "may move to another node, which needs a shared disk for the checkpoint.",
                     "restarts",
                     low=0,
                 ),
                 number(
                     "restart_window_seconds",
                     600.0,
-                    "Time without a death after which restarts are counted anew.",
+                    "Time without a death of the node after which the count of its restarts is "
+                    "reset.",
                     "seconds",
                     low=1.0,
                 ),
@@ -176,23 +189,23 @@ TOPICS = (
         ),
     ),
 )
-#: What is logged of a worker's end with --restart_workers.
+#: Log messages when a node has died: node, exit code, pause in seconds; node, exit code, flag.
 AGAIN = "%s died (code %d); starting it again in %g s"
 NOT_AGAIN = (
-    "%s ended with code %d and is not started again: it has been as often as %s "
-    "allows within --restart_window_seconds, or another start would not mend it"
+    "%s ended with code %d and is not started again: the node has reached the limit of %s "
+    "within --restart_window_seconds, or a restart cannot correct this exit code"
 )
-#: What only a Cluster heeds; nodes do not need it.
+#: Names of the flags that only a Cluster reads; the nodes do not get these flags.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
-#: What `thinwire run` is given before the user's own flags.
+#: Flags that `thinwire run` inserts before the user's flags.
 SCRIPT_DEFAULTS = (
     "--type_node=Cluster",
     "--model_from=worker",
     "--nb_workers=2",
-    "--method=bsp",  # of all methods the one that trains as the script does alone
+    "--method=bsp",  # trains like the script alone, unlike all other methods
 )
 _SLURM = "slurm"
-#: Flag -> the launchers that heed it.
+#: Flag -> launchers that read the flag.
 _HEEDED_BY = {
     "hosts_file": ("ssh",),
     "sync_dst_dir": ("ssh",),
@@ -204,18 +217,18 @@ _HEEDED_BY = {
     "ray_worker_resources": ("ray",),
     "ray_runtime_env": ("ray",),
 }
-#: What `thinwire run` alone heeds.
+#: Names of the flags that only `thinwire run` reads.
 SCRIPT_NAMES = tuple(option.name for option in _SCRIPT.options)
 
 
 def check(runs_script: bool = False) -> str:
-    """Return the launcher's name.
+    """Check the launcher's flags, and return the launcher's name.
 
     Args:
-        runs_script: Whether workers run a script, and do not play their role.
+        runs_script: True if the workers run a script instead of their role.
 
     Raises:
-        ConfigurationError: A flag that this launcher would not heed, or one that it lacks.
+        ConfigurationError: A flag has no effect with this launcher, or a required flag is missing.
     """
     for name in () if runs_script else SCRIPT_NAMES:
         if _is_set(name):
@@ -227,8 +240,8 @@ def check(runs_script: bool = False) -> str:
     for name, heeding in _HEEDED_BY.items():
         if _is_set(name) and launcher not in heeding:
             raise ConfigurationError(
-                f"--{name}={FLAGS[name].value} means nothing to --launcher={launcher}; leave it "
-                f"out, or choose --launcher={' or '.join(heeding)}."
+                f"--{name}={FLAGS[name].value} has no effect with --launcher={launcher}; leave "
+                f"--{name} out, or choose --launcher={' or '.join(heeding)}."
             )
     restarts = FLAGS.restart_workers or FLAGS.restart_ps
     if _is_set("restart_window_seconds") and not restarts:
@@ -237,12 +250,14 @@ def check(runs_script: bool = False) -> str:
             "or --restart_ps does nothing; give one of these, or leave it out."
         )
     if launcher == "ssh" and not FLAGS.hosts_file:
-        raise ConfigurationError("--launcher=ssh needs --hosts_file, with a host a line.")
+        raise ConfigurationError(
+            "--launcher=ssh needs --hosts_file, a file with one host per line."
+        )
     return launcher
 
 
 def launcher_here() -> str:
-    """Return the launcher's name, chosen by its flags and where this process runs.
+    """Return the launcher's name, from the flags and from the place where this process runs.
 
     Raises:
         ConfigurationError: Slurm's variables cannot be read.
@@ -254,33 +269,33 @@ def launcher_here() -> str:
 
 
 def step_here() -> SlurmStep:
-    """Return the step of Slurm that this process is a task of.
+    """Return the Slurm step in which this process is a task.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: This process is not a task of a step with several tasks.
     """
     step = step_of(os.environ)
     if step is None:
         raise ConfigurationError(
-            "--launcher=slurm: this is no step of several tasks; expected `srun --ntasks=4 "
-            "thinwire run ...`. Leave it out to start all nodes here."
+            "--launcher=slurm: this process is not in a Slurm step of several tasks; expected "
+            "`srun --ntasks=4 thinwire run ...`. Leave --launcher out to start all nodes here."
         )
     return step
 
 
 def part_here() -> SlurmStep | None:
-    """Return the step whose other tasks start the rest of the run; None: all nodes start here."""
+    """Return the Slurm step that starts the run's nodes; None if this process starts all nodes."""
     return step_here() if FLAGS.type_node == "Cluster" and launcher_here() == _SLURM else None
 
 
 def fill_from_slurm(runs_script: bool) -> None:
-    """Set workers and addresses to those of the step that this process is a task of, if any.
+    """Set --nb_workers and --ps_hosts from the Slurm step; do nothing outside a step.
 
     Args:
-        runs_script: Whether SCRIPT_DEFAULTS were given before the user's own flags.
+        runs_script: True if SCRIPT_DEFAULTS stand before the user's flags.
 
     Raises:
-        ConfigurationError: Flags that do not fit the step.
+        ConfigurationError: A flag contradicts the step.
     """
     step = part_here()
     if step is None:
@@ -288,16 +303,16 @@ def fill_from_slurm(runs_script: bool) -> None:
     workers = FLAGS["nb_workers"]
     if workers.present > int(runs_script) and workers.value != step.num_tasks:
         raise ConfigurationError(
-            f"--nb_workers={workers.value} in a step of {step.num_tasks} tasks, each of which is a "
-            f"worker; leave it out, or take srun --ntasks={workers.value}."
+            f"--nb_workers={workers.value} in a step of {step.num_tasks} tasks, where each task is "
+            f"a worker; leave --nb_workers out, or take srun --ntasks={workers.value}."
         )
     if FLAGS["ip_PS"].present:
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: Slurm gives each PS its host; leave it out."
+            f"--ip_PS={FLAGS.ip_PS}: Slurm gives each PS its host; leave --ip_PS out."
         )
     if FLAGS.like and not FLAGS["run_dir"].present:
         raise ConfigurationError(
-            "--like in several tasks needs --run_dir, so that all of them take the same folder."
+            "--like in several tasks needs --run_dir, so that all tasks take the same folder."
         )
     workers.value, workers.present = step.num_tasks, 1
     if not FLAGS["ps_hosts"].present:
@@ -306,10 +321,10 @@ def fill_from_slurm(runs_script: bool) -> None:
 
 
 def refuse_elsewhere(run: Run) -> None:
-    """Refuse the launcher's flags on a node that starts no others.
+    """Reject the launcher's flags on a node that does not start nodes.
 
     Raises:
-        ConfigurationError: One is set.
+        ConfigurationError: A flag of the launcher is set.
     """
     for name in NAMES:
         if _is_set(name):
@@ -320,15 +335,15 @@ def refuse_elsewhere(run: Run) -> None:
 
 
 def _is_set(name: str) -> bool:
-    """Whether a flag has another value than by default; a --flagfile may give all of them."""
+    """Return True if a flag's value is not its default; a --flagfile may set flags to defaults."""
     return bool(FLAGS[name].value != FLAGS[name].default)
 
 
 def remote_python() -> str:
-    """Return which Python the nodes of other hosts run.
+    """Return the Python interpreter of nodes on other hosts.
 
     Raises:
-        ConfigurationError: A path that means something else in each folder.
+        ConfigurationError: The path is relative: its meaning depends on the current folder.
     """
     python: str = FLAGS.remote_python or sys.executable
     if "/" in python and not python.startswith("/"):
@@ -339,18 +354,18 @@ def remote_python() -> str:
 
 
 def refuse_chosen_addresses() -> None:
-    """Refuse addresses that only shards of this host could have.
+    """Reject addresses that only shards on this host can have.
 
     Raises:
-        ConfigurationError: --ip_PS, or --port=0.
+        ConfigurationError: --ip_PS is set, or --port is 0.
     """
     if _is_set("ip_PS"):
         raise ConfigurationError(
-            f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave this out, and "
-            "set --interface where the PS shall not listen at the hosts file's address."
+            f"--ip_PS={FLAGS.ip_PS}: the launcher gives each PS its address; leave --ip_PS out, "
+            "and set --interface if a PS must not listen at the hosts file's address."
         )
     if FLAGS.port == 0 and not FLAGS.ps_hosts:
         raise ConfigurationError(
-            "--port=0: a free port of another host cannot be looked up from here; give the first "
-            "of --nb_ps free ports."
+            "--port=0: this process cannot find a free port of another host; give the first of "
+            "--nb_ps consecutive free ports."
         )

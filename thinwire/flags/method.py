@@ -1,4 +1,4 @@
-"""The flags of the method, the same on every node: policies, hyper-parameters, guards."""
+"""Flags of the training method: policies, hyper-parameters, guards; equal on all nodes."""
 
 from __future__ import annotations
 
@@ -33,58 +33,85 @@ from thinwire.runtime.run.flags import (
     words,
 )
 
-#: What holds where a policy is not given.
+#: Help text for the default of a policy flag: --method chooses the policy.
 _OF_METHOD = "the method's"
 
 _ADVANCED = (
     number(
         "down_ratio",
         None,
-        "Entries that --down_codec=sparse and auto KEEP.",
+        "Fraction of entries that --down_codec=sparse and --down_codec=auto KEEP.",
         "fraction",
         rule=above_zero("1 or more is all"),
         unset="--compression_rate",
     ),
-    choice("down_value_dtype", "float32", "Type of the values that these send.", VALUE_DTYPES),
+    choice(
+        "down_value_dtype",
+        "float32",
+        "Type of the values that --down_codec=sparse and --down_codec=auto send.",
+        VALUE_DTYPES,
+    ),
     integer(
         "resync_every",
         0,
-        "Steps of worker 1 between two snapshots that all receive; 0: none.",
+        "Steps of worker 1 between two model snapshots that all workers with sparse replies "
+        "receive; 0: no snapshots.",
         "steps",
         low=0,
     ),
     integer(
         "max_staleness",
         0,
-        "With these a worker whose model is staler gets the whole one; 0: no limit.",
+        "Largest age of a worker's model with sparse replies; a worker with an older model "
+        "receives the whole model; 0: no limit.",
         "updates",
         low=0,
     ),
-    words("esync_eps", "auto", "Safety margin of --pacer=esync.", "seconds, or auto"),
+    words(
+        "esync_eps",
+        "auto",
+        "Safety margin with which --pacer=esync decides whether another local step fits into the "
+        "round.",
+        "seconds, or auto",
+    ),
     choice(
         "esync_query",
         "blocking",
-        "Wait for the state server, or go on training meanwhile.",
+        "With --pacer=esync: wait for the state server's answer, or continue training meanwhile.",
         ("blocking", "delayed"),
     ),
     words(
-        "esync_smoothing", "ema:0.5", "How --pacer=esync smooths step times.", "ema:A|max:M|none"
+        "esync_smoothing",
+        "ema:0.5",
+        "Smoothing of measured step times by --pacer=esync.",
+        "ema:A|max:M|none",
     ),
     integer(
-        "max_local_steps", 0, "Limit of a round of --pacer=esync; 0: no limit.", "steps", low=0
+        "max_local_steps",
+        0,
+        "Largest number of local steps in a round of --pacer=esync; 0: no limit.",
+        "steps",
+        low=0,
     ),
     words(
         "draws",
         None,
-        "Workers of each round, one round a line, in place of those that --fraction draws.",
+        "File of the workers that take part in each round, with one round per line; replaces the "
+        "random choice of --fraction.",
         "file",
         unset="drawn by --seed",
     ),
-    words("groups_file", None, "The same as --groups, one group a line.", "file", unset="none"),
+    words(
+        "groups_file",
+        None,
+        "File of the worker groups of --sync=gsp, with one group per line; replaces --groups.",
+        "file",
+        unset="none",
+    ),
     integer(
         "groups_warmup_updates",
         None,
-        "Updates before --groups=auto first forms groups.",
+        "Number of updates before --groups=auto first forms groups.",
         "updates",
         low=1,
         unset="10 per worker",
@@ -92,24 +119,29 @@ _ADVANCED = (
     number(
         "regroup_interval_seconds",
         None,
-        "Least time between two changes of --groups=auto; 0: form them once.",
+        "Shortest time between two changes of the groups by --groups=auto; 0: form groups once.",
         "seconds",
         low=0.0,
         unset="60",
     ),
     integer(
-        "staleness_window", 1024, "Updates that --weighting=per_entry remembers.", "updates", low=1
+        "staleness_window",
+        1024,
+        "Largest number of past updates that --weighting=per_entry remembers.",
+        "updates",
+        low=1,
     ),
     choice(
         "beyond_window",
         "count",
-        "What --weighting=per_entry does with an older update.",
+        "Treatment by --weighting=per_entry of an update that is older than --staleness_window: "
+        "count the forgotten updates as stale, or reject the update.",
         ("count", "reject"),
     ),
     number(
         "dcasgd_lambda",
         None,
-        "Strength of --weighting=dc_asgd.",
+        "Strength (lambda) of the delay compensation of --weighting=dc_asgd.",
         "factor",
         low=0.0,
         unset="0.04, or 2 if adaptive",
@@ -117,13 +149,14 @@ _ADVANCED = (
     choice(
         "dcasgd_variant",
         "constant",
-        "The same strength for every entry, or by its running mean square.",
+        "Strength of --weighting=dc_asgd: the same for every entry, or scaled by the running mean "
+        "square of the entry's gradient.",
         DEFAULT_LAMBDAS,
     ),
     number(
         "dcasgd_decay",
         None,
-        "Decay of that mean.",
+        "Decay of the running mean square of --dcasgd_variant=adaptive.",
         "factor",
         low=0.0,
         high=0.9999,
@@ -132,14 +165,16 @@ _ADVANCED = (
     choice(
         "dcasgd_backup",
         "per_worker",
-        "Compensate from the weights the worker received, or from those before the latest step.",
+        "Weights that --weighting=dc_asgd compares with: the weights that the worker received, or "
+        "the weights before the shard's latest step.",
         BACKUPS,
     ),
-    number("weight_decay", 0.0, "Decoupled weight decay on the server.", "factor", low=0.0),
+    number("weight_decay", 0.0, "Decoupled weight decay on the PS.", "factor", low=0.0),
     number(
         "global_lr",
         None,
-        "Outer rate: of changes of weights (pacer esync; fixed with H > 1; codecs dgs, dgc, gd).",
+        "Outer learning rate: factor that the PS applies to changes of weights (--pacer=esync; "
+        "--pacer=fixed with --local_steps above 1; --codec=dgs, dgc or gd).",
         "factor",
         low=0.0,
         unset=f"{of_methods('global_lr')}0.7 with --server_optimizer=nesterov, 0.01 with adaptive "
@@ -148,14 +183,16 @@ _ADVANCED = (
     words(
         "global_lr_schedule",
         None,
-        "Changes of the outer rate over the run, such as 0.5:0.5; --lr_schedule is of local steps.",
+        "Schedule of --global_lr over the run: 0.5:0.5 halves the outer rate after half of the "
+        "budget. --lr_schedule applies to local steps only.",
         "as --lr_schedule",
         unset="constant",
     ),
     number(
         "server_beta_1",
         None,
-        "Decay of the mean of --server_optimizer=adam, adagrad and yogi of changes of weights.",
+        "Decay of the running mean of --server_optimizer=adam, adagrad and yogi, where workers "
+        "push changes of weights.",
         "factor",
         low=0.0,
         high=0.9999,
@@ -164,7 +201,8 @@ _ADVANCED = (
     number(
         "server_beta_2",
         None,
-        "Decay of the mean square of adam and yogi of changes of weights.",
+        "Decay of the running mean square of --server_optimizer=adam and yogi, where workers push "
+        "changes of weights.",
         "factor",
         low=0.0,
         high=0.999999,
@@ -173,7 +211,8 @@ _ADVANCED = (
     number(
         "server_tau",
         None,
-        "What these three add to the root of the mean square.",
+        "Constant that --server_optimizer=adam, adagrad and yogi add to the root of the mean "
+        "square, where workers push changes of weights.",
         "change of weights",
         rule=above_zero(),
         unset="0.001",
@@ -181,27 +220,29 @@ _ADVANCED = (
     choice(
         "server_v_start",
         None,
-        "What their mean square begins with: zero, or the square of --server_tau.",
+        "Initial mean square of --server_optimizer=adam, adagrad and yogi, where workers push "
+        "changes of weights: zero, or the square of --server_tau.",
         STARTS,
         unset="zero",
     ),
     switch(
         "bias_correction",
-        "Let --server_optimizer=adam of changes of weights correct its means, as Flower does.",
+        "Correct the bias of both means of --server_optimizer=adam, where workers push changes of "
+        "weights, as Flower does.",
         default=None,
         unset="off",
     ),
     choice(
         "local_optimizer",
         None,
-        "Optimizer of a worker's own steps; script: the one that a script has compiled.",
+        "Optimizer of a worker's local steps; script: the optimizer that the script has compiled.",
         LOCAL_OPTIMIZERS,
         unset=f"{of_methods('local_optimizer')}else sgd",
     ),
     number(
         "local_momentum",
         None,
-        "Momentum of local steps with SGD.",
+        "Momentum of local steps with --local_optimizer=sgd or momentum.",
         "factor",
         low=0.0,
         high=0.9999,
@@ -218,7 +259,8 @@ _ADVANCED = (
     number(
         "prox_mu",
         None,
-        "FedProx' mu: pulls local steps to the weights that their round began at.",
+        "FedProx' mu: strength of the pull of local steps towards the weights at the start of the "
+        "round.",
         "factor",
         low=0.0,
         unset=f"{of_methods('prox_mu')}else 0",
@@ -226,13 +268,14 @@ _ADVANCED = (
     choice(
         "local_opt_state",
         "keep",
-        "What an exchange does to the local optimizer's slots.",
+        "Effect of an exchange on the local optimizer's slots (such as velocity and moments): "
+        "keep, reset, or average over the workers.",
         SLOT_FATES,
     ),
     number(
         "local_lr",
         None,
-        "Initial rate of local steps, which --lr_schedule scales too.",
+        "Initial learning rate of local steps; --lr_schedule scales this rate too.",
         "factor",
         rule=above_zero(),
         unset="--learning_rate",
@@ -240,8 +283,8 @@ _ADVANCED = (
     choice(
         "schedule_clock",
         "batches",
-        "What a schedule of a script's optimizer is read at: the number of the script's own "
-        "batches that the run has consumed, or the optimizer's own steps.",
+        "Count at which the learning-rate schedule of a script's optimizer is evaluated: the "
+        "script's batches that the run has consumed, or the optimizer's own steps.",
         CLOCKS,
     ),
     switch(
@@ -254,11 +297,11 @@ _ADVANCED = (
 METHOD = Topic(
     "Method",
     (
-        choice("method", "adacomp", "A named composition of policies.", METHODS),
+        choice("method", "adacomp", "Training method: a named composition of policies.", METHODS),
         integer(
             "batch_size",
             10,
-            "Size of a mini-batch; on a Supervisor, of an evaluation batch.",
+            "Number of examples in a worker's mini-batch; on a Supervisor, in an evaluation batch.",
             "examples",
             low=1,
         ),
@@ -266,7 +309,8 @@ METHOD = Topic(
         words(
             "lr_schedule",
             "",
-            "Changes of the rate over the run, such as 0.6:0.2,0.8:0.2, or a curve, such as "
+            "Schedule of the learning rate over the run: 0.6:0.2,0.8:0.2 multiplies the "
+            "rate by 0.2 after 60 % and again after 80 % of the budget; or a curve, such as "
             "cosine:warmup=0.02,floor=0.1 or linear.",
             "fraction of the budget:factor,... or a curve",
             unset="constant",
@@ -274,7 +318,7 @@ METHOD = Topic(
         number(
             "momentum",
             None,
-            "Momentum of the server's SGD.",
+            "Momentum of SGD on the PS.",
             "factor",
             low=0.0,
             high=0.9999,
@@ -283,28 +327,30 @@ METHOD = Topic(
         number(
             "compression_rate",
             0.01,
-            "Entries that sparsifying codecs KEEP; 0.1 for scripts.",
+            "Fraction of entries that sparsifying codecs KEEP; the default for scripts is 0.1.",
             "fraction",
             rule=above_zero("1 or more is dense"),
         ),
         choice(
             "value_dtype",
             None,
-            "Type of the values on the uplink; int4, int2, means2 and sign have a scale per chunk.",
+            "Type of the values that workers push; int4, int2, means2 and sign use one scale per "
+            "chunk.",
             (*VALUE_DTYPES, *FEW_BITS),
             unset=f"{of_methods('value_dtype')}else float32",
         ),
         words(
             "groups",
             None,
-            "Groups of --sync=gsp, such as '1,2|3,4'; auto: by measured speed.",
+            "Worker groups of --sync=gsp, such as '1,2|3,4'; auto: group workers by measured "
+            "speed.",
             "groups of workers",
             unset="none",
         ),
         integer(
             "staleness_bound",
             None,
-            "How far a worker may run ahead of the slowest.",
+            "Largest number of updates by which a worker may be ahead of the slowest worker.",
             "updates",
             low=0,
             unset="3 for ssp, none for gsp",
@@ -312,15 +358,15 @@ METHOD = Topic(
         integer(
             "local_epochs",
             0,
-            "In place of --local_steps: passes over its own examples that a worker takes in a "
-            "round; 0: it counts steps.",
+            "Length of a round as passes of a worker over its own examples, instead of "
+            "--local_steps; 0: use --local_steps.",
             "epochs",
             low=0,
         ),
         integer(
             "local_steps",
             None,
-            "H of --pacer=fixed.",
+            "Number of local steps in a round of --pacer=fixed (H in papers).",
             "steps",
             low=1,
             unset=f"{of_methods('local_steps')}else 1",
@@ -328,19 +374,21 @@ METHOD = Topic(
         number(
             "fraction",
             1.0,
-            "Live workers that take part in each round of --sync=bsp, drawn by --seed.",
+            "Fraction of the live workers that take part in each round of --sync=bsp, chosen at "
+            "random by --seed.",
             "fraction",
             rule=FlagRule(lambda value: 0 < value <= 1, "must be above 0 and at most 1"),
         ),
         choice(
             "collective",
             THROUGH_PS,
-            "What sums a round of bsp or esync: the PS, or the workers among themselves.",
+            "Nodes that sum the updates of a round of bsp or esync: the PS, or the workers by an "
+            "all-reduce over a ring, a butterfly or blocks.",
             (THROUGH_PS, *collectives.REGISTRY),
         ),
         switch(
             "overlap",
-            "Compute the next gradient during an exchange, which makes it a step staler.",
+            "Compute the next gradient during an exchange; the gradient is then one step staler.",
             default=None,
             unset="on where a script's own optimizer steps on its worker",
         ),
@@ -349,28 +397,54 @@ METHOD = Topic(
 )
 
 POLICIES = Topic(
-    "Policies: an explicit value overrides the method's",
+    "Policies: a value given here overrides the policy of --method",
     (
-        choice("pacer", None, "Push now, or one more local step.", PACERS, unset=_OF_METHOD),
-        choice("codec", None, "What of an update is sent.", CODECS, unset=_OF_METHOD),
         choice(
-            "down_codec", None, "What of the model is sent back.", DOWN_CODECS, unset=_OF_METHOD
+            "pacer",
+            None,
+            "Rule that decides whether a worker pushes now or takes one more local step.",
+            PACERS,
+            unset=_OF_METHOD,
         ),
         choice(
-            "router", None, "Which class of service carries a block.", ROUTERS, unset=_OF_METHOD
+            "codec",
+            None,
+            "Encoding of a worker's update: the entries that are pushed, and their form.",
+            CODECS,
+            unset=_OF_METHOD,
+        ),
+        choice(
+            "down_codec",
+            None,
+            "Encoding of a reply: the weights that the PS sends back to a worker.",
+            DOWN_CODECS,
+            unset=_OF_METHOD,
+        ),
+        choice(
+            "router",
+            None,
+            "Rule that chooses the class of service for each block of a push.",
+            ROUTERS,
+            unset=_OF_METHOD,
         ),
         choice(
             "sync",
             None,
-            "When an update is released, and which worker may proceed.",
+            "Synchronization rule: when the PS applies updates, and which workers may proceed.",
             SYNC_RULES,
             unset=_OF_METHOD,
         ),
-        choice("weighting", None, "Weight of a stale update.", WEIGHTINGS, unset=_OF_METHOD),
+        choice(
+            "weighting",
+            None,
+            "Rule for the weight of an update, mostly by the update's staleness.",
+            WEIGHTINGS,
+            unset=_OF_METHOD,
+        ),
         choice(
             "server_optimizer",
             None,
-            "How a released update becomes weights.",
+            "Optimizer with which the PS applies updates to the weights.",
             (*SERVER_OPTIMIZERS, SCRIPT),
             unset=_OF_METHOD,
         ),
@@ -378,11 +452,11 @@ POLICIES = Topic(
 )
 
 CODEC = Topic(
-    "What workers send",
+    "Uplink codec",
     (
         switch(
             "error_feedback",
-            "Keep what the codec drops or rounds off for the next step.",
+            "Add the part of an update that the codec drops or rounds off to the next update.",
             default=None,
             unset="on with sparseloco, else off",
         ),
@@ -390,47 +464,51 @@ CODEC = Topic(
             words(
                 "selection",
                 "exact",
-                "How the largest entries are found; carried: by the threshold of the step before.",
+                "Search for the largest entries of a tensor; carried: by the adapted threshold of "
+                "the previous step.",
                 "exact|carried",
                 rule=FlagRule(
                     lambda value: value in top_k.SELECTIONS,
-                    "must be exact or carried. sampled has been removed: carried selects as many, "
-                    "for less work.",
+                    "must be exact or carried. sampled has been removed: carried selects about as "
+                    "many entries for less work.",
                 ),
             ),
             words(
                 "threshold_scope",
                 "tensor",
-                "Obsolete: the largest entries are those of each tensor.",
+                "Obsolete, tensor is the only value: codecs select the largest entries of each "
+                "tensor separately.",
                 "tensor",
                 rule=FlagRule(
                     lambda value: value == "tensor",
-                    "must be tensor. global has been removed: leave it out, and keep small "
-                    "tensors whole by --dense_below.",
+                    "must be tensor. global has been removed: leave --threshold_scope out, and "
+                    "set --dense_below to send small tensors whole.",
                 ),
             ),
             integer(
                 "dense_below",
                 0,
-                "Tensors with fewer entries are sent whole; 0: none.",
+                "Size of a tensor below which all of the tensor's entries are sent; 0: sparsify "
+                "all tensors.",
                 "entries",
                 low=0,
             ),
             words(
                 "ratio_schedule",
                 "constant",
-                "Obsolete: the fraction that is sent does not follow the learning rate.",
+                "Obsolete, constant is the only value: the fraction of entries that is sent does "
+                "not follow the learning rate.",
                 "constant",
                 rule=FlagRule(
                     lambda value: value == "constant",
-                    "must be constant. lr has been removed: leave it out; --warmup_epochs sends "
-                    "more in the first epochs.",
+                    "must be constant. lr has been removed: leave --ratio_schedule out, or set "
+                    "--warmup_epochs to send more entries in the first epochs.",
                 ),
             ),
             integer(
                 "warmup_epochs",
                 None,
-                "First epochs, in which sparsifying codecs send more.",
+                "Number of first epochs in which sparsifying codecs send more entries.",
                 "epochs",
                 low=0,
                 unset="4 for dgc, else 0",
@@ -438,32 +516,32 @@ CODEC = Topic(
             number(
                 "dgs_momentum",
                 None,
-                "Momentum of --codec=dgs, on the worker.",
+                "Momentum of --codec=dgs, which the worker applies.",
                 "factor",
                 low=0.0,
                 high=0.9999,
-                unset="0.7; with --local_optimizer=script that of its SGD",
+                unset="0.7; with --local_optimizer=script the momentum of the script's SGD",
             ),
             number(
                 "dgc_momentum",
                 None,
-                "Momentum of --codec=dgc, on the worker.",
+                "Momentum of --codec=dgc, which the worker applies.",
                 "factor",
                 low=0.0,
                 high=0.9999,
-                unset="0.9; with --local_optimizer=script that of its SGD",
+                unset="0.9; with --local_optimizer=script the momentum of the script's SGD",
             ),
             integer(
                 "chunk",
                 CHUNK_ENTRIES,
-                "Consecutive entries of a tensor that --codec=chunked_topk selects among.",
+                "Number of consecutive entries of a tensor in a chunk of --codec=chunked_topk.",
                 "entries",
                 low=1,
             ),
             integer(
                 "chunk_k",
                 None,
-                "Of each chunk the entries that it sends.",
+                "Number of entries that --codec=chunked_topk sends of each chunk.",
                 "entries",
                 low=1,
                 unset=f"{of_methods('chunk_k')}else --compression_rate of a chunk",
@@ -471,7 +549,7 @@ CODEC = Topic(
             number(
                 "error_decay",
                 None,
-                "Each step multiplies what --error_feedback has kept by this.",
+                "Factor on the residual of --error_feedback, applied in each step.",
                 "factor",
                 low=0.0,
                 high=1.0,
@@ -480,32 +558,37 @@ CODEC = Topic(
             number(
                 "error_ahead",
                 0.0,
-                "Local steps begin at the shards' model and this part of what was not sent.",
+                "Fraction of the unsent residual that a worker applies to the shards' model before "
+                "its local steps.",
                 "factor",
                 low=0.0,
                 high=1.0,
             ),
-            switch("dgc_nesterov", "Nesterov's momentum in --codec=dgc."),
+            switch("dgc_nesterov", "Use Nesterov's form of momentum in --codec=dgc."),
             switch(
-                "dgc_masking", "Zero the velocity of --codec=dgc where it is sent.", default=True
+                "dgc_masking",
+                "With --codec=dgc: set the velocity of the entries that are sent to zero.",
+                default=True,
             ),
             number(
                 "dgc_clip_norm",
                 0.0,
-                "--codec=dgc first clips gradients to this / sqrt(workers); 0: off.",
+                "With --codec=dgc: clip each gradient to this norm / sqrt(number of workers) "
+                "before momentum; 0: off.",
                 "L2 norm",
                 low=0.0,
             ),
             choice(
                 "dgc_clip_scope",
                 "model",
-                "What --dgc_clip_norm is the norm of: the whole gradient, or each tensor.",
+                "Scope of --dgc_clip_norm: it limits the norm of the whole gradient, or of each "
+                "tensor.",
                 wrappers.CLIP_SCOPES,
             ),
             integer(
                 "powersgd_rank",
                 2,
-                "Rank of the two factors that --codec=powersgd sends of a matrix.",
+                "Rank of the two factors that --codec=powersgd sends instead of a matrix.",
                 "columns",
                 low=1,
             ),
@@ -523,22 +606,23 @@ GUARDS = Topic(
         number(
             "max_update_norm",
             Guards.max_update_norm,
-            "A shard refuses its part of a push if its norm is larger; 0: off.",
+            "Largest L2 norm of a shard's part of a push; the shard rejects a larger one; 0: off.",
             "L2 norm",
             low=0.0,
         ),
         choice(
             "aggregate",
             Mean.name,
-            "How the updates of a synchronous group are merged, entry by entry.",
+            "Merge of the updates of a synchronous group, entry by entry.",
             AGGREGATES,
         ),
         *advanced(
             number(
                 "update_peak_factor",
                 Guards.update_peak_factor,
-                "A shard refuses a push whose largest magnitude is above this multiple of that of "
-                "the newest accepted ones (of 1, if those are smaller); 0: off.",
+                "A shard rejects a push if its largest magnitude exceeds this factor times the "
+                "largest magnitude of the newest accepted pushes (times 1, if that magnitude is "
+                "smaller); 0: off.",
                 "factor",
                 low=0.0,
                 rule=_IS_FACTOR,
@@ -546,8 +630,8 @@ GUARDS = Topic(
             number(
                 "update_norm_factor",
                 Guards.update_norm_factor,
-                "A shard refuses norms above this multiple of the median of the newest accepted "
-                "norms of all workers; 0: off.",
+                "A shard rejects a push if its norm exceeds this factor times the median norm of "
+                "the newest accepted pushes of all workers; 0: off.",
                 "factor",
                 low=0.0,
                 rule=_IS_FACTOR,
@@ -555,22 +639,24 @@ GUARDS = Topic(
             integer(
                 "quarantine_after",
                 Guards.quarantine_after,
-                "Offences (not finite, too large, malformed) within --quarantine_seconds after "
-                "which a worker is quarantined; 0: off.",
+                "Number of bad pushes (not finite, too large, malformed) within "
+                "--quarantine_seconds after which a worker is quarantined; 0: off.",
                 "offences",
                 low=0,
             ),
             number(
                 "quarantine_seconds",
                 Guards.quarantine_seconds,
-                "Length of a worker's first quarantine; each further one is twice as long.",
+                "Length of a worker's first quarantine; each further quarantine is twice as long "
+                "as the previous one.",
                 "seconds",
                 low=0.1,
             ),
             number(
                 "trim_fraction",
                 None,
-                "Values that --aggregate=trimmed_mean leaves out on either side, at least one.",
+                "Fraction of the group's values that --aggregate=trimmed_mean leaves out on either "
+                "side, at least one value.",
                 "fraction of the group",
                 rule=_IS_FRACTION,
                 unset="0.25",

@@ -1,4 +1,4 @@
-"""The flags of observing a run: what is logged, and where figures are read."""
+"""Flags for logs and metrics of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HIGHEST_PORT = 65535
 
 
 def _parts(text: str) -> tuple[str, str]:
-    """Return (role or node, level) of an entry; the first is empty where it is for all."""
+    """Split an entry of --log_level into (role or node, level); an empty name means all nodes."""
     who, equals, level = text.rpartition("=")
     return (who.strip().lower() if equals else "", level.strip().lower())
 
@@ -34,20 +34,21 @@ TOPICS = (
             comma_list(
                 "log_level",
                 "info",
-                "Least level of what is logged; of a role or a node another: "
+                "Lowest level of logged messages; a role or a node may have its own level: "
                 "warning,ps=info,worker-3=debug.",
                 "|".join(LEVELS),
                 FlagRule(
                     lambda entries: all(_is_level(entry) for entry in entries),
-                    f"takes levels ({', '.join(LEVELS)}), each of all nodes or, as in ps=debug "
-                    "and worker-3=debug, of a role or a node",
+                    f"takes levels ({', '.join(LEVELS)}), each for all nodes or, as in ps=debug "
+                    "and worker-3=debug, for a role or a node",
                 ),
             ),
             integer(
                 "metrics_port",
                 0,
-                "Where Prometheus reads a node's figures; 0: nowhere. A Cluster gives its nodes "
-                "this port and those that follow: first PS, then workers, then the Supervisor.",
+                "Port at which Prometheus reads a node's metrics; 0: no metrics port. A Cluster "
+                "gives its nodes consecutive ports from this one: PS first, then workers, then the "
+                "Supervisor.",
                 "port",
                 low=0,
                 high=_HIGHEST_PORT,
@@ -56,18 +57,19 @@ TOPICS = (
                 words(
                     "metrics_host",
                     "127.0.0.1",
-                    "Address that --metrics_port binds; beyond this machine give --metrics_login.",
+                    "Address on which --metrics_port listens; an address beyond this machine needs "
+                    "--metrics_login.",
                     "address",
                     rule=FlagRule(lambda host: bool(host.strip()), "must not be empty"),
                 ),
                 words(
                     "metrics_login",
                     None,
-                    "File with the name and the password, as name:password, that readers of "
-                    "--metrics_port send by HTTP's basic authentication.",
+                    "File with name:password that readers of --metrics_port must send by HTTP "
+                    "basic authentication.",
                     "file",
                     rule=FlagRule(lambda path: bool(path.strip()), "must not be empty"),
-                    unset="nobody is refused",
+                    unset="no authentication",
                 ),
             ),
         ),
@@ -76,12 +78,12 @@ TOPICS = (
 
 
 def level_of(entries: list[str], role: str, node: str) -> str:
-    """Return a node's level: its own entry, else its role's, else that of all.
+    """Return a node's level: the entry of the node, else of its role, else of all nodes.
 
     Args:
-        entries: Of --log_level.
-        role: For example "worker".
-        node: For example "worker-3".
+        entries: Values of --log_level.
+        role: Name of the role, for example "worker".
+        node: Name of the node, for example "worker-3".
 
     >>> level_of(["warning", "worker=info", "worker-3=debug"], "worker", "worker-3")
     'debug'
@@ -91,17 +93,20 @@ def level_of(entries: list[str], role: str, node: str) -> str:
 
 
 def check(run: Run, given: flags.FlagValues) -> None:
-    """Refuse ports that nobody would open, or that there are not, and levels of nobody.
+    """Reject unusable flags for logs and metrics.
+
+    Reject a port for a role that opens none, a port out of range, metrics that other machines can
+    read without a login, and a log level for an unknown node.
 
     Raises:
-        ConfigurationError: Such a flag; the message names it.
+        ConfigurationError: A flag is unusable; the message names the flag.
     """
     _check_levels(run, given.log_level)
     port: int = given.metrics_port
     if port and run.type_node in ("Simulator", "Advisor"):
         raise ConfigurationError(
             f"--metrics_port={port} is for nodes of a run, and this is "
-            f"--type_node={run.type_node}; leave it out."
+            f"--type_node={run.type_node}; leave --metrics_port out."
         )
     for name in ("metrics_host", "metrics_login"):
         if not port and given[name].value != given[name].default:
@@ -113,15 +118,15 @@ def check(run: Run, given: flags.FlagValues) -> None:
     is_open = port and not is_loopback(given.metrics_host) and not given.metrics_login
     if is_open and not ("insecure" in given and given.insecure):
         raise ConfigurationError(
-            f"--metrics_host={given.metrics_host} is reachable from other machines, and nothing "
-            "keeps strangers from the figures; give a --metrics_login, leave --metrics_host out, "
-            "or add --insecure if every machine that can reach this address is trusted."
+            f"--metrics_host={given.metrics_host} is reachable from other machines, which could "
+            "read the metrics without a login; give --metrics_login, leave --metrics_host out, or "
+            "add --insecure if every machine that can reach this address is trusted."
         )
     last = port + run.nb_ps + run.nb_workers
     if port and run.type_node == "Cluster" and last > _HIGHEST_PORT:
         raise ConfigurationError(
-            f"--metrics_port={port}: the nodes of this Cluster would need the ports up to {last}; "
-            f"expected at most {_HIGHEST_PORT}. Begin lower."
+            f"--metrics_port={port}: the nodes of this Cluster need the ports up to {last}; "
+            f"expected at most {_HIGHEST_PORT}. Choose a lower --metrics_port."
         )
 
 
@@ -138,7 +143,7 @@ def _check_levels(run: Run, entries: list[str]) -> None:
 
 
 def port_of(base: int, role: str, number: int, nb_ps: int, nb_workers: int) -> int:
-    """Return the metrics port of a Cluster's node.
+    """Return the metrics port of a node of a Cluster.
 
     >>> [port_of(9400, *node, 2, 4) for node in [("PS", 1), ("Worker", 1), ("Supervisor", 0)]]
     [9401, 9402, 9406]

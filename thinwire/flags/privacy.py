@@ -1,4 +1,4 @@
-"""The flags of differential privacy, the same on every node but for --dp_delta."""
+"""Flags of differential privacy; equal on all nodes, except --dp_delta."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ PRIVACY = Topic(
         number(
             "dp_clip",
             Choices.dp_clip,
-            "Largest norm of the change that a worker's local steps make in a round, over the "
-            "whole model; a larger one is scaled down. 0: off.",
+            "Largest norm of a worker's change of the whole model in a round; a larger change is "
+            "scaled down to this norm; 0: off.",
             "L2 norm",
             low=0.0,
         ),
         number(
             "dp_noise",
             Choices.dp_noise,
-            "Gaussian noise that the PS adds to a round's mean, over --dp_clip / workers of the "
-            "round. 0: off.",
+            "Standard deviation of the Gaussian noise that the PS adds to a round's mean, as a "
+            "multiple of --dp_clip / number of workers in the round; 0: off.",
             "factor",
             low=0.0,
         ),
         number(
             "dp_delta",
             Run.dp_delta,
-            "At which the accountant gives epsilon in status, summary and report.",
+            "Delta of differential privacy for the epsilon in status, summary and report.",
             "probability",
             rule=_IS_DELTA,
         ),

@@ -1,4 +1,4 @@
-"""Registers tables of flags with absl, on the command line or in a set of their own."""
+"""Registers tables of flags with absl, for the command line or in a separate set of flags."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from absl import flags
 
 from thinwire.runtime.run.flags import FlagRule, Option, Topic
 
-_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # a bound lets NaN through
+_IS_FINITE = FlagRule(math.isfinite, "must be a finite number")  # NaN passes absl's bounds
 
 
 def define(*topics: Topic, flag_values: flags.FlagValues = flags.FLAGS) -> None:
-    """Register the flags of some topics."""
+    """Register all flags of the topics with `flag_values`, with their rules."""
     for topic in topics:
         for option in topic.options:
             _define(option, flag_values, topic.title)

@@ -1,6 +1,6 @@
-"""The flags of a run as a whole, the same on every node, and the `Run` that they make.
+"""Flags of a run as a whole, equal on every node, and the construction of a `Run` from them.
 
-A `Run` (thinwire.runtime.run.settings) is what roles see: nothing after it reads these flags.
+Roles receive a `Run` (thinwire.runtime.run.settings) and do not read these flags.
 """
 
 from __future__ import annotations
@@ -62,27 +62,28 @@ from thinwire.runtime.run.target import Target, is_target
 from thinwire.runtime.telemetry import predictions
 
 FLAGS = flags.FLAGS
-#: Roles that deal out the training set; elsewhere the data-sharding file may be missing.
+#: Roles that run the synchronization rule and read --draws; other nodes may lack the file.
 _ROLES_THAT_DRAW = ("PS", "Simulator")
+#: Roles that split the training set and check --data_sharding_file; other nodes may lack the file.
 _ROLES_THAT_SPLIT = ("Worker", "Cluster", "Simulator")
-#: Roles that write a summary, and the one that starts them; others may lack --advice's file.
+#: Roles that write a summary or start the role that does; other nodes may lack --advice's file.
 _ROLES_THAT_RECORD = ("Supervisor", "Cluster", "Simulator", "Standalone")
 
-#: Roles that begin each time.
+#: Roles that start from the beginning each time.
 _NEVER_RESUMED = ("Simulator", "Advisor")
-#: Roles that run where nobody needs an epsilon to be computed.
+#: Roles that compute no epsilon and so do not need the package dp-accounting.
 _ROLES_WITHOUT_ACCOUNT = ("Worker", "Supervisor")
 
 _IS_DEVICE = FlagRule(
     lambda device: re.fullmatch(r"auto|cpu|gpu:\d+", device) is not None,
     "must be auto, cpu or gpu:N",
 )
-#: Default of --iter_max where the flags name the model; scripts end by themselves.
+#: Default of --iter_max if the flags name the model. A script ends at the end of its fit.
 _ITER_MAX = 100_000
-#: Why scripts are not drawn for rounds.
-ALL_FIT = "scripts begin and end fit together, which one that is not drawn would have to wait for"
-#: Default of --compression_rate where the model is a script's: its few epochs are too short for a
-#: hundredth of the entries (docs/guide/examples.md).
+#: Reason, as part of an error message, why --fraction and --draws exclude scripts.
+ALL_FIT = "all workers of a script start and end fit together, so none may skip a round"
+#: Default of --compression_rate for scripts: a script's few epochs are too short to converge with
+#: 1 % of the entries (docs/guide/examples.md).
 SCRIPT_COMPRESSION_RATE = 0.1
 _IS_TARGET = FlagRule(
     is_target,
@@ -95,12 +96,17 @@ _RUN = Topic(
     "Run",
     (
         integer("nb_workers", 4, "Number of workers.", "count", low=1, high=65535),
-        integer("nb_ps", 1, "Number of PS shards.", "count", low=1, high=256),
-        words("ip_PS", "127.0.0.1", "Host of the PS; on a PS, the address to bind.", "host"),
+        integer("nb_ps", 1, "Number of PS (parameter server) shards.", "count", low=1, high=256),
+        words(
+            "ip_PS",
+            "127.0.0.1",
+            "Host of the PS; on a PS, the address on which it listens.",
+            "host",
+        ),
         integer(
             "port",
             2223,
-            "Port of shard 0; shard j has port + j. A local Cluster takes free ports with 0.",
+            "Port of shard 0; shard j listens on port + j; 0: a local Cluster chooses free ports.",
             "port",
             low=0,
             high=65535,
@@ -108,75 +114,90 @@ _RUN = Topic(
         comma_list(
             "ps_hosts",
             "",
-            "Every shard, fast to slow, in place of --ip_PS and --port.",
+            "Addresses of all PS shards, from fast to slow; replaces --ip_PS and --port.",
             "host:port,...",
-            unset="as --ip_PS and --port",
+            unset="the addresses from --ip_PS and --port",
         ),
         words(
             "run_dir",
             None,
-            "Folder of everything the run writes; the same command again resumes it.",
+            "Folder of all files that the run writes; the same command again resumes the run.",
             "folder",
             unset="runs/METHOD-DATASET, or runs/METHOD-MODEL with --model",
         ),
-        switch("overwrite", "Discard what a used --run_dir holds and start anew."),
+        switch("overwrite", "Discard the contents of an existing --run_dir and start a new run."),
         switch(
             "resume",
-            "Continue what --run_dir holds although the code or a setting has changed, or the "
-            "script has failed; weights and counts stay.",
+            "Continue the run in --run_dir although the code or a setting has changed, or the "
+            "script has failed; weights and counts are kept.",
         ),
         integer(
-            "seed", 1, "Seed of weights, data order and codecs.", "number", low=0, high=2**31 - 1
+            "seed",
+            1,
+            "Seed of the initial weights, the data order and random codecs.",
+            "number",
+            low=0,
+            high=2**31 - 1,
         ),
         number(
             "lease_seconds",
             10.0,
-            "Silence after which a worker is out of the run.",
+            "Time without a message from a worker after which the PS expels the worker.",
             "seconds",
             low=0.5,
         ),
         number(
             "checkpoint_interval_seconds",
             10.0,
-            "Time between two checkpoints.",
+            "Time between two checkpoints of a PS.",
             "seconds",
             low=0.1,
         ),
         words(
             "device",
             "auto",
-            "auto: the first GPU if there is one; cpu; or gpu:N, the N-th GPU from 0.",
+            "Device for computations: auto, the first GPU or else the CPU; cpu; or gpu:N, GPU "
+            "number N from 0.",
             "auto|cpu|gpu:N",
             rule=_IS_DEVICE,
         ),
-        switch("quiet", "Show warnings only; the log file in --run_dir has everything."),
+        switch(
+            "quiet", "Show only warnings and errors; the log file in --run_dir has all messages."
+        ),
         *advanced(
             words(
                 "checkpoint_dir",
                 None,
-                "Where PS keep their checkpoints, so that another machine can go on from them: a "
-                "shared folder, or s3://bucket/folder.",
+                "Place of the PS checkpoints, so that a PS on another machine can resume: a shared "
+                "folder, or s3://bucket/folder.",
                 "address",
                 unset="in --run_dir",
             ),
-            integer("keep_checkpoints", 3, "Checkpoints that a PS keeps.", "count", low=1),
+            integer(
+                "keep_checkpoints",
+                3,
+                "Number of newest checkpoints that a PS keeps.",
+                "count",
+                low=1,
+            ),
             number(
                 "reconnect_timeout_seconds",
                 60.0,
-                "Time to look for the PS before giving up with exit code 3.",
+                "Time for which a node tries to reach the PS before it ends with exit code 3.",
                 "seconds",
                 low=0.5,
             ),
             choice(
                 "placement",
                 "hash",
-                "Tensors to the least loaded shard, or blocks of layers by the shards' speed.",
+                "Placement of the model on PS shards: hash, each tensor on the least loaded shard; "
+                "speed, blocks of layers by the shards' speed.",
                 placement.REGISTRY,
             ),
             comma_list(
                 "ps_speeds",
                 "",
-                "Speeds of the shards relative to each other for --placement=speed: 4,2,1.",
+                "Relative speeds of the PS shards for --placement=speed, such as 4,2,1.",
                 "numbers, one per shard",
                 ARE_NUMBERS_OR_NONE,
                 unset="equal",
@@ -184,7 +205,7 @@ _RUN = Topic(
             choice(
                 "kernels",
                 "auto",
-                "Implementation of the kernels; auto takes numpy on a CPU.",
+                "Implementation of array kernels; auto chooses numpy on a CPU.",
                 ("auto", "tf", "numpy"),
             ),
         ),
@@ -197,24 +218,31 @@ _MODEL_AND_DATA = Topic(
         choice(
             "model_from",
             FROM_FLAGS,
-            "Where a PS has its model from: its own flags, or the first worker that it admits.",
+            "Source of a PS's model: flags, the flags of the PS; worker, the first worker that the "
+            "PS admits.",
             (FROM_FLAGS, FROM_WORKER),
         ),
         choice(
             "task",
             CLASSIFICATION,
-            "What the model is for; other tasks have a network and a data set of their own.",
+            "Task of the model; each task has its own networks and data sets.",
             TASKS,
         ),
-        choice("network", "cnn", "A built-in model.", NETWORKS),
+        choice("network", "cnn", "Name of a built-in model.", NETWORKS),
         words(
             "model",
             None,
-            "Your own: a .py file with build_model() and load_data().",
+            "Python file of a user-defined model, with build_model() and optionally load_data(); "
+            "replaces --network.",
             "file",
             unset="--network",
         ),
-        choice("dataset", "fashion_mnist_sample", "Training and test examples.", DATASETS),
+        choice(
+            "dataset",
+            "fashion_mnist_sample",
+            "Name of the data set with training and test examples.",
+            DATASETS,
+        ),
         words(
             "data_dir",
             None,
@@ -222,75 +250,80 @@ _MODEL_AND_DATA = Topic(
             "folder",
             unset="the data set's usual places",
         ),
-        choice("partition", "iid", "Which worker gets which examples.", PARTITIONS),
+        choice("partition", "iid", "Rule that divides the examples among the workers.", PARTITIONS),
         *advanced(
             choice(
                 "batch",
                 None,
-                "Whose a script's batch size is: the whole run's, or each worker's.",
+                "Meaning of a script's batch size: the total of all workers (global), or the size "
+                "on each worker (worker).",
                 BATCHES,
                 unset="global where all workers step together, else worker",
             ),
             choice(
                 "shard",
                 "auto",
-                "auto: a script's workers share what each gives to fit; off: each brings its own.",
+                "Division of the data that a script gives to fit: auto, among the workers; off, "
+                "each worker trains on its own data.",
                 SHARDS,
             ),
-            integer("image_size", 28, "Height and width of an image.", "pixels", low=1),
-            integer("image_depth", 1, "Channels of an image.", "count", low=1),
+            integer("image_size", 28, "Height and width of an input image.", "pixels", low=1),
+            integer("image_depth", 1, "Number of channels of an input image.", "count", low=1),
             integer(
                 "nb_classes",
                 10,
-                "Number of classes; of numbers, labels or words of other tasks.",
+                "Number of classes; for other tasks the number of outputs, labels or words.",
                 "count",
                 low=1,
             ),
             choice(
                 "scaling",
                 None,
-                "Scaling of images.",
+                "Scaling of the values of images.",
                 SCALINGS,
-                unset="the set's channels for cifar10 and imagenet, else standardize",
+                unset="by the data set's channels for cifar10 and imagenet, else standardize",
             ),
             choice(
                 "augment",
                 None,
-                "Augmentation of training images.",
+                "Random augmentation of training images.",
                 AUGMENTATIONS,
                 unset="crop_flip for cifar10, resized_crop_flip for imagenet, else none",
             ),
             switch(
                 "top5",
-                "Evaluations also report how often the label is among the best five answers; "
+                "Evaluations also report how often the label is among the five best predictions; "
                 "always on for imagenet.",
             ),
             words(
                 "partition_file",
                 None,
-                "Positions of each worker's examples in the training set, a line per worker, for "
-                "--partition=positions.",
+                "File for --partition=positions: positions of each worker's examples in the "
+                "training set, with one line per worker.",
                 "file",
                 unset="none",
             ),
             words(
                 "data_sharding_file",
                 None,
-                "Start and end fraction per worker, for --partition=file.",
+                "File for --partition=file: start and end fraction of each worker's part of the "
+                "training set.",
                 "file",
                 unset="none",
             ),
             number(
                 "dirichlet_alpha",
                 None,
-                "Evenness of --partition=dirichlet; the smaller, the more uneven.",
+                "Concentration parameter of --partition=dirichlet; a smaller value makes the "
+                "workers' classes more uneven.",
                 "number",
                 low=1e-3,
                 high=1e6,
                 unset="0.5",
             ),
             switch(
-                "no_block_shuffle", "--partition=class in the order by label, the same each epoch."
+                "no_block_shuffle",
+                "Keep the examples of --partition=class in order of their labels in every epoch.",
             ),
         ),
     ),
@@ -302,7 +335,7 @@ _STOP = Topic(
         integer(
             "iter_max",
             None,
-            "Applied updates.",
+            "Number of applied updates after which the run stops.",
             "updates",
             low=1,
             high=MOST_UPDATES,
@@ -311,7 +344,8 @@ _STOP = Topic(
         number(
             "epochs",
             None,
-            "Examples consumed / size of the training set.",
+            "Number of epochs (consumed examples / size of the training set) after which the run "
+            "stops.",
             "epochs",
             rule=_IS_LIMIT,
             unset="no limit",
@@ -319,7 +353,7 @@ _STOP = Topic(
         number(
             "max_seconds",
             None,
-            "Time of training.",
+            "Training time after which the run stops.",
             "seconds",
             rule=_IS_LIMIT,
             unset="no limit",
@@ -327,7 +361,7 @@ _STOP = Topic(
         number(
             "target_accuracy",
             None,
-            "Stop when an evaluation reaches it; short for --target='accuracy>=...'.",
+            "Test accuracy at which the run stops; short for --target='accuracy>=...'.",
             "fraction",
             low=0.0,
             high=1.0,
@@ -336,7 +370,7 @@ _STOP = Topic(
         words(
             "target",
             None,
-            "Stop when a metric of the evaluations reaches a bound, in quotes: 'val_mae<=0.3'.",
+            "Bound of an evaluation metric at which the run stops, in quotes: 'val_mae<=0.3'.",
             "'NAME<=NUMBER' or 'NAME>=NUMBER'",
             rule=_IS_TARGET,
             unset="none",
@@ -355,15 +389,15 @@ TOPICS = (
     _MODEL_AND_DATA,
     _STOP,
 )
-#: Topics that matter only where gradients are exchanged.
+#: Topics that only matter to nodes that exchange gradients.
 OF_EXCHANGES = (CODEC, dgt.TOPIC, GUARDS, PRIVACY)
 
 
 def read_run(given: flags.FlagValues = FLAGS) -> Run:
-    """Return the common settings, as the command line has them unless others are given.
+    """Return the settings of the run from flags, by default from the command line.
 
     Raises:
-        ConfigurationError: Values that exclude each other or name nothing.
+        ConfigurationError: Values contradict each other, or a name or file does not exist.
     """
     if given.overwrite and given.resume:
         raise ConfigurationError(
@@ -372,7 +406,8 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
         )
     if given.resume and given.type_node in _NEVER_RESUMED:
         raise ConfigurationError(
-            f"--type_node={given.type_node} --resume: it is never continued. Leave it out."
+            f"--type_node={given.type_node} --resume: a {given.type_node} is never continued. "
+            "Leave --resume out."
         )
     router = given.router or METHODS[given.method]["router"]
     if router == "dgt":
@@ -410,7 +445,7 @@ def read_run(given: flags.FlagValues = FLAGS) -> Run:
 
 
 def _fill_task(given: flags.FlagValues) -> None:
-    """Make the defaults those of the task and the data set."""
+    """Set the defaults of --dataset, --network and --nb_classes by the task and the data set."""
     task = TASKS[given.task]
     given.set_default("dataset", task.datasets[0])
     network, nb_classes = MODELS.get(given.dataset, (task.networks[0], task.nb_classes))
@@ -424,13 +459,14 @@ def _reports_top5(given: flags.FlagValues) -> bool:
         return reports_top5(given.top5, given.dataset, nb_classes)
     if given.top5:
         raise ConfigurationError(
-            f"--top5 is for --task={CLASSIFICATION}, and this is --task={given.task}; leave it out."
+            f"--top5 is for --task={CLASSIFICATION}, and this is --task={given.task}; leave "
+            "--top5 out."
         )
     return False
 
 
 def _named_like_fields(given: flags.FlagValues, settings: type) -> dict[str, Any]:
-    """Return the flags that are named like the fields of a dataclass: a new one needs no line."""
+    """Return the values of flags that have the names of a dataclass's fields, by name."""
     names = [field.name for field in dataclasses.fields(settings)]
     return {name: given[name].value for name in names if name in given}
 
@@ -456,9 +492,9 @@ def _target(given: flags.FlagValues) -> Target | None:
 
 
 def _run_dir(given: flags.FlagValues) -> pathlib.Path:
-    """Return --run_dir; by default a run of one's own model does not meet one of a data set."""
-    what = pathlib.Path(given.model).stem if given.model else given.dataset
-    words = [given.method, what, *([given.task] if given.task != CLASSIFICATION else [])]
+    """Return --run_dir; the default has the name of a user's model or of the data set."""
+    subject = pathlib.Path(given.model).stem if given.model else given.dataset
+    words = [given.method, subject, *([given.task] if given.task != CLASSIFICATION else [])]
     return pathlib.Path(given.run_dir or f"runs/{'-'.join(words)}")
 
 
@@ -481,7 +517,7 @@ def _addresses(given: flags.FlagValues) -> tuple[str, ...]:
 
 
 def _check_partition(given: flags.FlagValues) -> None:
-    """Refuse what another partition than the chosen one would heed."""
+    """Reject flags that the chosen --partition does not use."""
     path = given.data_sharding_file
     if (path is not None) != (given.partition == "file"):
         raise ConfigurationError(
@@ -500,10 +536,10 @@ def _check_partition(given: flags.FlagValues) -> None:
             f"is --partition={given.partition}; change one."
         )
     if given.partition in BY_CLASS and not TASKS[given.task].has_classes:
-        others = "|".join(each for each in PARTITIONS if each not in BY_CLASS)
+        expected = "|".join(name for name in PARTITIONS if name not in BY_CLASS)
         raise ConfigurationError(
-            f"--partition={given.partition} splits examples by their classes, and those of "
-            f"--task={given.task} have none; expected --partition={others}."
+            f"--partition={given.partition} splits examples by their classes, and the "
+            f"examples of --task={given.task} have none; expected --partition={expected}."
         )
     if given.no_block_shuffle and given.partition != "class":
         raise ConfigurationError(
@@ -515,7 +551,7 @@ def _check_partition(given: flags.FlagValues) -> None:
 
 
 def _check_files(given: flags.FlagValues) -> None:
-    """Refuse missing files now: a run would miss them late."""
+    """Reject missing files before the run starts; the run itself would fail only later."""
     folder = None if given.data_dir is None else pathlib.Path(given.data_dir)
     if folder is not None and not (folder.is_dir() and any(folder.iterdir())):
         raise ConfigurationError(
@@ -532,20 +568,20 @@ def _check_files(given: flags.FlagValues) -> None:
 
 
 def _check_model_from(given: flags.FlagValues) -> None:
-    """Refuse names of a model where a worker's counts, and rounds that its fit cannot share."""
+    """Reject flags that contradict --model_from: a named model, and rounds without all workers."""
     if given.model_from == FROM_FLAGS:
         if given.schedule_clock != given["schedule_clock"].default:
             raise ConfigurationError(
                 f"--schedule_clock={given.schedule_clock} is for schedules of a script's "
-                f"optimizer, and this is --model_from={FROM_FLAGS}, whose schedule is "
-                "--lr_schedule. Leave --schedule_clock out."
+                f"optimizer, but with --model_from={FROM_FLAGS} the schedule is --lr_schedule. "
+                "Leave --schedule_clock out."
             )
         return
     for name in ("model", "network"):
         if given[name].present and given[name].value is not None:
             raise ConfigurationError(
-                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the model is that "
-                f"of the first worker; leave --{name} out, or take --model_from={FROM_FLAGS}."
+                f"--{name}={given[name].value} and --model_from={FROM_WORKER}: the first "
+                f"worker defines the model; leave --{name} out, or take --model_from={FROM_FLAGS}."
             )
     for name in ("fraction", "draws"):
         if given[name].value != given[name].default:
@@ -583,9 +619,10 @@ def _method(given: flags.FlagValues, nb_ps: int) -> Method:
 
 
 def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues) -> Choices:
-    """Return the choices with the script's compiled optimizer where none is given.
+    """Return the choices with the script's compiled optimizer, unless flags choose an optimizer.
 
-    It steps on the PS where gradients travel, and on the workers where changes of weights do.
+    The script's optimizer runs on the PS if workers push gradients, and on the workers if they push
+    changes of weights.
     """
     if kind is Kind.GRADIENT and choices.overrides["server_optimizer"] is None:
         return dataclasses.replace(
@@ -597,18 +634,18 @@ def _with_script_optimizer(choices: Choices, kind: Kind, given: flags.FlagValues
 
 
 def _check_collective(given: flags.FlagValues, method: Method, nb_ps: int) -> None:
-    """Refuse shards that would idle, and settings of collectives where there is none."""
+    """Reject idle shards, and flags of collectives if the run has no collective."""
     check_shards(method, nb_ps)
     for name in ("worker_port", "collective_sync_every"):
         if method.collective == THROUGH_PS and given[name].value != given[name].default:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for workers that sum among themselves, and this "
-                f"is --collective={THROUGH_PS}; change one."
+                f"--{name}={given[name].value} is for an all-reduce among the workers, and this is "
+                f"--collective={THROUGH_PS}; change one."
             )
 
 
 def _draws(given: flags.FlagValues) -> tuple[tuple[int, ...], ...] | None:
-    """Read the file of --draws where a rule runs; other nodes may not have the file."""
+    """Return the rounds of --draws; empty on roles that do not read it, None without --draws."""
     if given.draws is None:
         return None
     return read_draws(given.draws, given.nb_workers) if given.type_node in _ROLES_THAT_DRAW else ()
@@ -619,7 +656,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
     check_guards(method, guards)
     if guards.active and given.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={given.collective}: the PS sees no updates that it could guard against; "
+            f"--collective={given.collective}: the PS receives no updates to check; "
             "leave out --max_update_norm, --update_norm_factor and --quarantine_after, or take "
             f"--collective={THROUGH_PS}."
         )
@@ -627,7 +664,7 @@ def _guards(given: flags.FlagValues, method: Method) -> Guards:
 
 
 def _groups(given: flags.FlagValues) -> dict[str, Any]:
-    """Return groups, or what forms them, named like fields of Choices."""
+    """Return the fields of Choices about groups: fixed groups, or settings of automatic groups."""
     if given.groups is not None and given.groups_file is not None:
         raise ConfigurationError("--groups and --groups_file were both given; leave one out.")
     if given.groups == "auto":
@@ -644,7 +681,7 @@ def _groups(given: flags.FlagValues) -> dict[str, Any]:
 
 
 def _auto_groups(given: flags.FlagValues) -> AutoGroups:
-    """Ten updates a worker and a minute, unless given."""
+    """Return the settings of --groups=auto; default: 10 updates per worker, and 60 seconds."""
     updates, seconds = given.groups_warmup_updates, given.regroup_interval_seconds
     return AutoGroups(
         10 * given.nb_workers if updates is None else updates, 60.0 if seconds is None else seconds

@@ -1,4 +1,4 @@
-"""Flags that a script has other ways for, and which: for those who run scripts."""
+"""Flags that have no effect on a script's run, with reasons; `thinwire run` rejects the flags."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from thinwire.ops.methods.method import Method
 from thinwire.ops.types import ConfigurationError, Kind
 from thinwire.runtime.run.script_target import ScriptTarget
 
-_MODEL_AND_DATA = next(each for each in run_flags.TOPICS if each.title == "Model and data")
-#: Flags of the model and the data, which a script brings.
+_MODEL_AND_DATA = next(topic for topic in run_flags.TOPICS if topic.title == "Model and data")
+#: Flag of the model or the data, which a script brings -> reason for the rejection.
 OWN_MODEL_AND_DATA = {
     option.name: "the script brings its own model and data"
     for option in _MODEL_AND_DATA.options
@@ -22,9 +22,9 @@ OWN_MODEL_AND_DATA = {
 _COMPUTES = "the script itself computes the gradients"
 _EVALUATES = "a script evaluates by its own fit(validation_data=...)"
 COMPILED = "the optimizer is the one that the script compiles"
-#: Flags that no script's run heeds.
+#: Flag that has no effect on a script's run -> reason for the rejection.
 NEVER = OWN_MODEL_AND_DATA | {
-    "batch_size": "it is that of the script's own fit",
+    "batch_size": "the script's fit sets the batch size",
     "slowdown": _COMPUTES,
     "step_seconds": _COMPUTES,
     **dict.fromkeys(("fraction", "draws"), run_flags.ALL_FIT),
@@ -36,12 +36,12 @@ NEVER = OWN_MODEL_AND_DATA | {
     "num_restarts": "`thinwire run` counts the restarts",
 }
 _RATES = ("learning_rate", "lr_schedule")
-#: Names that scripts often have for arguments of their own, in addition to `NEVER`.
+#: Names that scripts often use for their own arguments, in addition to `NEVER`.
 _OFTEN_OF_SCRIPTS = (
     *("device", "epochs", "help", "iter_max", "log_level", "max_seconds", "overwrite", "port"),
     *("quiet", "resume", "run_dir", "seed", "shard", "target"),
 )
-#: Flags of the optimizers, by what workers send.
+#: Kind of update that workers push -> flags of the optimizer that the script replaces.
 OPTIMIZER = {
     Kind.GRADIENT: ("server_optimizer", "momentum", "weight_decay", *_RATES),
     Kind.DELTA: (
@@ -54,50 +54,54 @@ _USUAL = {*NEVER, *_OFTEN_OF_SCRIPTS, *itertools.chain(*OPTIMIZER.values())}
 
 
 def misplaced(target: ScriptTarget, known: Collection[str]) -> str:
-    """Return a warning of flags of Thinwire behind the script, which only the script gets.
+    """Return a warning about flags of Thinwire after the script, which only the script receives.
 
-    Names that scripts often have themselves, and names in the script's own text, are the script's.
-    So is everything behind ``--``.
+    Names that scripts often use, names in the script's text, and all words after ``--`` belong to
+    the script: the function ignores them.
 
     Args:
         target: The script and its arguments.
-        known: Names of all flags of Thinwire.
+        known: Names of all flags of Thinwire, without dashes.
 
     Returns:
-        One line; empty: there are none.
+        A warning in one line; empty if no flag is misplaced.
     """
     words = itertools.takewhile(lambda word: word != "--", target.arguments)
     text = target.path.read_text(errors="replace")
-    found = []
+    flags = []
     for word in words:
         name = word.partition("=")[0].removeprefix("--")
         is_ours = word.startswith("--") and name in known and name not in _USUAL
         if is_ours and not re.search(rf"\b{name}\b", text):
-            found.append(word)
-    if not found:
+            flags.append(word)
+    if not flags:
         return ""
-    verb, them = ("stands", "it") if len(found) == 1 else ("stand", "them")
+    verb, them = ("stands", "it") if len(flags) == 1 else ("stand", "them")
     return (
-        f"{' '.join(found)} {verb} behind {target.shown}, so the script gets {them} and Thinwire "
-        f"does not read {them}. A flag of Thinwire stands before the script: thinwire run "
-        f"{found[0]} {target.shown}"
+        f"{' '.join(flags)} {verb} after {target.shown}, so the script receives {them} and "
+        f"Thinwire does not read {them}. A flag of Thinwire stands before the script: thinwire run "
+        f"{flags[0]} {target.shown}"
     )
 
 
 def refuse(given: Iterable[str]) -> None:
-    """Refuse flags that no script's run heeds; raises ConfigurationError, naming one."""
+    """Reject flags that have no effect on a script's run.
+
+    Raises:
+        ConfigurationError: A flag has no effect; the message names the flag.
+    """
     _refuse(given, NEVER | dict.fromkeys(OPTIMIZER[Kind.DELTA], COMPILED))
 
 
 def refuse_optimizer(given: Iterable[str], method: Method) -> None:
-    """Refuse flags of the optimizer that the script brings, and of its rate.
+    """Reject flags of the optimizer and the learning rate, which the script brings.
 
     Args:
-        given: Names of the flags that were given.
-        method: Of the run.
+        given: Names of the flags on the command line.
+        method: Method of the run.
 
     Raises:
-        ConfigurationError: One of them; the message names it.
+        ConfigurationError: A flag of the optimizer is given; the message names the flag.
     """
     _refuse(given, dict.fromkeys(OPTIMIZER[method.kind], COMPILED))
 
@@ -106,5 +110,5 @@ def _refuse(given: Iterable[str], reasons: Mapping[str, str]) -> None:
     for name in given:
         if name in reasons:
             raise ConfigurationError(
-                f"--{name} is not for `thinwire run`: {reasons[name]}. Leave it out."
+                f"--{name} is not for `thinwire run`: {reasons[name]}. Leave --{name} out."
             )

@@ -1,4 +1,4 @@
-"""The flags of who may connect: certificates and the token, the same on all roles."""
+"""Flags for authentication and encryption: certificates and the token; equal for all roles."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from thinwire.runtime.run.flags import FlagRule, Topic, words
 _IS_PATH = FlagRule(lambda path: bool(path.strip()), "must not be empty")
 
 TOPIC = Topic(
-    "Who may connect",
+    "Authentication and encryption",
     (
         words(
             "tls_cert",
             None,
-            "This node's certificate in PEM form; {node} stands for its name, such as worker-3. "
-            "`thinwire certificates` makes them.",
+            "This node's TLS certificate in PEM form; {node} stands for the node's name, such as "
+            "worker-3. `thinwire certificates` writes certificates.",
             "file",
             rule=_IS_PATH,
             unset="no TLS",
@@ -27,7 +27,7 @@ TOPIC = Topic(
         words(
             "tls_key",
             None,
-            "Its private key; {node} as above.",
+            "Private key of --tls_cert in PEM form; {node} stands for the node's name.",
             "file",
             rule=_IS_PATH,
             unset="no TLS",
@@ -35,29 +35,29 @@ TOPIC = Topic(
         words(
             "tls_ca",
             None,
-            "Certificate of the authority that signed the others'; a PS with it rejects clients "
-            "without one.",
+            "Certificate of the authority that signed the other nodes' certificates; a PS with "
+            "this flag rejects clients without a certificate.",
             "file",
             rule=_IS_PATH,
-            unset="others are not authenticated by certificate",
+            unset="other nodes are not authenticated by certificate",
         ),
         words(
             "token_file",
             None,
-            "File with the run's token, which every node must have. The token itself is never a "
-            "flag: others could read it in the list of processes.",
+            "File with the run's secret token, which every node must have. The token itself is "
+            "never a flag, because other users could read the flag in the list of processes.",
             "file",
             rule=_IS_PATH,
-            unset="the environment's THINWIRE_TOKEN",
+            unset="the environment variable THINWIRE_TOKEN",
         ),
     ),
 )
 TOPICS = (TOPIC,)
 NAMES = tuple(option.name for option in TOPIC.options)
 
-#: Roles that talk to others -> the flag of their number, if they have one.
+#: Roles that connect to other nodes -> flag of the node's number; None for a single node.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker", "Supervisor": None}
-#: Roles that start such ones with their own flags.
+#: Roles that start nodes and pass their flags to the nodes.
 _STARTING = ("Cluster", "Advisor")
 
 
@@ -65,7 +65,7 @@ def credentials(given: flags.FlagValues) -> Credentials:
     """Return this node's credentials.
 
     Raises:
-        ConfigurationError: Files that are missing or of no use, or a role that talks to nobody.
+        ConfigurationError: A file is missing or unusable, or the role connects to no other node.
     """
     if NAMES[0] not in given or given.type_node in _STARTING:
         return NO_CREDENTIALS
@@ -76,15 +76,15 @@ def credentials(given: flags.FlagValues) -> Credentials:
 
 
 def check_nodes(given: flags.FlagValues, nb_ps: int, nb_workers: int) -> None:
-    """Refuse files of no use to the nodes that are started on this host, before any is.
+    """Reject unusable credential files of this host's nodes, before the first node starts.
 
     Args:
-        given: The flags of who starts them.
+        given: Flags of the process that starts the nodes.
         nb_ps: Number of shards.
         nb_workers: Number of workers.
 
     Raises:
-        ConfigurationError: As `credentials` of one of them would.
+        ConfigurationError: The credentials of a node are missing or unusable.
     """
     has_own = any("{node}" in (given[name].value or "") for name in NAMES)
     for shard in range(nb_ps if has_own else 1):
@@ -95,7 +95,7 @@ def check_nodes(given: flags.FlagValues, nb_ps: int, nb_workers: int) -> None:
 
 
 def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
-    """Return the credentials of a node; raises ConfigurationError."""
+    """Read the credentials of a node; raise ConfigurationError if a file is unusable."""
     in_environment = os.environ.get("THINWIRE_TOKEN", "")
     if not in_environment and not any(given[name].value for name in NAMES):
         return NO_CREDENTIALS
@@ -118,9 +118,9 @@ def _of_node(given: flags.FlagValues, role: str, number: int) -> Credentials:
 
 
 def protection(given: flags.FlagValues) -> Protection:
-    """Return how the nodes that are started with these flags will be protected.
+    """Return the protection of nodes that start with these flags.
 
-    Their files may lie on other hosts: nothing is read.
+    The function reads no file: the nodes' files may be on other hosts.
     """
     encrypted = bool(given.tls_cert)
     token = given.token_file or os.environ.get("THINWIRE_TOKEN")
@@ -131,7 +131,7 @@ def _refuse(given: flags.FlagValues) -> Credentials:
     for name in NAMES:
         if given[name].value:
             raise ConfigurationError(
-                f"--{name}={given[name].value} is for nodes that talk to each other, and "
+                f"--{name}={given[name].value} is for nodes that connect to each other, and "
                 f"--type_node={given.type_node} does not; leave it out."
             )
     return NO_CREDENTIALS

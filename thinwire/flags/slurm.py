@@ -1,8 +1,8 @@
-"""A step of Slurm as its variables describe it, and which nodes of a run each of its tasks starts.
+"""The Slurm step of this process, from environment variables, and the nodes that a task starts.
 
-``srun thinwire run train.py`` starts one such process for every task. Rank r starts worker r + 1;
-rank 0 also the Supervisor; the first task of a host also shards of the PS: shard s belongs to host
-s modulo their number. So nothing but the variables is needed to know every address.
+``srun thinwire run train.py`` starts one launcher process for every task. Rank r starts worker
+r + 1. Rank 0 also starts the Supervisor. The first task of each host also starts PS shards: shard s
+runs on host s modulo the number of hosts. So every task knows all addresses from the variables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 
 from thinwire.ops.types import ConfigurationError
 
-#: Ports of jobs: below those that Linux chooses by itself, and above those of most services.
+#: Range of PS ports, 20000 to 31999: below the ephemeral ports of Linux (from 32768), and above
+#: the ports of most services. A step gets 16 consecutive ports.
 _FIRST_PORT, _NUM_PORTS, _PORTS_OF_STEP = 20000, 12000, 16
 _COUNT = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
 _BRACKETS = re.compile(r"\[([^\]]*)\]")
@@ -23,28 +24,38 @@ _OUTER_COMMA = re.compile(r",(?![^\[]*\])")
 
 @dataclasses.dataclass(frozen=True)
 class SlurmStep:
-    """A step of several tasks, and this process's place in it."""
+    """A Slurm step of several tasks, and the position of this process in the step.
 
-    rank: int  # from 0
-    host: int  # position of this task's in `hosts`
-    rank_on_host: int  # from 0
+    Attributes:
+        rank: Rank of this task in the step, from 0.
+        host: Position of this task's host in `hosts`.
+        rank_on_host: Rank of this task on its host, from 0.
+        hosts: Names of the step's hosts.
+        tasks: Number of tasks on each host.
+        first_port: Port of PS shard 0.
+        cpus_of_task: Number of CPUs of this task.
+    """
+
+    rank: int
+    host: int
+    rank_on_host: int
     hosts: tuple[str, ...]
-    tasks: tuple[int, ...]  # on each host
+    tasks: tuple[int, ...]
     first_port: int
     cpus_of_task: int
 
     @property
     def num_tasks(self) -> int:
-        """How many workers the step has."""
+        """Number of tasks in the step, which is the number of workers."""
         return sum(self.tasks)
 
     @property
     def is_first(self) -> bool:
-        """Whether what a run does once is this task's."""
+        """True for rank 0, the task that does the one-time work of the run."""
         return self.rank == 0
 
     def starts(self, role: str, number: int) -> bool:
-        """Return whether this task starts a node."""
+        """Return True if this task starts the node with this role and number."""
         if role == "Worker":
             return number == self.rank + 1
         if role == "PS":
@@ -52,11 +63,11 @@ class SlurmStep:
         return self.is_first
 
     def addresses(self, nb_ps: int, first_port: int | None = None) -> tuple[str, ...]:
-        """Return host:port of every shard.
+        """Return the address host:port of every shard.
 
         Args:
             nb_ps: Number of shards.
-            first_port: Of shard 0, where the step's own is not wanted.
+            first_port: Port of shard 0; None: the step's first port.
         """
         hosts = self.hosts if len(self.hosts) > 1 else ("127.0.0.1",)
         first = first_port or self.first_port
@@ -64,12 +75,13 @@ class SlurmStep:
 
 
 def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
-    """Return the step that this process is a task of; None: there is none, or it has one task.
+    """Return the Slurm step in which this process is a task.
 
-    A batch script has a rank too, but is no step of srun.
+    Return None outside a step of srun, and in a step of one task. A batch script also has a rank,
+    but it is not a step of srun.
 
     Raises:
-        ConfigurationError: Variables that contradict each other or cannot be read.
+        ConfigurationError: Slurm's variables contradict each other or cannot be parsed.
     """
     if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
         return None
@@ -79,14 +91,14 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
     count = _number(environment, "SLURM_STEP_NUM_TASKS")
     if not (len(hosts) == len(tasks) and sum(tasks) == count and host < len(hosts)):
         raise ConfigurationError(
-            f"Slurm's variables do not fit together: {count} tasks, of which "
-            f"SLURM_STEP_TASKS_PER_NODE={environment['SLURM_STEP_TASKS_PER_NODE']}, on "
-            f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}, this one on host {host}. "
+            f"Slurm's variables contradict each other: SLURM_STEP_NUM_TASKS={count}, "
+            f"SLURM_STEP_TASKS_PER_NODE={environment['SLURM_STEP_TASKS_PER_NODE']}, "
+            f"SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}, SLURM_NODEID={host}. "
             "Start the command by srun."
         )
     if rank >= count:
         raise ConfigurationError(
-            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Start the "
+            f"SLURM_PROCID={rank} in a step of {count} tasks; expected 0 to {count - 1}. Start the "
             "command by srun."
         )
     shared = _number(environment, "SLURM_CPUS_ON_NODE", "1") // tasks[host]
@@ -102,20 +114,20 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep | None:
 
 
 def expand_hosts(nodes: str) -> tuple[str, ...]:
-    """Return the hosts of Slurm's list, in its order.
+    """Expand Slurm's compact list of hosts, in the list's order.
 
     >>> expand_hosts("gpu[07-09,12],login1")
     ('gpu07', 'gpu08', 'gpu09', 'gpu12', 'login1')
     """
-    found: list[str] = []
+    hosts: list[str] = []
     for part in filter(None, _OUTER_COMMA.split(nodes.strip())):
         pieces = _BRACKETS.split(part)  # text, range, text, range, text
         choices = [
             [piece] if even else list(_expand_ranges(piece))
             for even, piece in zip(itertools.cycle((True, False)), pieces, strict=False)
         ]
-        found += ("".join(each) for each in itertools.product(*choices))
-    return tuple(found)
+        hosts += ("".join(texts) for texts in itertools.product(*choices))
+    return tuple(hosts)
 
 
 def _expand_ranges(text: str) -> Iterator[str]:
@@ -124,26 +136,27 @@ def _expand_ranges(text: str) -> Iterator[str]:
         last = last or first
         if not (first.isdecimal() and last.isdecimal()):
             raise ConfigurationError(
-                f"a list of hosts has [{text}], which is no range; expected such as node[01-04,7]."
+                f"the list of hosts has [{text}], which is not a range; expected for example "
+                "node[01-04,7]."
             )
         yield from (f"{number:0{len(first)}}" for number in range(int(first), int(last) + 1))
 
 
 def _expand_counts(text: str) -> tuple[int, ...]:
-    """Return the number of tasks on each host from such as ``2(x3),1``."""
-    found: list[int] = []
+    """Expand counts like ``2(x3),1`` to the number of tasks on each host."""
+    counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part)
         if match is None:
             raise ConfigurationError(
-                f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected numbers of tasks such as 2(x3),1."
+                f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts such as 2(x3),1."
             )
-        found += [int(match[1])] * int(match[2] or 1)
-    return tuple(found)
+        counts += [int(match[1])] * int(match[2] or 1)
+    return tuple(counts)
 
 
 def _port(environment: Mapping[str, str]) -> int:
-    """Return the port of shard 0: the first that Slurm reserves, else one that the job gives."""
+    """Return the port of shard 0: the first port that Slurm reserves, else a port by the job id."""
     if reserved := environment.get("SLURM_STEP_RESV_PORTS", ""):
         return int(next(_expand_ranges(reserved)))
     job, step = _number(environment, "SLURM_JOB_ID"), _number(environment, "SLURM_STEP_ID")
@@ -153,7 +166,7 @@ def _port(environment: Mapping[str, str]) -> int:
 def _text(environment: Mapping[str, str], name: str) -> str:
     if not environment.get(name):
         raise ConfigurationError(
-            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set and {name} is not; "
+            f"SLURM_STEP_NUM_TASKS={environment['SLURM_STEP_NUM_TASKS']} is set but {name} is not; "
             "start the command by srun."
         )
     return environment[name]
@@ -162,5 +175,5 @@ def _text(environment: Mapping[str, str], name: str) -> str:
 def _number(environment: Mapping[str, str], name: str, default: str = "0") -> int:
     text = environment.get(name) or default
     if not text.isdecimal():
-        raise ConfigurationError(f"{name}={text!r}: expected a number from 0.")
+        raise ConfigurationError(f"{name}={text!r}: expected a whole number from 0.")
     return int(text)

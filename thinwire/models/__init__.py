@@ -1,8 +1,8 @@
-"""Networks by name, the user's own model, and the model as one flat vector.
+"""Built-in networks, the user's own model, tasks, and the model as one flat vector.
 
-`registry.build_network` builds a network by the name of --network, one module for each family;
-`registry.load_user_model` imports the file of --model. `flat_model.SharedModel` shares the model's
-W_global variables, `loss.ensure_compiled_loss` gives its loss, `tasks.TASKS` what a model may be
-for, with the metrics of `scores`. Keras is imported where it is used,
-so that ``--help`` is fast.
+`registry.build_network` builds the network that --network names; each family of networks has a
+module. `registry.load_user_model` imports the file that --model names. `flat_model.SharedModel`
+holds the model and the W_global variables that it shares. `loss.ensure_compiled_loss` returns a
+model's loss. `tasks.TASKS` lists the tasks with their metrics, which `scores` computes. Functions
+import Keras only where they use it, so that ``--help`` is fast.
 """

@@ -1,8 +1,8 @@
 """AlexNet in one tower on 224 x 224 images; 57,029,322 parameters for 1 channel and 10 classes.
 
 Source: Krizhevsky, "One weird trick for parallelizing convolutional neural networks",
-arXiv:1404.5997, the one-tower layer list. Differences: no local response normalisation, as in the
-libraries' own AlexNets; images of another size are resized by the first layer.
+arXiv:1404.5997, the one-tower layer list. Differences: no local response normalization, as in the
+AlexNets of the deep-learning libraries. The first layer resizes images of another size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An image through 32 numbers and back: 209,968 parameters for 28 x 28 x 1."""
+"""Autoencoder with a bottleneck of 32 numbers; 209,968 parameters for images of 28 x 28 x 1."""
 
 from __future__ import annotations
 

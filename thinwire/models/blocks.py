@@ -1,13 +1,14 @@
-"""Building blocks of the larger networks: padded convolutions and pools, normalisation, both ends.
+"""Building blocks of the larger networks: input, convolutions, pools, normalization, classifier.
 
-Padding is explicit and symmetric. Keras' "same" puts the odd row and column of a convolution or
-pool with stride 2 at the bottom right only, which shifts the image by a pixel against the networks
-as published. Kernels start from Xavier's uniform distribution (limit sqrt(6 / (fan in + fan
-out))), biases from zero: Keras' defaults, a new initialiser for each layer.
+Padding is explicit and symmetric. Keras' padding "same" adds the odd row and column of a
+convolution or pool with stride 2 only at the bottom right. The image would then be shifted by a
+pixel relative to the published networks. Kernels start from Xavier's uniform distribution (limit
+sqrt(6 / (fan in + fan out))) and biases from zero. These are Keras' defaults, with a new
+initializer for each layer.
 
-Every function takes and returns symbolic tensors [N, height, width, channels] float32. Names are
-given by the caller, because Keras' automatic ones count up within a process, and a variable's path
-has to be the same on every node.
+Every function takes and returns symbolic tensors [N, height, width, channels] float32. The caller
+names the layers. Keras' automatic names count up within a process, but a variable's path must be
+the same on every node.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from typing import Any
 import keras
 from keras import layers
 
-#: Share of the moving statistics that a batch leaves in place.
+#: Momentum of the moving statistics: fraction of the old value that is kept at each batch.
 MOMENTUM = 0.9
 EPSILON = 1e-5
 
 
 def images(image_size: int, image_depth: int, resize_to: int | None = None) -> tuple[Any, Any]:
-    """Return the model's input and what its first layer reads.
+    """Return the model's input tensor, and the tensor of resized images for its first layer.
 
     Args:
-        image_size: Height and width of an image as it is stored and sent, in pixels.
-        image_depth: Channels.
-        resize_to: Height and width the network works with, reached bilinearly; None: as stored.
+        image_size: Height and width of a stored image, in pixels.
+        image_depth: Number of channels of an image.
+        resize_to: Height and width in pixels to which the images are resized bilinearly; None: the
+            images keep their size.
     """
     inputs = keras.Input((image_size, image_size, image_depth), name="images")
     if resize_to is None or resize_to == image_size:
@@ -49,21 +51,21 @@ def convolution(
     bias: bool = False,
     activation: str | None = None,
 ) -> Any:
-    """Convolve; `padding` is the rows and columns of zeros on each side, by default (kernel-1)/2.
+    """Apply a convolution with symmetric padding.
 
     Args:
-        x: Input.
-        filters: Output channels.
-        kernel: Height and width, odd where `padding` is left out.
-        name: Of the layer; the padding's is derived from it.
-        strides: Of both directions.
-        padding: 0 for none.
-        bias: Whether it adds one.
-        activation: As Keras names it.
+        x: Input tensor.
+        filters: Number of output channels.
+        kernel: Height and width of the kernel; odd if `padding` is None.
+        name: Name of the layer; the padding layer's name is derived from it.
+        strides: Stride in both directions.
+        padding: Number of rows and columns of zeros on each side; None: (kernel - 1) / 2.
+        bias: True to add a bias.
+        activation: Keras' name of the activation; None for no activation.
     """
     height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
     margins = ((height - 1) // 2, (width - 1) // 2) if padding is None else (padding, padding)
-    # With stride 1 and an odd kernel "same" is symmetric too, and saves the padded copy.
+    # With stride 1 and an odd kernel, Keras' "same" is also symmetric, and it avoids a padded copy.
     is_same = strides == 1 and margins == ((height - 1) / 2, (width - 1) / 2)
     if not is_same:
         x = pad(x, margins, name)
@@ -80,7 +82,7 @@ def convolution(
 
 
 def depthwise_convolution(x: Any, name: str, strides: int = 1) -> Any:
-    """Convolve each channel with a 3 x 3 kernel of its own, without bias."""
+    """Convolve each channel with a separate 3 x 3 kernel, without bias."""
     if strides > 1:
         x = pad(x, (1, 1), name)
     padding = "valid" if strides > 1 else "same"
@@ -89,12 +91,12 @@ def depthwise_convolution(x: Any, name: str, strides: int = 1) -> Any:
 
 
 def pad(x: Any, margins: tuple[int, int], name: str) -> Any:
-    """Put rows and columns of zeros on each side; none for margins of 0."""
+    """Add rows and columns of zeros on each side; return `x` itself if both margins are 0."""
     return layers.ZeroPadding2D(margins, name=f"{name}_pad")(x) if any(margins) else x
 
 
 def normalise(x: Any, name: str, epsilon: float = EPSILON, affine: bool = True) -> Any:
-    """Normalise over the batch; `affine` adds a trained scale and shift per channel."""
+    """Apply batch normalization; `affine` adds a trained scale and shift per channel."""
     layer = layers.BatchNormalization(
         momentum=MOMENTUM, epsilon=epsilon, center=affine, scale=affine, name=name
     )
@@ -102,17 +104,20 @@ def normalise(x: Any, name: str, epsilon: float = EPSILON, affine: bool = True) 
 
 
 def max_pool(x: Any, name: str, padding: int = 0) -> Any:
-    """Take the maximum of 3 x 3 with stride 2; `x` is not negative where `padding` is not 0."""
+    """Apply max pooling of 3 x 3 with stride 2.
+
+    The padding consists of zeros, so `x` must not be negative if `padding` is not 0.
+    """
     return layers.MaxPooling2D(3, strides=2, name=name)(pad(x, (padding, padding), name))
 
 
 def average_pool(x: Any, name: str) -> Any:
-    """Take the mean of 3 x 3 with stride 1; zeros beyond the border count."""
+    """Apply average pooling of 3 x 3 with stride 1; the mean includes the zeros of the padding."""
     return layers.AveragePooling2D(3, strides=1, name=name)(pad(x, (1, 1), name))
 
 
 def relu(x: Any, name: str, limit: float | None = None) -> Any:
-    """Cut at 0, and at `limit` where one is given."""
+    """Apply ReLU; `limit` is the largest output, None for no limit."""
     return layers.ReLU(max_value=limit, name=name)(x)
 
 
@@ -122,11 +127,11 @@ def add(parts: Sequence[Any], name: str) -> Any:
 
 
 def concatenate(parts: Sequence[Any], name: str) -> Any:
-    """Put the branches of an Inception block side by side, channel after channel."""
+    """Concatenate the branches of an Inception block along the channels."""
     return layers.Concatenate(name=name)(parts)
 
 
 def average_and_classify(x: Any, nb_classes: int) -> Any:
-    """Take the mean over all places, then one dense layer: logits [N, nb_classes]."""
+    """Apply global average pooling, then a dense layer; return the logits [N, nb_classes]."""
     x = layers.GlobalAveragePooling2D(name="average")(x)
     return layers.Dense(nb_classes, name="logits")(x)

@@ -1,7 +1,9 @@
-"""AdaComp's CNN: two convolutions and one hidden layer; 421,642 parameters for 28 x 28 x 1, 10.
+"""AdaComp's CNN: two convolutions, one hidden layer.
+
+The network has 421,642 parameters for images of 28 x 28 x 1 and 10 classes.
 
 Source: the network of AdaComp's original program. Differences: variables keep their shapes instead
-of being declared one-dimensional, and any batch size can be fed.
+of being declared one-dimensional, and the batch size is not fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def _convolution(filters: int, name: str) -> keras.Layer:
         padding="same",
         activation="relu",
         name=name,
-        # A new initialiser for each layer: one object draws the same numbers each time.
+        # A new initializer for each layer: one initializer object draws the same numbers each time.
         kernel_initializer=keras.initializers.TruncatedNormal(stddev=0.1),
         bias_initializer=keras.initializers.Constant(0.1),
     )

@@ -1,11 +1,12 @@
-"""Decoders as language models have them: causal attention, each block behind a norm.
+"""Decoder-only language models with causal attention and pre-normalization.
 
-`build_decoder` has 867,328 parameters for a vocabulary of 256 bytes, the others more; positions
-are learned, up to `CONTEXT` tokens.
+`build_decoder` returns a model of 867,328 parameters for a vocabulary of 256 bytes. Position
+embeddings are learned, for sequences of up to `CONTEXT` tokens.
 
-Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), 2019: norms
-before each part and after the last block, GELU, weights from a normal distribution of 0.02.
-Differences: the output's weights are not those of the embedding; there is no dropout.
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2), 2019: layer
+normalization before each attention and feed-forward part and after the last block, GELU, initial
+weights from a normal distribution of deviation 0.02. Differences: the output layer does not share
+the weights of the embedding; there is no dropout.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import keras
 
 from thinwire.data.choices import CONTEXT
 
-_DEVIATION = 0.02  # of initial weights
+_DEVIATION = 0.02  # standard deviation of the initial weights
 _HEAD_WIDTH = 32
 
 
@@ -27,37 +28,37 @@ def build_decoder(image_size: int, image_depth: int, nb_classes: int) -> keras.M
 
 
 def build_decoder_small(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 87,232 parameters, for many runs on a CPU."""
+    """Return a decoder of 87,232 parameters, small enough for many runs on a CPU."""
     del image_size, image_depth
     return _build("decoder-small", nb_classes, width=64, num_blocks=1)
 
 
 def build_decoder_3m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 2.8 million parameters."""
+    """Return a decoder of 2.8 million parameters: tokens [N, T] to logits of the next tokens."""
     del image_size, image_depth
     return _build("decoder-3m", nb_classes, width=192, num_blocks=6)
 
 
 def build_decoder_10m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 10 million parameters."""
+    """Return a decoder of 10 million parameters: tokens [N, T] to logits of the next tokens."""
     del image_size, image_depth
     return _build("decoder-10m", nb_classes, width=320, num_blocks=8)
 
 
 def build_decoder_30m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 29 million parameters."""
+    """Return a decoder of 29 million parameters: tokens [N, T] to logits of the next tokens."""
     del image_size, image_depth
     return _build("decoder-30m", nb_classes, width=512, num_blocks=9)
 
 
 def build_decoder_100m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 100 million parameters."""
+    """Return a decoder of 100 million parameters: tokens [N, T] to logits of the next tokens."""
     del image_size, image_depth
     return _build("decoder-100m", nb_classes, width=832, num_blocks=12)
 
 
 def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return the same with 12,784 parameters, to try things out."""
+    """Return a decoder of 12,784 parameters, for quick tests."""
     del image_size, image_depth
     return _build("decoder-tiny", nb_classes, width=16, num_blocks=1)
 

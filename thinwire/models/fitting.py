@@ -1,4 +1,4 @@
-"""Whether examples fit a model: found out before a step, which fails in Keras' own words."""
+"""Checks that examples fit a model, before a training step would fail with an error of Keras."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MEND = (
-    "Of a --network, set --image_size, --image_depth and --nb_classes, or take another --dataset; "
-    "of --model, mend build_model() or load_data()."
+    "With --network, set --image_size, --image_depth and --nb_classes, or choose another --dataset."
+    " With --model, correct build_model() or load_data()."
 )
 
 
 def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "training") -> None:
-    """Refuse examples of another shape than the model's input, and classes that it does not have.
+    """Reject examples of another shape than the model's input, and labels beyond its outputs.
 
-    Models of several inputs or outputs, and what is not known of a model, are left to Keras.
+    Inputs and outputs are not checked if the model has several of them or their shape is unknown.
 
     Args:
         model: Keras model.
-        images: [N, ...], an array or anything with a shape.
+        images: [N, ...], an array or another object with a shape.
         labels: [N, ...].
-        part: Of the data set, for the message.
+        part: Name of the part of the data set ("training" or "test"), for the error message.
 
     Raises:
-        ConfigurationError: They do not fit.
+        ConfigurationError: The examples or labels do not fit the model.
     """
-    expected, given = _shape(model, "input_shape"), tuple(images.shape[1:])
-    if expected is not None and not _takes(expected, given):
+    expected, shape = _shape(model, "input_shape"), tuple(images.shape[1:])
+    if expected is not None and not _takes(expected, shape):
         raise ConfigurationError(
-            f"the {part} examples have the shape {given}, and model {model.name!r} takes "
+            f"the {part} examples have the shape {shape}, but model {model.name!r} takes "
             f"{_text(expected)}. {_MEND}"
         )
     outputs = _shape(model, "output_shape")
@@ -40,13 +40,13 @@ def check_examples(model: Any, images: Any, labels: NDArray[Any], part: str = "t
         highest = int(labels.max())
         if highest >= outputs[-1]:
             raise ConfigurationError(
-                f"the {part} labels go up to {highest}, and model {model.name!r} has {outputs[-1]} "
+                f"the {part} labels go up to {highest}, but model {model.name!r} has {outputs[-1]} "
                 f"outputs; expected labels 0 to {outputs[-1] - 1}. {_MEND}"
             )
 
 
 def _shape(model: Any, name: str) -> tuple[int | None, ...] | None:
-    """Return the shape of one example, None where it is not known or there are several."""
+    """Return the shape of one example; None if it is unknown or the model has several."""
     try:
         shape = getattr(model, name)
     except (AttributeError, ValueError):
@@ -55,7 +55,7 @@ def _shape(model: Any, name: str) -> tuple[int | None, ...] | None:
 
 
 def _takes(expected: tuple[int | None, ...], given: tuple[int, ...]) -> bool:
-    if len(expected) != len(given):  # Keras adds or drops a last axis of 1
+    if len(expected) != len(given):  # Keras adds or drops a last axis of size 1
         longer, shorter = sorted((expected, given), key=len, reverse=True)
         return longer[-1] in (1, None) and len(longer) == len(shorter) + 1
     return all(size in (None, other) for size, other in zip(expected, given, strict=True))
@@ -67,7 +67,10 @@ def _text(shape: tuple[int | None, ...]) -> str:
 
 
 def _compares_classes(model: Any, labels: NDArray[Any]) -> bool:
-    """Return whether the loss takes whole numbers for classes; that of a task does."""
+    """Return whether the loss interprets integer labels as class numbers.
+
+    A model without a compiled loss gets the loss of its task, which does so.
+    """
     loss = getattr(model, "loss", None)
     name = getattr(loss, "name", loss)
     return labels.dtype.kind in "iu" and name in (None, "sparse_categorical_crossentropy")

@@ -1,7 +1,7 @@
-"""A built model as one flat vector of its shared variables, the same on every node.
+"""A built model as one flat vector of its shared variables, in the same order on every node.
 
-`SharedModel` is the model and the signature of its W_global variables. `moving_statistics` are
-those of its BatchNormalization layers, which training does not share.
+`SharedModel` holds the model and the signature of its W_global variables. `moving_statistics`
+returns the moving means and variances of its BatchNormalization layers, which are not shared.
 """
 
 from __future__ import annotations
@@ -24,49 +24,52 @@ if TYPE_CHECKING:
 
     from thinwire.ops.types import Float32, ShardLayout
 
-#: What Keras calls them; a layer of your own that uses these names is treated likewise.
+#: Keras' names of the moving statistics. Custom layers that use these names are treated equally.
 _NAMES = frozenset({"moving_mean", "moving_variance"})
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
     """Return the moving means and variances, in the model's order: layer by layer, mean first.
 
-    The order follows from the model alone, so it is the same on every node that builds the same
-    model, inner models and frozen layers included. Nothing to return is a legal answer.
+    The list includes inner models and frozen layers. The order depends only on the model, so every
+    node that builds the same model gets the same order. The list may be empty.
 
     Args:
-        model: Built.
+        model: Built Keras model.
     """
     return [v for v in model.non_trainable_variables if v.name in _NAMES]
 
 
-#: Calls of `FlatVariables` before it compiles them: that takes seconds for a thousand variables.
+#: Number of calls that `FlatVariables` runs uncompiled. Compiling takes seconds for a thousand
+#: variables, which does not pay for the few calls at a worker's start.
 _CALLS_AS_THEY_ARE = 8
 
 
 class FlatVariables:
-    """Variables, possibly none, seen as one flat float32 vector.
+    """View of a list of variables (may be empty) as one flat float32 vector.
 
     Attributes:
-        size: Its length.
+        size: Length of the vector.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
-        """Compile nothing yet."""
+        """Prepare the compiled functions; the first calls run uncompiled."""
         import tensorflow as tf
 
         self._variables = list(variables)
         self._sizes = [int(np.prod(variable.shape)) for variable in self._variables]
         self.size = sum(self._sizes)
         self._num_calls = 0
-        # One call each: many small variables one by one would cost more than a small model's step.
-        # As objects of their own: TensorFlow warns of retracing by the code of a plain function.
+        # Compiled, so that reading or assigning all variables is one call: one call per variable
+        # would take longer than a small model's step. Each function is a new partial object:
+        # TensorFlow counts retracing per code object, so plain methods of several instances would
+        # share one count and cause a false warning.
         self._joined = tf.function(functools.partial(self._join), autograph=False)
         self._split = tf.function(functools.partial(self._assign_split), autograph=False)
 
     @property
     def _is_worth_compiling(self) -> bool:
-        """Whether there were more calls than the few at a worker's start."""
+        """True after more calls than the few at a worker's start; each access counts as a call."""
         self._num_calls += 1
         return self._num_calls > _CALLS_AS_THEY_ARE
 
@@ -77,12 +80,12 @@ class FlatVariables:
         return np.array(self._joined() if self._is_worth_compiling else self._join())
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the values from [size] float32, an array or a tensor."""
+        """Overwrite the values with `flat`, [size] float32, an array or a tensor."""
         if self.size:
             (self._split if self._is_worth_compiling else self._assign_split)(flat)
 
     def joined(self) -> Any:
-        """Return the values as a tensor, [size] float32; for use inside a tf.function."""
+        """Return the values as a tensor [size] float32, for use inside a tf.function."""
         import tensorflow as tf
 
         return self._join() if self.size else tf.zeros([0])
@@ -95,10 +98,15 @@ class FlatVariables:
 
     def _assign_split(self, flat: Any) -> None:
         for variable, values in self.parts(flat):
-            variable.value.assign(values)  # not its own method, by which scripts set weights
+            # Not `variable.assign`: Thinwire patches that method to record a script's assignments.
+            variable.value.assign(values)
 
     def parts(self, flat: Any) -> list[tuple[Any, Any]]:
-        """Return each variable with its values in [size] float32; for use inside a tf.function."""
+        """Return each variable with its part of `flat`, for use inside a tf.function.
+
+        Args:
+            flat: [size] float32.
+        """
         import tensorflow as tf
 
         parts = tf.split(flat, self._sizes) if self.size else []
@@ -109,17 +117,17 @@ class FlatVariables:
 
 
 def has_gpu(run: Run) -> bool:
-    """Return whether the run uses a GPU: because --device names it, or because there is one.
+    """Return whether the run uses a GPU: there is one, and --device is not cpu.
 
     Raises:
-        ConfigurationError: --device names a GPU and TensorFlow sees none.
+        ConfigurationError: --device names a GPU, but TensorFlow sees no GPU.
     """
     import tensorflow as tf
 
     present = bool(tf.config.list_physical_devices("GPU"))
     if run.device.startswith("gpu") and not present:
         raise ConfigurationError(
-            f"--device={run.device}: TensorFlow sees no such GPU; expected one, or --device=cpu."
+            f"--device={run.device}: TensorFlow sees no GPU; expected one, or --device=cpu."
         )
     return present and run.device != "cpu"
 
@@ -128,10 +136,10 @@ class SharedModel:
     """A Keras model, its W_global variables in order, and their signature."""
 
     def __init__(self, choice: ModelChoice, seed: int) -> None:
-        """Build the network or the user's model, with the same values for the same seed.
+        """Build the network or the user's model, with the same initial values for the same seed.
 
         Raises:
-            ConfigurationError: It cannot be built, or has nothing to share.
+            ConfigurationError: The model cannot be built, or has no variables to share.
         """
         user_module: ModuleType | None = None
         if choice.path is not None:
@@ -143,22 +151,22 @@ class SharedModel:
             )
         self._share(model, user_module)
         self.task = TASKS[choice.task]
-        """What the model is for."""
+        """Task that the model is trained for."""
 
     @classmethod
     def of(
         cls, model: Any, is_offered: bool = False, stepped: Sequence[Any] | None = None
     ) -> SharedModel:
-        """Share a Keras model that was built elsewhere, from the weights that it has.
+        """Share a Keras model that the caller has built, with its current weights.
 
         Args:
-            model: Built.
-            is_offered: Whether nobody builds it by itself, so that paths need not be unique:
-                repeated ones are numbered.
-            stepped: The variables that a step gives to the optimizer; None: not known.
+            model: Built Keras model.
+            is_offered: True if a script offers the model to the servers, so that no server builds
+                the model. Variables may then have equal paths; repeated paths are numbered.
+            stepped: The variables that a training step passes to the optimizer; None if unknown.
 
         Raises:
-            ConfigurationError: It has nothing to share, or W_global does not fit it.
+            ConfigurationError: The model has no variables to share, or W_global does not fit it.
         """
         shared = cls.__new__(cls)
         shared.task = TASKS[CLASSIFICATION]
@@ -182,16 +190,16 @@ class SharedModel:
         return np.concatenate([np.asarray(v.value).ravel() for v in self.variables])
 
     def part(self, layout: ShardLayout) -> Float32:
-        """Return a copy of a shard's shared values, in the order of its layout: [k] float32."""
+        """Return a copy of the values that a shard stores, in its layout's order: [k] float32."""
         part, filled = np.empty(layout.size, np.float32), 0
-        for piece in layout.slices:  # one at a time: reading a variable copies it
+        for piece in layout.slices:  # one variable at a time: reading a variable copies it
             values = np.asarray(self.variables[piece.tensor].value).ravel()
             part[filled : filled + piece.size] = values[piece.start : piece.stop]
             filled += piece.size
         return part
 
     def assign(self, flat: Float32) -> None:
-        """Overwrite the shared values from [num_parameters] float32."""
+        """Overwrite the shared values with `flat`, [num_parameters] float32."""
         offsets = self.spec.offsets
         for number, variable in enumerate(self.variables):
             values = flat[offsets[number] : offsets[number + 1]]

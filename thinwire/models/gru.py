@@ -1,4 +1,4 @@
-"""A recurrent token model: 25,024 parameters for a vocabulary of 64."""
+"""A recurrent token model (GRU); 25,024 parameters for a vocabulary of 64 tokens."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Inception with batch normalisation for small images; 1,651,114 parameters for 3 channels, 10.
+"""Inception with batch normalization for small images.
+
+The network has 1,651,114 parameters for 3 channels and 10 classes.
 
 Source: Ioffe and Szegedy, "Batch normalization", arXiv:1502.03167, in the reduced form that MXNet
-calls *inception-bn-28-small* and Grouping-SGD trains on CIFAR-10. As there, convolutions have a
-bias and normalisation has no trained scale. Differences: the mean at the end is over all places,
-which is the same on 28 x 28 and lets images of other sizes in; kernels start from Xavier's uniform
-distribution.
+calls *inception-bn-28-small* and Grouping-SGD trains on CIFAR-10. As in MXNet, convolutions have a
+bias and normalization has no trained scale. Differences: the last pooling is global, which is equal
+to MXNet's pooling for images of 28 x 28 and permits other image sizes. Kernels start from Xavier's
+uniform distribution.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
     x = _block(x, 32, 32, "a1")
     x = _block(x, 32, 48, "a2")
     x = _reduce(x, 80, "a3")
-    for number, (one, three) in enumerate(((112, 48), (96, 64), (80, 80), (48, 96)), 1):
-        x = _block(x, one, three, f"b{number}")
+    for number, (filters1, filters3) in enumerate(((112, 48), (96, 64), (80, 80), (48, 96)), 1):
+        x = _block(x, filters1, filters3, f"b{number}")
     x = _reduce(x, 96, "b5")
     x = _block(x, 176, 160, "c1")
     x = _block(x, 176, 160, "c2")
@@ -35,7 +37,7 @@ def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Mod
 
 
 def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1) -> Any:
-    """Convolve, normalise to a trained mean, cut at 0."""
+    """Apply a convolution, batch normalization with a trained shift, and ReLU."""
     x = blocks.convolution(x, filters, kernel, f"{name}_conv", strides=strides, bias=True)
     norm = layers.BatchNormalization(
         momentum=blocks.MOMENTUM, epsilon=_EPSILON, scale=False, name=f"{name}_norm"
@@ -44,13 +46,13 @@ def _convolution(x: Any, filters: int, kernel: int, name: str, strides: int = 1)
 
 
 def _block(x: Any, one: int, three: int, name: str) -> Any:
-    """Look at each place alone and at its 3 x 3, side by side."""
+    """Concatenate a 1 x 1 and a 3 x 3 convolution; `one` and `three` are their output channels."""
     ways = [_convolution(x, one, 1, f"{name}_one"), _convolution(x, three, 3, f"{name}_three")]
     return blocks.concatenate(ways, f"{name}_concat")
 
 
 def _reduce(x: Any, filters: int, name: str) -> Any:
-    """Halve height and width."""
+    """Halve height and width, by a convolution and a max pooling that are concatenated."""
     convolved = _convolution(x, filters, 3, f"{name}_three", strides=2)
     pooled = blocks.max_pool(x, f"{name}_pool", padding=1)
     return blocks.concatenate([convolved, pooled], f"{name}_concat")

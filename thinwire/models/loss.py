@@ -1,4 +1,4 @@
-"""The training loss of any model: its own if it was compiled with one, else its task's."""
+"""The training loss of a model: its compiled loss, or the loss of its task if it has none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from thinwire.ops.types import ConfigurationError
 
 
 class _FunctionLoss(keras.losses.Loss):
-    """A loss function of (labels, outputs) -> [N] as a Loss: the mean over the batch."""
+    """Keras loss that returns the batch mean of a loss function (labels, outputs) -> [N]."""
 
     def __init__(self, function: Any) -> None:
         super().__init__(name=getattr(function, "__name__", "loss"))
@@ -28,39 +28,42 @@ def ensure_compiled_loss(
     """Return the loss to train and evaluate a model with.
 
     Args:
-        model: Built; compiled or not.
-        task: What it is for.
+        model: Built Keras model, compiled or not.
+        task: Task that the model is trained for.
 
     Returns:
-        The loss the model was compiled with; else that of the task, such as the mean sparse
-        categorical cross-entropy, from logits unless the last layer takes the softmax.
+        The loss that the model was compiled with, or else the loss of the task. For classification,
+        the loss is the mean sparse categorical cross-entropy, from logits unless the last layer
+        applies a softmax.
 
     Raises:
-        ConfigurationError: The compiled loss is unknown, one of several, or wants one-hot labels.
+        ConfigurationError: The compiled loss is unknown, expects one-hot labels, or the model was
+            compiled with several losses.
     """
-    given = model.loss if getattr(model, "compiled", False) else None
-    if given is None:
+    compiled_loss = model.loss if getattr(model, "compiled", False) else None
+    if compiled_loss is None:
         loss: keras.losses.Loss = task.loss(model)
         return loss
-    if isinstance(given, list | tuple | dict):
+    if isinstance(compiled_loss, list | tuple | dict):
         raise ConfigurationError(
-            f"Model {model.name!r} is compiled with several losses ({given!r:.80}); expected one. "
-            "Compile it with one loss for one output."
+            f"Model {model.name!r} is compiled with several losses ({compiled_loss!r:.80}); "
+            "expected one. Compile the model with one loss for one output."
         )
     try:
-        loss = keras.losses.get(given)
+        loss = keras.losses.get(compiled_loss)
     except ValueError as error:
         raise ConfigurationError(
-            f"Model {model.name!r} is compiled with the loss {given!r:.80}, which Keras does not "
-            "know; expected a keras.losses.Loss, its name, or a function of (y_true, y_pred)."
+            f"Model {model.name!r} is compiled with the loss {compiled_loss!r:.80}, which Keras "
+            "does not know; expected a keras.losses.Loss, its name, or a function of (y_true, "
+            "y_pred)."
         ) from error
     if (
         isinstance(loss, keras.losses.CategoricalCrossentropy)
         or loss is keras.losses.categorical_crossentropy
     ):
         raise ConfigurationError(
-            f"Model {model.name!r} is compiled with categorical cross-entropy, which wants one-hot "
-            "labels; expected a loss for class numbers. Compile it with "
+            f"Model {model.name!r} is compiled with categorical cross-entropy, which expects "
+            "one-hot labels; expected a loss for class numbers. Compile the model with "
             "keras.losses.SparseCategoricalCrossentropy."
         )
     return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)

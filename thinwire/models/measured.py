@@ -1,4 +1,4 @@
-"""What was measured of a script's model, as a file: `thinwire.script.keras.measure` writes it."""
+"""File with the measurements of a script's model; `thinwire.script.keras.measure` writes it."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ _ARRAYS = ("weights", "statistics")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredModel:
-    """A script's model and its training, as measured."""
+    """Measurements of a script's model and of its training steps."""
 
     name: str
-    spec: ModelSpec  # of the shared variables
-    rows: int  # examples of a mini-batch
-    step_seconds: float  # median of a mini-batch, data included
-    num_steps: int  # that this is the median of
-    optimizer: str  # name of the compiled class
-    embedding_share: float  # of the parameters whose gradients are rows
+    spec: ModelSpec  # signature of the shared variables
+    rows: int  # number of examples in a mini-batch
+    step_seconds: float  # median time of a mini-batch, including its data, in seconds
+    num_steps: int  # number of mini-batches that were timed
+    optimizer: str  # class name of the compiled optimizer
+    embedding_share: float  # fraction of the parameters that get row-sparse gradients
     weights: Float32  # [num_parameters]
     statistics: Float32  # [m] moving statistics
-    gradients: list[Float32]  # [num_parameters] each, of the first steps
+    gradients: list[Float32]  # [num_parameters] for each of the first steps
 
     def store(self, path: pathlib.Path) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         about: dict[str, Any] = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
             if field.name not in (*_ARRAYS, "spec", "gradients")
         }
-        about["tensors"] = [[each.path, list(each.shape)] for each in self.spec.tensors]
+        about["tensors"] = [[tensor.path, list(tensor.shape)] for tensor in self.spec.tensors]
         about["num_gradients"] = len(self.gradients)
-        arrays: dict[str, Any] = {f"gradient{n}": each for n, each in enumerate(self.gradients)}
+        arrays: dict[str, Any] = {
+            f"gradient{n}": gradient for n, gradient in enumerate(self.gradients)
+        }
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         temporary = path.with_name(f".{path.name}")
         with open(temporary, "wb") as file:
@@ -51,10 +53,10 @@ class MeasuredModel:
 
 
 def load(path: pathlib.Path) -> MeasuredModel:
-    """Read what was stored; raises OSError or ValueError."""
-    with np.load(path, allow_pickle=False) as found:
-        about = json.loads(str(found["about"]))
+    """Read the file that `store` wrote; raises OSError or ValueError."""
+    with np.load(path, allow_pickle=False) as file:
+        about = json.loads(str(file["about"]))
         tensors = tuple(TensorSpec(name, tuple(shape)) for name, shape in about.pop("tensors"))
-        gradients = [found[f"gradient{n}"] for n in range(about.pop("num_gradients"))]
-        arrays = {name: found[name] for name in _ARRAYS}
+        gradients = [file[f"gradient{n}"] for n in range(about.pop("num_gradients"))]
+        arrays = {name: file[name] for name in _ARRAYS}
     return MeasuredModel(spec=ModelSpec(tensors), gradients=gradients, **arrays, **about)

@@ -1,4 +1,4 @@
-"""A small perceptron: 109,386 parameters for 28 x 28 x 1 and 10 outputs."""
+"""A small multilayer perceptron; 109,386 parameters for images of 28 x 28 x 1 and 10 outputs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The network of Keras' mnist_cnn example; 1,199,882 parameters for 28 x 28 x 1, 10 classes.
 
-Differences: ends in logits, the loss takes the softmax.
+Differences: the network ends in logits, and the loss applies the softmax.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Source: Howard et al., "MobileNets", arXiv:1704.04861, table 1 (v1); Sandler et al., "MobileNetV2",
 arXiv:1801.04381, table 2 (v2). Differences: the layout follows Gluon's model zoo. In v1 all
-activations are ReLU; in v2 they are ReLU6, the first block too has an expansion (of factor 1), and
-the classifier is a 1 x 1 convolution without bias.
+activations are ReLU. In v2 all activations are ReLU6, the first block has an expansion (of factor
+1), and the classifier is a 1 x 1 convolution without bias.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from keras import layers
 
 from thinwire.models import blocks
 
-#: (channels, strides) of the 13 depthwise-separable blocks.
+#: (output channels, stride) of each of the 13 depthwise-separable blocks.
 _SEPARABLE = (
     (64, 1),
     (128, 2),
@@ -28,7 +28,7 @@ _SEPARABLE = (
     (1024, 1),
 )
 
-#: (expansion, channels, blocks, strides of the first) of the 17 inverted residuals.
+#: Groups of inverted residuals, 17 in all: (expansion, channels, blocks, first block's stride).
 _INVERTED = (
     (1, 16, 1, 1),
     (6, 24, 2, 2),
@@ -68,7 +68,7 @@ def build_mobilenet_v2(image_size: int, image_depth: int, nb_classes: int) -> ke
 
 
 def _inverted_residual(x: Any, expansion: int, channels: int, strides: int, name: str) -> Any:
-    """Expand, convolve each channel, project without activation; add where shapes agree."""
+    """Expand, convolve each channel, project without activation; add `x` if the shapes agree."""
     expand, depthwise, project = (f"{name}_{part}" for part in ("expand", "depthwise", "project"))
     inner = blocks.convolution(x, x.shape[-1] * expansion, 1, f"{expand}_conv")
     inner = _norm_relu(inner, expand, limit=6.0)

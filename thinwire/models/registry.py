@@ -1,8 +1,8 @@
-"""Networks by name and the user's own model file.
+"""Builds networks by name, and the user's own model from a file.
 
 Each network is a function ``(image_size, image_depth, nb_classes)`` that returns a Keras model
-without an activation at its end, its layers named, so that ``variable.path`` is the same on every
-node. Keras is imported inside the functions: flags and ``--help`` need only the names.
+without a final activation. The layers have fixed names, so that ``variable.path`` is the same on
+every node. The functions import Keras: flags and ``--help`` need only the networks' names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.ops.types import ConfigurationError
 if TYPE_CHECKING:
     import keras
 
-#: Value of --network -> module and function that builds it.
+#: Value of --network -> module and function that build the network.
 NETWORKS = {
     "cnn": ("thinwire.models.cnn", "build_model"),
     "mnist_cnn": ("thinwire.models.mnist_cnn", "build_model"),
@@ -58,16 +58,17 @@ def build_network(
         network: One of ``NETWORKS``.
         image_size: Height and width of an image in pixels.
         image_depth: Channels of an image.
-        nb_classes: Classes, the size of the output; of other tasks numbers, labels or words.
-        seed: Seeds Python, numpy and Keras (initialisers, dropout).
+        nb_classes: Size of the output: number of classes, of regressed numbers, of labels or of
+            words, depending on the task.
+        seed: Seed of Python, numpy and Keras (initializers, dropout).
 
     Raises:
-        ConfigurationError: Unknown network, or images it cannot take.
+        ConfigurationError: The network is unknown, or cannot be built for this size of images.
     """
     if network not in NETWORKS:
         raise ConfigurationError(
-            f"--network {network} is not known; expected one of {', '.join(NETWORKS)}, or your own "
-            "file by --model."
+            f"--network {network} is not known; expected one of {', '.join(NETWORKS)}, or --model "
+            "with your own file."
         )
     import keras
 
@@ -87,7 +88,7 @@ def build_network(
 
 
 def load_user_model(path: str) -> ModuleType:
-    """Import the user's model file; modules beside it can be imported by it.
+    """Import the user's model file; the file can import modules from its folder.
 
     Raises:
         ConfigurationError: The file is missing, fails on import, or has no ``build_model``.
@@ -96,7 +97,7 @@ def load_user_model(path: str) -> ModuleType:
     if not file.is_file() or file.suffix != ".py":
         raise ConfigurationError(
             f"--model {path} is not a Python file (looked at {file}); expected a .py file with "
-            "build_model(). Mend the path."
+            "build_model(). Correct the path."
         )
     spec = importlib.util.spec_from_file_location(_USER_MODULE, file)
     if spec is None or spec.loader is None:
@@ -125,11 +126,11 @@ def build_user_model(module: ModuleType, seed: int) -> keras.Model:
     """Call the user's ``build_model()``, with the same initial weights for the same seed.
 
     Args:
-        module: What ``load_user_model`` returned.
-        seed: Seeds Python, numpy and Keras.
+        module: The module that ``load_user_model`` returned.
+        seed: Seed of Python, numpy and Keras.
 
     Raises:
-        ConfigurationError: It fails, or returns something else than a Keras model.
+        ConfigurationError: ``build_model()`` raises, or returns something other than a Keras model.
     """
     import keras
 

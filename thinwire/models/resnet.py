@@ -1,14 +1,15 @@
 """Residual networks: ResNet-18 v1, ResNet-50 v1 and v2, and ResNet-18 for CIFAR.
 
-Parameters for 1 channel and 10 classes: 11,175,370, 23,541,130 and 23,514,698; the CIFAR network
-has 11,173,962 for 3 channels. A size of 28 becomes 14, 7 | 7, 4, 2, 1 in stem and stages.
+With 1 channel and 10 classes, the networks have 11,175,370, 23,541,130 and 23,514,698 parameters.
+The CIFAR network has 11,173,962 parameters for 3 channels. An image of 28 x 28 is reduced to sizes
+14 and 7 in the stem, and to 7, 4, 2 and 1 in the stages.
 
 Source: He et al., "Deep residual learning for image recognition", arXiv:1512.03385, table 1 (v1);
 "Identity mappings in deep residual networks", arXiv:1603.05027, figure 1b (v2). Differences: the
-layout follows Gluon's model zoo in what the papers leave open. In bottlenecks of v1 the stride is
-on the first 1 x 1 convolution and both 1 x 1 convolutions have a bias; in v2 the stride is on the
-3 x 3 convolution and the input is normalised without scale and shift. Shortcuts that change shape
-are 1 x 1 convolutions.
+layout follows Gluon's model zoo where the papers leave a choice. In bottlenecks of v1 the stride is
+on the first 1 x 1 convolution, and both 1 x 1 convolutions have a bias. In v2 the stride is on the
+3 x 3 convolution, and the input is normalized without scale and shift. Shortcuts that change the
+shape are 1 x 1 convolutions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import keras
 
 from thinwire.models import blocks
 
-#: (x, channels, strides, name) -> x: one residual block.
+#: Function that applies one residual block: (x, channels, strides, name) -> output.
 Block = Callable[[Any, int, int, str], Any]
 
 _BASIC_CHANNELS = (64, 128, 256, 512)
@@ -51,7 +52,7 @@ def build_resnet50_v2(image_size: int, image_depth: int, nb_classes: int) -> ker
 
 
 def build_resnet18_cifar(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
-    """Return ResNet-18 for small images: its stem is 3 x 3 with stride 1, without a pool."""
+    """Return ResNet-18 for small images: a stem of 3 x 3 with stride 1, without max pooling."""
     inputs, x = blocks.images(image_size, image_depth)
     x = _norm_relu(blocks.convolution(x, 64, 3, "stem_conv"), "stem")
     x = _stages(x, _basic_block, _BASIC_CHANNELS, (2, 2, 2, 2))
@@ -64,7 +65,7 @@ def _stem(x: Any) -> Any:
 
 
 def _stages(x: Any, block: Block, channels: Sequence[int], sizes: Sequence[int]) -> Any:
-    """Stack blocks; the first of each stage but the first halves height and width."""
+    """Stack the blocks of all stages; each stage after the first halves height and width."""
     for stage, (width, size) in enumerate(zip(channels, sizes, strict=True), 1):
         for number in range(1, size + 1):
             strides = 2 if stage > 1 and number == 1 else 1
@@ -89,7 +90,7 @@ def _bottleneck(x: Any, channels: int, strides: int, name: str) -> Any:
 
 
 def _join(x: Any, residual: Any, channels: int, strides: int, name: str, last: int) -> Any:
-    """Normalise the residual and add the shortcut; ReLU comes after the sum."""
+    """Normalize the residual and add the shortcut; apply ReLU to the sum."""
     residual = blocks.normalise(residual, f"{name}_norm{last}")
     if strides > 1 or x.shape[-1] != channels:
         x = blocks.convolution(x, channels, 1, f"{name}_shortcut_conv", strides=strides)
@@ -111,5 +112,5 @@ def _preactivated_bottleneck(x: Any, channels: int, strides: int, name: str) -> 
 
 
 def _norm_relu(x: Any, name: str, number: int | str = "") -> Any:
-    """Normalise, cut at 0; `number` counts within a block."""
+    """Apply batch normalization and ReLU; `number` counts these pairs within a block."""
     return blocks.relu(blocks.normalise(x, f"{name}_norm{number}"), f"{name}_relu{number}")

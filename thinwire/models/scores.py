@@ -1,7 +1,8 @@
-"""Metrics over a whole test set, exactly: sums over batches, then values of the sums.
+"""Exact metrics over a whole test set, computed from sums over its batches.
 
-A mean of batches' means would depend on how the set is cut; sums do not. They are float64, in which
-counts are exact. TensorFlow is imported where it is used, so that flags can read the tasks.
+A mean of the batches' means would depend on how the test set is split into batches; sums do not.
+The sums are float64, in which counts are exact. The functions import TensorFlow, so that flags can
+read the tasks without it.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-#: Sums by name, float64 of any shape, over all examples.
+#: Name -> sum over all examples, a float64 array of any shape.
 Sums = Mapping[str, "NDArray[np.float64]"]
-#: The right answer is looked for among this many best answers of the model.
+#: Number of highest outputs among which top-5 accuracy looks for the correct class.
 _TOP = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreGroup:
-    """Metrics that are computed together.
+    """Metrics that are computed from the same sums.
 
     Attributes:
-        sums: (labels [B, ...], outputs [B, ...], loss) -> tensors by name, for use inside a
-            tf.function; the loss is the task's own, a Keras loss.
-        values: Sums over all examples -> metrics by name.
+        sums: Function (labels [B, ...], outputs [B, ...], loss) -> name -> tensor of a batch's
+            sums, for use inside a tf.function. The argument `loss` is the task's Keras loss.
+        values: Function of the sums over all examples; returns name -> metric.
     """
 
     sums: Callable[[Any, Any, Any], Mapping[str, Any]]
@@ -44,7 +45,7 @@ def _class_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     if outputs.shape.rank != 2 or outputs.shape[-1] == 1:
         raise ConfigurationError(
             f"The model gives outputs of shape {outputs.shape}; expected one value per class, "
-            "[n, classes], with at least two classes. Of another --task it may give others."
+            "[n, classes], with at least two classes. Choose the --task that fits the outputs."
         )
     answers = tf.argmax(outputs, axis=-1, output_type=tf.int64)
     return {"right": _total(answers == tf.cast(labels, tf.int64)), "all": _size(labels)}
@@ -54,7 +55,7 @@ def _accuracy(sums: Sums) -> dict[str, float]:
     return {"accuracy": _ratio(sums["right"], sums["all"])}
 
 
-#: labels [B] int32, outputs [B, classes].
+#: Metrics of classification: labels [B] int32, outputs [B, classes].
 CLASSES = ScoreGroup(_class_sums, _accuracy)
 
 
@@ -71,7 +72,7 @@ def _top5_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     return {"right": _total(tf.math.in_top_k(classes, values, _TOP)), "all": _size(labels)}
 
 
-#: The same with more than five classes.
+#: Top-5 accuracy, for more than five classes: labels [B] int32, outputs [B, classes].
 TOP5 = ScoreGroup(_top5_sums, lambda sums: {"top5_accuracy": _ratio(sums["right"], sums["all"])})
 
 
@@ -93,12 +94,12 @@ def _token_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 
 def _token_values(sums: Sums) -> dict[str, float]:
     entropy = _ratio(sums["entropy"], sums["all"])
-    # exp of 709.8 is beyond float64.
+    # exp(709.8) exceeds the largest float64, and math.exp would raise OverflowError.
     perplexity = math.exp(entropy) if entropy < 700 else math.inf if entropy > 0 else math.nan
     return {"perplexity": perplexity, **_accuracy(sums)}
 
 
-#: labels [B, T] int32, outputs [B, T, words].
+#: Metrics of token models: labels [B, T] int32, outputs [B, T, words].
 TOKENS = ScoreGroup(_token_sums, _token_values)
 
 
@@ -106,12 +107,12 @@ def _number_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     import tensorflow as tf
 
     del loss
-    wanted, found = tf.cast(labels, tf.float64), tf.cast(outputs, tf.float64)
+    targets, predictions = tf.cast(labels, tf.float64), tf.cast(outputs, tf.float64)
     return {
-        "absolute": tf.reduce_sum(tf.abs(found - wanted)),
-        "squared": tf.reduce_sum(tf.square(found - wanted)),
-        "label": tf.reduce_sum(wanted, axis=0),  # [...] of each output
-        "label_squared": tf.reduce_sum(tf.square(wanted), axis=0),
+        "absolute": tf.reduce_sum(tf.abs(predictions - targets)),
+        "squared": tf.reduce_sum(tf.square(predictions - targets)),
+        "label": tf.reduce_sum(targets, axis=0),  # [...], one sum per output
+        "label_squared": tf.reduce_sum(tf.square(targets), axis=0),
         "rows": tf.cast(tf.shape(labels)[0], tf.float64),
         "all": _size(labels),
     }
@@ -128,20 +129,20 @@ def _number_values(sums: Sums) -> dict[str, float]:
     }
 
 
-#: labels and outputs [B, ...] float32 of the same shape.
+#: Metrics of regression: labels and outputs [B, ...] float32 of the same shape.
 NUMBERS = ScoreGroup(_number_sums, _number_values)
 
 
 def _label_set_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    wanted = labels > 0.5
-    found = outputs > (0.0 if loss.from_logits else 0.5)
-    both, right = tf.logical_and(wanted, found), tf.equal(wanted, found)
+    targets = labels > 0.5
+    predictions = outputs > (0.0 if loss.from_logits else 0.5)
+    hits, right = tf.logical_and(targets, predictions), tf.equal(targets, predictions)
     return {
-        "found": tf.reduce_sum(tf.cast(both, tf.float64), axis=0),  # [labels]
-        "wanted": tf.reduce_sum(tf.cast(wanted, tf.float64), axis=0),
-        "given": tf.reduce_sum(tf.cast(found, tf.float64), axis=0),
+        "found": tf.reduce_sum(tf.cast(hits, tf.float64), axis=0),  # [labels] true positives
+        "wanted": tf.reduce_sum(tf.cast(targets, tf.float64), axis=0),
+        "given": tf.reduce_sum(tf.cast(predictions, tf.float64), axis=0),
         "exact": _total(tf.reduce_all(right, axis=-1)),
         "right": _total(right),
         "rows": tf.cast(tf.shape(labels)[0], tf.float64),
@@ -152,17 +153,17 @@ def _label_set_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
 def _label_set_values(sums: Sums) -> dict[str, float]:
     import numpy as np
 
-    found, either = sums["found"], sums["wanted"] + sums["given"]
-    each = np.divide(2 * found, either, out=np.zeros_like(found), where=either > 0)
+    hits, positives = sums["found"], sums["wanted"] + sums["given"]
+    f1_by_label = np.divide(2 * hits, positives, out=np.zeros_like(hits), where=positives > 0)
     return {
-        "f1": 2 * _ratio(found.sum(), either.sum()) if either.any() else 0.0,
-        "f1_macro": float(each.mean()),
+        "f1": 2 * _ratio(hits.sum(), positives.sum()) if positives.any() else 0.0,
+        "f1_macro": float(f1_by_label.mean()),
         "exact_match": _ratio(sums["exact"], sums["rows"]),
         **_accuracy(sums),
     }
 
 
-#: labels [B, labels] float32, each 0 or 1, outputs of the same shape.
+#: Metrics of multilabel tasks: labels [B, labels] float32, each 0 or 1; outputs of the same shape.
 LABEL_SETS = ScoreGroup(_label_set_sums, _label_set_values)
 
 

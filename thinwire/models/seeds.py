@@ -1,4 +1,4 @@
-"""Seeds that differ from worker to worker, where all scripts and roles are seeded alike."""
+"""Derives a different seed for each worker from the run's common seed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-_STATE = "seed_generator_state"  # Keras' name of what Dropout and the like draw by
+_STATE = "seed_generator_state"  # Keras' name of the random state of Dropout and similar layers
 _STEP, _NUM_SEEDS = 1_000_003, 2**31 - 1
 
 
 def own_seed(seed: int, id_worker: int) -> int:
-    """Return a worker's seed; worker 1 has the common one.
+    """Return a worker's seed, derived from the common seed; worker 1 uses the common seed.
 
     >>> own_seed(7, 1), own_seed(7, 3)
     (7, 2000013)
@@ -21,16 +21,16 @@ def own_seed(seed: int, id_worker: int) -> int:
 
 
 def seed_apart(variables: Iterable[Any], id_worker: int) -> None:
-    """Let random layers draw otherwise than on the other workers; worker 1 keeps its seeds.
+    """Give a model's random layers seeds that differ between workers; worker 1 keeps its seeds.
 
     Args:
-        variables: Of a model; others than seeds stay as they are.
-        id_worker: This worker, 1..nb_workers.
+        variables: Variables of a model; only the states of random layers are changed.
+        id_worker: Id of this worker, 1..nb_workers.
     """
     if id_worker == 1:
         return
     for variable in variables:
         if variable.name == _STATE:
-            state = np.array(variable, np.int64)  # the seed, and how often it was drawn from
+            state = np.array(variable, np.int64)  # [2]: the seed, and the number of draws so far
             state[0] = own_seed(int(state[0]), id_worker)
             variable.assign(state)

@@ -1,8 +1,9 @@
-"""What a built-in model is trained for, as data: labels, loss, metrics and defaults of each task.
+"""Table of the training tasks: labels, loss, metrics and defaults of each task.
 
-`TASKS` has a row for each value of --task; nothing else distinguishes tasks. A new one is a row,
-with a network (`registry`) and a generator of examples (thinwire.data.readers.synthetic) if none
-fits. Keras and numpy are imported where they are used: flags and ``--help`` read the table.
+`TASKS` has one row for each value of --task; no other code distinguishes tasks. To add a task, add
+a row. If no existing network or generator of examples fits, add these to `registry` and to
+thinwire.data.readers.synthetic. The functions import Keras and numpy, because flags and ``--help``
+read the table and must be fast.
 """
 
 from __future__ import annotations
@@ -26,84 +27,89 @@ CLASSIFICATION = "classification"
 
 @dataclasses.dataclass(frozen=True)
 class LabelForm:
-    """What the loss compares a model's outputs with."""
+    """Form of a task's labels, which the loss compares with a model's outputs."""
 
-    text: str  # what messages expect
+    text: str  # description of the expected labels, for error messages
     dtype: str  # int32 or float32
-    ranks: tuple[int, ...]  # of the array, examples included, as they may be given
-    number_classes: bool = False  # [N]: the class of each example
-    as_outputs: bool = False  # of the same shape as the outputs
-    are_inputs: bool = False  # the examples themselves
-    highest: float | None = None  # they are 0 or this
+    ranks: tuple[int, ...]  # allowed numbers of axes of a label array, with the axis of examples
+    number_classes: bool = False  # True: labels [N] are the class numbers of the examples
+    as_outputs: bool = False  # True: labels have the same shape as the outputs
+    are_inputs: bool = False  # True: the labels are the examples themselves
+    highest: float | None = None  # each label is 0 or this value; None: no restriction
 
     def read(self, labels: Any, inputs: NDArray[Any]) -> NDArray[Any]:
-        """Return labels as the loss takes them.
+        """Convert labels to the form that the loss takes.
 
         Args:
-            labels: Of `ranks`, as somebody gives them.
-            inputs: [N, ...] the examples.
+            labels: Array-like of one of the allowed ranks, from the user or a data set.
+            inputs: [N, ...], the examples.
 
         Raises:
-            ValueError: They are of another form.
+            ValueError: The labels have another form; the message is the rest of a sentence that
+                starts with the labels' name.
         """
         import numpy as np
 
         if self.are_inputs:
             return inputs
-        found = np.asarray(labels)
-        if found.ndim == 2 and found.shape[1] == 1 and self.ranks == (1,):
-            found = found[:, 0]
-        is_whole = np.issubdtype(found.dtype, np.integer)
-        is_number = is_whole or np.issubdtype(found.dtype, np.floating) or found.dtype == bool
+        array = np.asarray(labels)
+        if array.ndim == 2 and array.shape[1] == 1 and self.ranks == (1,):
+            array = array[:, 0]
+        is_whole = np.issubdtype(array.dtype, np.integer)
+        is_number = is_whole or np.issubdtype(array.dtype, np.floating) or array.dtype == bool
         kind_fits = is_whole if self.dtype == "int32" else is_number
-        if found.ndim not in self.ranks or not kind_fits:
-            raise ValueError(f"is {found.dtype} {found.shape}. Expected {self.text}")
-        if self.dtype == "int32" and found.size and found.min() < 0:
-            raise ValueError(f"has a negative number, {found.min()}. Expected {self.text}")
-        made: NDArray[Any] = found.astype(self.dtype)
-        if not np.isfinite(made).all():
+        if array.ndim not in self.ranks or not kind_fits:
+            raise ValueError(f"is {array.dtype} {array.shape}. Expected {self.text}")
+        if self.dtype == "int32" and array.size and array.min() < 0:
+            raise ValueError(f"has a negative number, {array.min()}. Expected {self.text}")
+        converted: NDArray[Any] = array.astype(self.dtype)
+        if not np.isfinite(converted).all():
             raise ValueError(f"has a NaN or infinity. Expected {self.text}")
-        if self.highest is not None and not np.isin(made, (0, self.highest)).all():
+        if self.highest is not None and not np.isin(converted, (0, self.highest)).all():
             raise ValueError(f"is not 0 or {self.highest:g} everywhere. Expected {self.text}")
-        return made[:, None] if made.ndim < max(self.ranks) else made
+        return converted[:, None] if converted.ndim < max(self.ranks) else converted
 
     def check_outputs(self, model: Any, labels: Any, outputs: Any) -> None:
-        """Refuse outputs that a loss would compare with labels of another shape.
+        """Reject outputs of another shape than the labels, if the task requires equal shapes.
+
+        A loss may broadcast arrays of different shapes without an error.
 
         Args:
             model: Keras model.
             labels: [B, ...].
-            outputs: [B, ...], of the model.
+            outputs: [B, ...], the model's outputs.
 
         Raises:
-            ConfigurationError: They differ, and the task wants them alike.
+            ConfigurationError: The shapes differ and the task requires equal shapes.
         """
-        theirs, ours = tuple(labels.shape[1:]), tuple(outputs.shape[1:])
-        if self.as_outputs and theirs != ours:
+        label_shape, output_shape = tuple(labels.shape[1:]), tuple(outputs.shape[1:])
+        if self.as_outputs and label_shape != output_shape:
             raise ConfigurationError(
-                f"Model {model.name!r} gives outputs of shape {ours} for each example, and the "
-                f"labels have {theirs}; expected the same. Of a --network, --nb_classes is their "
-                "number; of --model, mend build_model() or load_data()."
+                f"Model {model.name!r} gives outputs of shape {output_shape} for each example, but "
+                f"the labels have {label_shape}; expected equal shapes. With --network, set "
+                "--nb_classes to the number of labels per example. With --model, correct "
+                "build_model() or load_data()."
             )
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One value of --task.
+    """One training task, a value of --task.
 
     Attributes:
-        name: The value.
-        about: One line for docs and messages.
-        labels: What the loss compares with.
+        name: The value of --task.
+        about: Description in one line, for docs and messages.
+        labels: Form of the labels.
         inputs: dtype of the examples.
-        loss: A Keras model -> the loss where it was compiled with none.
-        scores: The metrics.
-        goal: By which of them the best model is found.
-        networks: Built-in ones, the default first.
-        datasets: Likewise.
-        nb_classes: Default of --nb_classes: classes, numbers, labels or words.
-        least_classes: The least of these.
-        extras: Metrics that a flag adds, by its name.
+        loss: Function that takes a Keras model and returns the task's loss, used if the model was
+            compiled without a loss.
+        scores: Metrics of the task.
+        goal: Metric that determines the best model, and its best possible value.
+        networks: Built-in networks for the task; the first is the default.
+        datasets: Built-in data sets for the task; the first is the default.
+        nb_classes: Default of --nb_classes (number of classes, numbers, labels or words).
+        least_classes: Smallest allowed value of --nb_classes.
+        extras: Name of a flag -> metrics that the flag adds.
     """
 
     name: str
@@ -121,7 +127,7 @@ class Task:
 
     @property
     def has_classes(self) -> bool:
-        """Whether examples may have a class, by which they can be split."""
+        """True if examples may have a class, so that data can be split by class."""
         return self.labels.number_classes or self.labels.are_inputs
 
 
@@ -158,9 +164,9 @@ def _ends_in(model: Any, activation: str) -> bool:
 
 _OF_INPUTS = "autoencoder"
 _OF_TOKENS = tuple(name for name in NETWORKS if name.split("-")[0] in ("gru", "decoder"))
-#: Networks that end in --nb_classes values for each example.
+#: Networks that output a vector of --nb_classes values for each example.
 _VECTORS = tuple(name for name in NETWORKS if name not in (_OF_INPUTS, *_OF_TOKENS))
-#: The same where examples are simple.
+#: The networks with a vector as output, for tasks with simple examples: mlp is the default.
 _SIMPLE = ("mlp", *(name for name in _VECTORS if name != "mlp"))
 _NUMBERS = LabelForm(
     "numbers of shape [N] or [N, values]", dtype="float32", ranks=(1, 2), as_outputs=True
@@ -171,7 +177,7 @@ _ROWS = (
         CLASSIFICATION,
         "one class for each example",
         LabelForm(
-            "integer class numbers of shape [N]; of one-hot labels give their argmax(axis=1)",
+            "integer class numbers of shape [N]; convert one-hot labels with argmax(axis=1)",
             dtype="int32",
             ranks=(1,),
             number_classes=True,
@@ -218,7 +224,7 @@ _ROWS = (
     ),
     Task(
         "autoencoder",
-        "the example itself, through a narrow layer",
+        "a reconstruction of the example from the output of a narrow layer",
         dataclasses.replace(_NUMBERS, text="the examples", are_inputs=True),
         "float32",
         _squared_error,
@@ -230,7 +236,7 @@ _ROWS = (
     ),
     Task(
         "tokens",
-        "the next token at each place of a sequence",
+        "the next token at each position of a sequence",
         LabelForm("integer token numbers of shape [N, tokens]", dtype="int32", ranks=(2,)),
         "int32",
         _class_entropy,
@@ -246,16 +252,16 @@ TASKS: Mapping[str, Task] = {row.name: row for row in _ROWS}
 
 
 def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) -> None:
-    """Refuse a built-in network or data set that a task cannot take.
+    """Reject a built-in network, data set or number of classes that does not fit a task.
 
     Args:
         task: A key of `TASKS`.
-        network: A value of --network; None: the model is one's own.
+        network: A value of --network; None if the user's own model is trained.
         dataset: A value of --dataset.
         nb_classes: A value of --nb_classes.
 
     Raises:
-        ConfigurationError: One of them; the message names what fits.
+        ConfigurationError: One of the values does not fit; the message lists the allowed values.
     """
     row = TASKS[task]
     if nb_classes < row.least_classes:
@@ -263,10 +269,11 @@ def check_choice(task: str, network: str | None, dataset: str, nb_classes: int) 
             f"--nb_classes={nb_classes}: expected at least {row.least_classes} for --task={task}."
         )
     fitting = {"network": (network, row.networks), "dataset": (dataset, row.datasets)}
-    for name, (given, known) in fitting.items():
-        if given is not None and given not in known:
-            others = [each for each, row in TASKS.items() if given in getattr(row, f"{name}s")]
+    for name, (choice, allowed) in fitting.items():
+        if choice is not None and choice not in allowed:
+            tasks = [key for key, row in TASKS.items() if choice in getattr(row, f"{name}s")]
             raise ConfigurationError(
-                f"--{name}={given} is of --task={' or '.join(others)}, and this is --task={task}; "
-                f"expected --{name}={'|'.join(known)}, or --model with your own."
+                f"--{name}={choice} fits --task={' or '.join(tasks)}, but this run has "
+                f"--task={task}; expected --{name}={'|'.join(allowed)}, or --model with your own "
+                "file."
             )

@@ -1,17 +1,19 @@
-"""How long to wait for what is seen again and again, learnt from how it came so far.
+"""Timeouts for recurring events, estimated from the intervals and durations measured so far.
 
-Plain calculation on moments and durations that the caller passes in: no clock is read, so the
-cores, the simulator and a journal's replay come to the same figures.
+The caller passes in every moment and duration, and no clock is read. So the cores, the simulator
+and a journal's replay compute the same timeouts.
 
-Source: mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988)
-as RFC 6298 fixes them for TCP's retransmission timer; what doubles after a false alarm is Karn's
-back-off, section 5 there. That beats of life, and not requests, are measured is the accrual
-detectors' idea (Hayashibara et al., "The phi accrual failure detector", SRDS 2004); where they
-assume a distribution, RFC 6298's four deviations serve here.
+Source: Mean and mean deviation are Jacobson's ("Congestion Avoidance and Control", SIGCOMM 1988),
+with the constants that RFC 6298 fixes for TCP's retransmission timer. Doubling a timeout after a
+false alarm is Karn's back-off (RFC 6298, section 5). Measuring heartbeats instead of requests is
+the idea of accrual detectors (Hayashibara et al., "The phi accrual failure detector", SRDS 2004).
+Accrual detectors assume a distribution of the intervals; this module uses RFC 6298's four
+deviations instead.
 
-Differences: bulk that travels between two beats proves life but is no beat, else a burst of it
-would let the next pause look like death; and nothing is suspected within twice the longest silence
-that lately proved to be none.
+Differences: Data that arrives between two heartbeats shows that the peer is alive, but does not
+count as a heartbeat. Otherwise a burst of data would shorten the expected interval, and the next
+pause would look like a failure. A peer is not suspected within twice the longest recent silence
+that ended with an arrival.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ import dataclasses
 
 _MEAN_GAIN, _DEVIATION_GAIN = 1 / 8, 1 / 4  # alpha and beta of RFC 6298
 _DEVIATIONS = 4.0  # K of RFC 6298
-_MARGIN = 2.0  # over the longest silence of late
-_FORGOTTEN = 7 / 8  # what is left of it, and of an alarm's patience, after each beat
-_MOST_PATIENCE = 8.0
+_MARGIN = 2.0  # the timeout is at least this multiple of the longest recent silence
+_FORGOTTEN = 7 / 8  # decay of the longest silence and of the patience at each heartbeat
+_MOST_PATIENCE = 8.0  # bounds the patience after repeated false alarms
 
 
 @dataclasses.dataclass
 class MeanDeviation:
-    """Mean and mean deviation of durations, the newest counting most.
+    """Exponentially weighted mean and mean deviation of durations.
 
     Attributes:
-        mean_seconds: SRTT of RFC 6298.
-        deviation_seconds: RTTVAR.
-        num_samples: How many there were; the figures mean nothing before the first.
+        mean_seconds: Mean duration, in seconds (SRTT of RFC 6298).
+        deviation_seconds: Mean deviation, in seconds (RTTVAR of RFC 6298).
+        num_samples: Number of durations added. Mean and deviation are meaningless while it is 0.
     """
 
     mean_seconds: float = 0.0
@@ -40,9 +42,9 @@ class MeanDeviation:
     num_samples: int = 0
 
     def add(self, seconds: float) -> None:
-        """Take in one duration.
+        """Update the mean and the deviation with one duration.
 
-        >>> spread = Spread()
+        >>> spread = MeanDeviation()
         >>> spread.add(2.0)
         >>> spread.add(4.0)
         >>> spread.mean_seconds, spread.deviation_seconds, spread.most_seconds
@@ -58,22 +60,22 @@ class MeanDeviation:
 
     @property
     def most_seconds(self) -> float:
-        """What hardly any duration exceeds: four deviations above the mean."""
+        """Upper bound that few durations exceed: four deviations above the mean."""
         return self.mean_seconds + _DEVIATIONS * self.deviation_seconds
 
 
 @dataclasses.dataclass
 class RtoEstimator:
-    """When to give up a peer that sends something every now and then.
+    """Adaptive timeout for a peer that sends heartbeats and other data.
 
     Attributes:
-        least_seconds: Silence that never means anything: more than two beats of the peer.
-        most_seconds: Silence that always does; also what is waited before anything is known.
-        last_arrival_at: Newest sign of life, or beginning.
-        beat_at: Newest beat; None before the first one.
-        longest_seconds: Longest silence of late that ended.
-        patience: Above 1 after alarms that were false.
-        beats: Time from beat to beat.
+        least_seconds: Lower bound of the timeout, in seconds: more than two heartbeat intervals.
+        most_seconds: Upper bound of the timeout, in seconds; the timeout before two heartbeats.
+        last_arrival_at: Moment of the newest arrival, or of the start of waiting, in seconds.
+        beat_at: Moment of the newest heartbeat, in seconds. None before the first heartbeat.
+        longest_seconds: Longest recent silence that ended with an arrival, in seconds.
+        patience: Factor of the timeout; above 1 after false alarms.
+        beats: Intervals between heartbeats.
     """
 
     least_seconds: float
@@ -85,16 +87,16 @@ class RtoEstimator:
     beats: MeanDeviation = dataclasses.field(default_factory=MeanDeviation)
 
     def begin(self, now: float) -> None:
-        """Begin to wait (again) now; the estimates stay."""
+        """Start or restart waiting now; keep the estimates."""
         self.last_arrival_at, self.beat_at = now, None
 
     def record_arrival(self, now: float) -> None:
-        """Record a sign of life that is no beat."""
+        """Record the arrival of data that is not a heartbeat."""
         self.longest_seconds = max(self.longest_seconds, now - self.last_arrival_at)
         self.last_arrival_at = max(self.last_arrival_at, now)
 
     def record_beat(self, now: float) -> None:
-        """Record a beat."""
+        """Record the arrival of a heartbeat."""
         if self.beat_at is not None and now > self.beat_at:
             self.beats.add(now - self.beat_at)
             self.longest_seconds *= _FORGOTTEN
@@ -103,18 +105,18 @@ class RtoEstimator:
         self.record_arrival(now)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Leave out a time in which nothing could arrive, because this process stood still."""
+        """Exclude a time in which nothing could arrive because this process was suspended."""
         self.last_arrival_at = min(now, self.last_arrival_at + seconds)
         if self.beat_at is not None:
             self.beat_at = min(now, self.beat_at + seconds)
 
     def record_alarm(self) -> None:
-        """Record that the peer was given up; if it proves to live, be twice as patient."""
+        """Record that the peer was given up; double the patience in case the alarm was false."""
         self.patience = min(_MOST_PATIENCE, 2 * self.patience)
 
     @property
     def timeout_seconds(self) -> float:
-        """Silence after which the peer is to be given up."""
+        """Silence after which the caller must give up the peer, in seconds."""
         if not self.beats.num_samples:
             return self.most_seconds
         expected = max(self.beats.most_seconds, _MARGIN * self.longest_seconds)
@@ -122,19 +124,19 @@ class RtoEstimator:
 
     @property
     def deadline(self) -> float:
-        """When the peer is to be given up if nothing arrives before."""
+        """Moment at which the caller must give up the peer if nothing arrives, in seconds."""
         return self.last_arrival_at + self.timeout_seconds
 
 
 @dataclasses.dataclass
 class RetryDeadline:
-    """How long to try what may take long or never come about, such as a connection.
+    """Adaptive time limit for attempts at an operation that may fail, for example a connection.
 
     Attributes:
-        least_seconds: Of the first attempt, and of any.
-        most_seconds: Of any.
-        took: Durations of those that succeeded.
-        num_failed: Since the last success; each doubles the time of the next attempt.
+        least_seconds: Time limit of the first attempt and lower bound of later ones, in seconds.
+        most_seconds: Upper bound of the time limit of an attempt, in seconds.
+        took: Durations of the attempts that succeeded.
+        num_failed: Failed attempts since the last success. A failure doubles the next time limit.
     """
 
     least_seconds: float
@@ -144,7 +146,7 @@ class RetryDeadline:
 
     @property
     def timeout_seconds(self) -> float:
-        """Time for the next attempt."""
+        """Time limit of the next attempt, in seconds."""
         expected = self.took.most_seconds if self.took.num_samples else self.least_seconds
         doubled = max(self.least_seconds, expected) * 2.0 ** min(self.num_failed, 32)
         return min(self.most_seconds, doubled)
@@ -155,18 +157,20 @@ class RetryDeadline:
         self.num_failed = 0
 
     def fail(self) -> None:
-        """Record that an attempt took all its time in vain."""
+        """Record that an attempt exceeded its time limit."""
         self.num_failed += 1
 
 
 @dataclasses.dataclass
 class Backoff:
-    """Pauses between attempts: each twice the one before, and drawn so that peers spread.
+    """Exponential backoff with jitter: the pauses between attempts double up to a maximum.
+
+    The jitter spreads the attempts of peers that failed at the same moment.
 
     Attributes:
-        first_seconds: The first pause at most.
-        most_seconds: Any pause at most.
-        num_pauses: So far.
+        first_seconds: Upper bound of the first pause, in seconds.
+        most_seconds: Upper bound of any pause, in seconds.
+        num_pauses: Number of pauses returned so far.
     """
 
     first_seconds: float
@@ -177,7 +181,7 @@ class Backoff:
         """Return the next pause.
 
         Args:
-            draw: Uniform in [0, 1): from half of the pause to all of it.
+            draw: Uniform random number in [0, 1): 0 gives half of the full pause.
         """
         full = min(self.most_seconds, self.first_seconds * 2.0 ** min(self.num_pauses, 32))
         self.num_pauses += 1

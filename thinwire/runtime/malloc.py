@@ -1,6 +1,7 @@
-"""A setting of the whole process: malloc keeps freed memory, so that large messages are fast.
+"""Process-wide malloc settings: malloc keeps freed memory, so that large messages are fast.
 
-It imports nothing but ctypes, for it comes before TensorFlow and gRPC allocate anything.
+The settings must be made before TensorFlow and gRPC allocate memory. So this module imports only
+the standard library.
 """
 
 from __future__ import annotations
@@ -15,20 +16,21 @@ _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _SETTINGS = (
-    (_M_MMAP_THRESHOLD, 1 << 30),  # no separate mapping for any buffer of ours
-    (_M_TRIM_THRESHOLD, 2**31 - 1),  # never give the top of the heap back
+    (_M_MMAP_THRESHOLD, 1 << 30),  # no separate mapping for buffers below 1 GiB
+    (_M_TRIM_THRESHOLD, 2**31 - 1),  # never return the top of the heap to the kernel
     (_M_TOP_PAD, 256 << 20),  # grow the heap in large steps
 )
 
 
 def keep_freed_memory() -> bool:
-    """Make malloc reuse large buffers instead of mapping fresh pages for each of them.
+    """Make malloc reuse large buffers instead of mapping fresh pages for each buffer.
 
-    Page faults are what makes large messages slow in Python. The price is that memory once used
-    stays with the process. To be called first thing in a process; does nothing without glibc.
+    Large messages are slow in Python because of page faults. The price of the settings is that the
+    process never returns memory to the kernel. Call this function before anything else in a
+    process. It does nothing without glibc.
 
     Returns:
-        Whether malloc accepted every setting.
+        True if malloc accepted every setting.
     """
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
@@ -37,12 +39,12 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give back what is free now, once: what only a process' start needed."""
+    """Return memory that is free now to the kernel, once: memory that only the start needed."""
     gc.collect()
     if (trim := _of_glibc("malloc_trim")) is not None:
         trim(0)
 
 
 def _of_glibc(name: str) -> Any:
-    """Return one of its functions; None without glibc, such as with musl."""
+    """Return a function of the C library; None if the library lacks it (musl, for example)."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None

@@ -1,9 +1,9 @@
-"""Copies of a process's output to a terminal, a pipe or a file, which never stop their writer.
+"""Copies of a process's output to a terminal, a pipe or a file; a copy never stops its writer.
 
-A thread reads what a process prints and copies it. If a copy could raise an error or block, nobody
-would read the process's pipe any more, and the process would wait in `print` for ever. So a copy
-takes lines into a bounded backlog (`LineBacklog`, without threads or files), and a thread of its
-own writes them (`OutputCopy`). Lines that cannot be written are counted and reported.
+A thread reads the output of a process and copies it. If the copy raised an error or blocked, the
+thread would stop reading the process's pipe, and the process would wait in `print` forever. So a
+copy puts lines into a bounded backlog (`LineBacklog`, without threads or files), and a separate
+thread writes the lines (`OutputCopy`). Lines that cannot be written are counted and reported.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, Protocol, TextIO
 
 from absl import logging
 
-#: Memory that the lines of one copy may take while they wait to be written.
+#: Upper bound of the memory that the waiting lines of one copy take, in bytes.
 MOST_BACKLOG_BYTES = 1 << 20
-#: A line waits so long for space in a full backlog.
+#: Time that a line waits for space in a full backlog before it is lost, in seconds.
 PATIENCE_SECONDS = 10.0
-#: Bytes that are written together. A slow reader shows after so few that it reads.
+#: Bytes of one write. With small writes even a slow reader shows progress.
 _CHUNK_BYTES = 4096
-#: Memory that an entry of a backlog takes beside its bytes.
+#: Memory that an entry of a backlog takes in addition to its data, in bytes.
 _ENTRY_BYTES = 128
-#: A terminal that another program has made non-blocking is looked at so often.
+#: Time limit of one wait for a terminal that another program has made non-blocking.
 _LOOK_MILLISECONDS = 500
 
 
@@ -44,7 +44,7 @@ class Loss:
     num_bytes: int = 0
 
     def add(self, other: Loss) -> None:
-        """Count the lines of another loss too."""
+        """Add the lines and bytes of another loss to this loss."""
         self.lines += other.lines
         self.num_bytes += other.num_bytes
 
@@ -54,53 +54,53 @@ class Loss:
 
 
 class BacklogState(enum.Enum):
-    """What a backlog knows of the place that its lines are written to."""
+    """State of a backlog, which follows from the results of its writes."""
 
-    WRITING = "the last write succeeded, or there was none yet"
+    WRITING = "the last write succeeded, or there was no write yet"
     FAILING = "the last write raised an error"
-    STALLED = "a line has waited for space in vain; lines are lost until half of it is free"
-    CLOSING = "no more lines are taken; those in the backlog are still written"
+    STALLED = "a line has waited for space in vain; lines are lost until half the space is free"
+    CLOSING = "the backlog takes no more lines; its waiting lines are still written"
     CLOSED = "nothing is written any more"
 
 
 class Offered(enum.Enum):
-    """What a backlog did with a line that it was offered."""
+    """Result of offering a line to a backlog."""
 
-    TAKEN = "it waits to be written"
-    FULL = "there is no space; offer it again after each write, or when the patience is over"
-    LOST = "it was dropped and counted"
+    TAKEN = "the line waits to be written"
+    FULL = "there is no space; offer the line again after each write or when the patience is over"
+    LOST = "the line was dropped and counted"
 
 
 @dataclasses.dataclass
 class _WaitingLines:
     data: bytes
-    source: str  # empty: of no line, such as a drawn line of progress, whose loss is not counted
-    gap: Loss | None = None  # of an entry that shows the reader how much is missing before it
+    source: str  # empty: the loss is not counted (a redrawn progress line, for example)
+    gap: Loss | None = None  # set if this entry shows the reader how much is missing before it
 
     @property
     def cost(self) -> int:
-        """Memory that it takes in the backlog."""
+        """Memory that the entry takes in the backlog, in bytes."""
         return len(self.data) + _ENTRY_BYTES
 
 
 class LineBacklog:
-    """Lines that wait to be written, and a count of those that could not be.
+    """Lines that wait to be written, and a count of the lines that were lost.
 
     The object holds no lock, thread, clock or file. Its user takes bytes with `take`, writes them,
     and reports the end of the write with `wrote` or `failed`.
 
-    A write that fails loses the whole backlog: a place that takes minutes to report each error
-    could otherwise stop the writers of the backlog. The next lines are tried again, so a disk that
-    has space again gets new lines, after a line with the number of those that are missing.
+    A write that fails loses the whole backlog: a sink that takes minutes to report each error could
+    otherwise stop the writers of the backlog. Later lines are written normally. So a disk that has
+    space again gets new lines, after a line with the number of missing lines.
 
     Attributes:
-        state: What is known of the place.
-        reason: Why lines were lost last; empty if none were.
-        losses: Source of lines -> how many of them were lost.
+        state: State of the backlog after the last write.
+        reason: Reason of the last loss; empty if no line was lost.
+        losses: Source of lines -> loss of that source.
 
     Args:
-        patience_seconds: How long a line waits for space.
-        most_bytes: Memory of the lines that wait to be written.
+        patience_seconds: Time that a line waits for space, in seconds.
+        most_bytes: Upper bound of the memory of the waiting lines, in bytes.
     """
 
     def __init__(
@@ -115,31 +115,31 @@ class LineBacklog:
         self._entries: collections.deque[_WaitingLines] = collections.deque()
         self._cost = 0
         self._offset = 0  # bytes of the first entry that were written
-        self._progress_at = 0.0  # when bytes were last written, or could first have been
-        self._gap = Loss()  # lost after the last entry, and not shown to the reader yet
-        self._ends_line = True  # whether the last byte that was written ended a line
+        self._progress_at = 0.0  # moment of the last write, or when the backlog stopped being empty
+        self._gap = Loss()  # lines lost after the last entry and not yet shown to the reader
+        self._ends_line = True  # True if the last written byte ended a line
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything was written or lost."""
+        """True if every line was written or lost."""
         return not self._entries
 
     @property
     def patience_ends_at(self) -> float:
-        """When a place that writes nothing until then is given up at the end."""
+        """Moment at which a closing copy gives up a sink that has written nothing."""
         return self._progress_at + self._patience_seconds
 
     def offer(self, data: bytes, source: str, since: float, now: float) -> Offered:
-        """Take bytes that end a line, or drop them where nothing can be expected of the place.
+        """Take bytes that end a line, or drop them if the sink is stalled or closed.
 
         Args:
-            data: The bytes.
-            source: Whose line it is, for the count; empty: its loss is not counted.
-            since: When they were first offered, in seconds of a clock that only goes forward.
-            now: The time of that clock.
+            data: Bytes of one or more lines.
+            source: Source of the lines, under which a loss is counted. Empty: it is not counted.
+            since: Moment at which the bytes were first offered, in seconds of a monotonic clock.
+            now: Present time of the same clock, in seconds.
         """
         if self.state in (BacklogState.CLOSING, BacklogState.CLOSED):
-            self.reason = self.reason or "it was closed before"
+            self.reason = self.reason or "the copy was closed before"
             self._lose(data, source)
             return Offered.LOST
         entry = _WaitingLines(data, source)
@@ -161,17 +161,18 @@ class LineBacklog:
         return Offered.TAKEN
 
     def take(self) -> bytes:
-        """Return the next bytes to write, none if it is empty. They stay in the backlog."""
-        found = bytearray()
+        """Return the next bytes to write, without removing them; empty if no line waits."""
+        chunk = bytearray()
         for entry in self._entries:
-            found += entry.data if found else entry.data[self._offset :]
-            if len(found) >= _CHUNK_BYTES:
+            chunk += entry.data if chunk else entry.data[self._offset :]
+            if len(chunk) >= _CHUNK_BYTES:
                 break
-        end = found.rfind(b"\n", 0, _CHUNK_BYTES) + 1  # others may write there between two writes
-        return bytes(found[: end or _CHUNK_BYTES])
+        # End at a line's end: another process may write to the terminal between two writes.
+        end = chunk.rfind(b"\n", 0, _CHUNK_BYTES) + 1
+        return bytes(chunk[: end or _CHUNK_BYTES])
 
     def wrote(self, count: int, now: float) -> None:
-        """Remove bytes that were written; 0: the place took none, and raised no error."""
+        """Remove ``count`` written bytes; 0 means that the sink took no bytes without an error."""
         if self.state is BacklogState.CLOSED or not count:
             return
         self._progress_at = now
@@ -183,7 +184,8 @@ class LineBacklog:
             self._ends_line = entry.data.endswith(b"\n")
         if self._offset:
             self._ends_line = False
-        # A reader that reads a few bytes at a time must not let each line wait for the patience.
+        # Wait for half of the space, not for one byte: with a reader that reads a few bytes at a
+        # time, every new line would otherwise wait for the whole patience again.
         has_space = self._cost <= self._most_bytes // 2
         if self.state is BacklogState.FAILING or (self.state is BacklogState.STALLED and has_space):
             self.state = BacklogState.WRITING
@@ -197,12 +199,12 @@ class LineBacklog:
         self._lose_all(reason)
 
     def close(self) -> None:
-        """Take no more lines. The rest is still to be written, as long as that makes progress."""
+        """Take no more lines; the waiting lines are still written while the sink takes bytes."""
         if self.state is not BacklogState.CLOSED:
             self.state = BacklogState.CLOSING
 
     def give_up(self) -> None:
-        """Lose what was not written until now, even if a write of it has not returned."""
+        """Drop the bytes not written so far, even if a write of some has not returned."""
         if self._entries:
             self._lose_all(f"nothing was read for {self._patience_seconds:g} s at the end")
         self.state = BacklogState.CLOSED
@@ -221,7 +223,7 @@ class LineBacklog:
     def _lose_all(self, reason: str) -> None:
         self.reason = reason
         for entry in self._entries:
-            if entry.gap is not None:  # counted before, and not shown to the reader
+            if entry.gap is not None:  # already counted, but never shown to the reader
                 self._gap.add(entry.gap)
             self._lose(entry.data[self._offset :], entry.source)
             self._offset = 0
@@ -236,18 +238,18 @@ class LineBacklog:
 
 
 class Sink(Protocol):
-    """A place that bytes are written to."""
+    """Destination of bytes: a file descriptor or a text stream."""
 
     encoding: str
 
     def write(self, data: bytes) -> int:
-        """Write some of the bytes, now or after any time; return how many. Errors are raised."""
+        """Write some of the bytes and return their number; may block or raise an error."""
 
 
 class DescriptorSink:
-    """Writes to a file descriptor of this process.
+    """Sink that writes to a file descriptor of this process.
 
-    Python's own buffer is left out: a buffer that cannot be flushed keeps its bytes, and the
+    The sink bypasses Python's own buffer: a buffer that cannot be flushed keeps its bytes, and the
     interpreter would write them at its end, wait for their reader, or exit with code 120.
     """
 
@@ -258,7 +260,7 @@ class DescriptorSink:
         """Write some of the bytes."""
         try:
             return os.write(self._descriptor, data)
-        except BlockingIOError:  # a program that shares the terminal has made it non-blocking
+        except BlockingIOError:  # another program has made the shared terminal non-blocking
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
             poll.poll(_LOOK_MILLISECONDS)
@@ -266,7 +268,7 @@ class DescriptorSink:
 
 
 class StreamSink:
-    """Writes to a text stream that is no file, such as a notebook's."""
+    """Sink that writes to a text stream without a file, for example a notebook's output."""
 
     encoding = "utf-8"
 
@@ -282,46 +284,46 @@ class StreamSink:
 
 
 class ClosedSink:
-    """Stands for a stream that the process was started without (``>&-`` in a shell)."""
+    """Sink for a stream that the process was started without (``>&-`` in a shell)."""
 
     encoding = "utf-8"
 
     def write(self, data: bytes) -> int:
         """Raise an error."""
-        raise OSError("the process was started without it")
+        raise OSError("the process was started without this stream")
 
 
 def sink_of(stream: TextIO | None) -> Sink:
-    """Return what writes to a stream, by its file descriptor where it has one.
+    """Return a sink for a stream, by the stream's file descriptor if the stream has one.
 
-    The `fileno` of a notebook's stream is its server's terminal, where no cell shows it. So only
-    Python's own kind of text file is trusted to have a descriptor that leads to the same place.
+    The `fileno` of a notebook's stream leads to the terminal of the notebook's server, which no
+    cell shows. So the descriptor is used only if the stream is Python's own kind of text file.
     """
     if stream is None:
         return ClosedSink()
     if isinstance(stream, io.TextIOWrapper):
         try:
             sink = DescriptorSink(stream.fileno(), stream.encoding)
-        except (OSError, ValueError):  # it is closed, or in memory
+        except (OSError, ValueError):  # the stream is closed, or in memory
             return StreamSink(stream)
         with contextlib.suppress(OSError):
-            stream.flush()  # what was printed before comes first
+            stream.flush()  # text printed earlier must come first
         return sink
     return StreamSink(stream)
 
 
 class OutputCopy:
-    """Copies lines to a sink. No call raises an error or waits for longer than a patience.
+    """Copy of lines to a sink. No call raises an error or waits longer than the patience.
 
-    A sink that is slower than the lines that come slows their writers down, as a pipe does. One
-    that is so slow that a line waits for `PATIENCE_SECONDS` loses lines.
+    A sink that is slower than its writers slows the writers down, as a pipe does. A sink that is so
+    slow that a line waits for `PATIENCE_SECONDS` loses lines.
 
     Args:
-        name: Of the sink, such as stdout or a path, for reports.
-        sink: Where the lines go.
-        patience_seconds: How long a line waits for space.
-        most_bytes: Memory of the lines that wait.
-        on_first_loss: Called once, with a sentence, in a thread that has a line copied.
+        name: Name of the sink in reports, for example stdout or a path.
+        sink: Destination of the lines.
+        patience_seconds: Time that a line waits for space, in seconds.
+        most_bytes: Upper bound of the memory of the waiting lines, in bytes.
+        on_first_loss: Called once with a sentence for people, in a thread that calls `put`.
     """
 
     def __init__(
@@ -335,7 +337,7 @@ class OutputCopy:
         self.name, self._sink, self._on_first_loss = name, sink, on_first_loss
         self._patience_seconds = patience_seconds
         self._backlog = LineBacklog(patience_seconds, most_bytes)
-        # Reentrant: a handler of signals logs lines while the main thread is in here.
+        # Reentrant: a signal handler may log a line while the main thread holds this lock.
         self._changed = threading.Condition(threading.RLock())
         self._writer: threading.Thread | None = None
         self._was_noticed = False
@@ -343,15 +345,15 @@ class OutputCopy:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the sink takes nothing, so that any other write to it would wait, too."""
+        """True if the sink takes no bytes, so that any other write to the sink would block, too."""
         return self._is_abandoned or self._backlog.state is BacklogState.STALLED
 
     def put(self, output: str | bytes, source: str) -> None:
-        """Copy a line with its end, or several.
+        """Copy one or more lines with their line ends.
 
         Args:
-            output: The text, or bytes in the sink's encoding.
-            source: Whose lines they are, for the count; empty: their loss is not counted.
+            output: Text, or bytes in the sink's encoding.
+            source: Source of the lines, under which a loss is counted. Empty: it is not counted.
         """
         if isinstance(output, str):
             output = output.encode(self._sink.encoding, "backslashreplace")
@@ -365,28 +367,29 @@ class OutputCopy:
                 BacklogState.CLOSED,
             )
             self._was_noticed |= notice
-        if notice:  # outside the lock, and once: the log may be copied here
+        # Outside the lock and only once: the callback may log, and this copy may copy the log.
+        if notice:
             self._on_first_loss(
                 f"{self.name} cannot be written: {self._backlog.reason}. The run continues; lines "
-                "that are missing there are counted, and reported at the end."
+                "that could not be written are counted, and reported at the end."
             )
 
     def close(self) -> None:
-        """Write what is in the backlog, as long as the sink takes bytes; later lines are lost."""
+        """Write the waiting lines while the sink takes bytes; drop lines that come later."""
         with self._changed:
             self._backlog.close()
             self._changed.notify_all()
             while not self._backlog.is_empty:
-                left = self._backlog.patience_ends_at - time.monotonic()
-                if left <= 0:
+                remaining_seconds = self._backlog.patience_ends_at - time.monotonic()
+                if remaining_seconds <= 0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(remaining_seconds)
             self._is_abandoned |= not self._backlog.is_empty
             self._backlog.give_up()
             self._changed.notify_all()
 
     def report(self) -> str:
-        """Return how much was lost, of whom and why; empty if nothing was."""
+        """Return a sentence with the losses by source and their reason; empty if none occurred."""
         with self._changed:
             total = Loss()
             for loss in self._backlog.losses.values():
@@ -398,7 +401,7 @@ class OutputCopy:
             return f"{self.name}: {total} not written ({self._backlog.reason}): {parts}"
 
     def _offer(self, data: bytes, source: str) -> None:
-        """Put bytes into the backlog; wait while it is full and the sink takes bytes."""
+        """Put bytes into the backlog; wait while the backlog is full, at most the patience."""
         since = now = time.monotonic()
         while (answer := self._backlog.offer(data, source, since, now)) is Offered.FULL:
             self._changed.wait(max(0.0, since + self._patience_seconds - now))
@@ -409,7 +412,7 @@ class OutputCopy:
         self._changed.notify_all()
 
     def _write(self) -> None:
-        """Write what comes into the backlog, until it is closed."""
+        """Write the lines of the backlog until the backlog is closed."""
         while True:
             with self._changed:
                 while self._backlog.is_empty and self._backlog.state is not BacklogState.CLOSED:
@@ -431,11 +434,11 @@ class OutputCopy:
 
 
 class OutputFile(OutputCopy):
-    """Copies lines to a file.
+    """Copy of lines to a file.
 
     Args:
-        path: Of the file.
-        append: Whether what it holds is kept.
+        path: Path of the file.
+        append: True to append to the file, False to empty it first.
 
     Raises:
         OSError: The file cannot be opened.
@@ -447,9 +450,10 @@ class OutputFile(OutputCopy):
         super().__init__(str(path), DescriptorSink(self._descriptor))
 
     def close(self) -> None:
-        """Write what is in the backlog, and close the file unless a write of it does not return."""
+        """Write the waiting lines, and close the file unless a write to it is blocked."""
         super().close()
-        if not self._is_abandoned and self._descriptor >= 0:  # no write is under way
+        # While a write is blocked, the descriptor's number must not be reused for another file.
+        if not self._is_abandoned and self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -462,10 +466,10 @@ def describe(error: Exception) -> str:
 
 
 def same_place(one: Any, other: Any) -> bool:
-    """Return whether two streams lead to the same terminal, pipe or file."""
+    """Return True if two streams lead to the same terminal, pipe or file."""
     if one is other:
         return True
     try:
         return os.path.sameopenfile(one.fileno(), other.fileno())
-    except (AttributeError, OSError, ValueError):  # none, closed, or in memory
+    except (AttributeError, OSError, ValueError):  # a stream is None, closed, or in memory
         return False

@@ -1,22 +1,22 @@
-"""The standard input of a launcher, from which each process that it starts reads all bytes.
+"""Standard input of a launcher; every process that the launcher starts can read all its bytes.
 
-A script reads its input alone as ``cat settings.json | python train.py`` has it. In a run several
-workers, their restarts and the evaluator are to read the same bytes from the beginning, at any
-time. There are four kinds of input:
+A single process reads its input as in ``cat settings.json | python train.py``. In a run, several
+workers, their restarts and the evaluator must read the same bytes from the beginning, at any time.
+There are four kinds of input:
 
 - Nothing: /dev/null, or a closed stream. Processes get /dev/null.
-- A terminal: it stays the launcher's. Processes get /dev/null, because several of them cannot
-  share what a person types.
-- A file (``< settings.json``): each process opens it by itself, from the position at which the
-  launcher got it. The launcher's own position stays. So a shell loop (``while read line; do
-  thinwire run ...; done < list``) still has all its lines.
-- A stream (a pipe, a socket): one thread copies it to a file without a name, and a thread for each
-  process feeds a pipe from that file. The copy is at most `READ_AHEAD_BYTES` and a pipe's
-  capacity ahead of the process that has read most. So nobody waits for a stream that never ends,
-  and one that nobody reads takes no space. These bytes are gone for a shell loop, as with ssh.
+- A terminal: only the launcher reads it. Processes get /dev/null, because several processes cannot
+  share the input that a person types.
+- A file (``< settings.json``): every process opens the file separately, at the position at which
+  the launcher received it. The launcher's own position does not move. So a shell loop (``while read
+  line; do thinwire run ...; done < list``) still reads all its lines.
+- A stream (a pipe, a socket): one thread copies the stream to an unnamed file, and one thread per
+  process feeds a pipe from that file. The copy is at most `READ_AHEAD_BYTES` and a pipe's capacity
+  ahead of the process that has read most. So no process waits for a stream that never ends, and a
+  stream without a reader takes no space. A shell loop cannot read these bytes, as with ssh.
 
-States of a stream: UNREAD until the first process opens it, READING, then ENDED at its end, or
-FAILED where it cannot be read or its copy not be written. Only the reading thread leaves READING.
+A stream is UNREAD until the first process opens it, then READING. It is ENDED at its end, or FAILED
+if it cannot be read or its copy cannot be written. Only the reading thread leaves READING.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import IO
 
 from absl import logging
 
-#: How far the copy of a stream is ahead of what the processes have been given.
+#: Bytes by which the copy of a stream may be ahead of the process that has read most.
 READ_AHEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
 
@@ -57,15 +57,15 @@ class _StreamState(enum.Enum):
 
 
 class StandardInput:
-    """The input of this process, for those that it starts.
+    """Standard input of this process, shared by the processes that it starts.
 
     Attributes:
         kind: Kind of the input.
 
     Args:
-        folder: Where the copy of a stream is kept.
-        descriptor: The input; 0 but for tests.
-        on_first_bytes: Called once a stream has had bytes, in another thread.
+        folder: Folder of the copy of a stream.
+        descriptor: File descriptor of the input; tests replace 0.
+        on_first_bytes: Called in another thread when the first bytes of a stream arrive.
     """
 
     def __init__(
@@ -81,20 +81,21 @@ class StandardInput:
         self._state = _StreamState.UNREAD
         self._copy: IO[bytes] | None = None
         self._size = 0  # bytes in the copy
-        self._most_given = 0  # bytes that the process that has read most was given
+        self._most_given = 0  # bytes written to the process that has read most
         self._is_wanted_whole = False
         self._offset = os.lseek(descriptor, 0, os.SEEK_CUR) if self.kind is InputKind.FILE else 0
 
     def open(self) -> int | None:
-        """Return a descriptor that a new process reads the input from; None: it has none.
+        """Return a descriptor from which a new process reads the input; None if there is no input.
 
-        The caller closes it once the process has it.
+        The caller closes the descriptor after it has started the process.
         """
         if self.kind in (InputKind.NOTHING, InputKind.TERMINAL):
             return None
         if self.kind is InputKind.FILE:
-            with contextlib.suppress(OSError):  # no /proc, or a file of another user
-                # A duplicate would share the position with this process, and with its shell.
+            with contextlib.suppress(OSError):  # /proc is missing, or the file is another user's
+                # Open the file again: a duplicated descriptor would share its position with this
+                # process and with the shell that started it.
                 path = f"/proc/self/fd/{self._descriptor}"
                 opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 os.lseek(opened, self._offset, os.SEEK_SET)
@@ -105,13 +106,13 @@ class StandardInput:
         return reader
 
     def whole(self, patience_seconds: float) -> IO[bytes] | None:
-        """Return a file with all of the input at its beginning, for a host that gets a copy.
+        """Return a file with the whole input, positioned at its start, for a copy to another host.
 
         Args:
-            patience_seconds: How long a stream may bring nothing and not end.
+            patience_seconds: Time that a stream may deliver no bytes without ending, in seconds.
 
         Returns:
-            The file, which the caller closes; None: there is no input, or it does not end.
+            The file, which the caller closes. None if there is no input or it does not end.
         """
         if self.kind in (InputKind.NOTHING, InputKind.TERMINAL):
             return None
@@ -123,23 +124,23 @@ class StandardInput:
             while self._state is _StreamState.READING:
                 if self._size != before:
                     before, since = self._size, time.monotonic()
-                left = since + patience_seconds - time.monotonic()
-                if left <= 0:
+                remaining_seconds = since + patience_seconds - time.monotonic()
+                if remaining_seconds <= 0:
                     self._is_wanted_whole = False
                     return None
-                self._changed.wait(left)
+                self._changed.wait(remaining_seconds)
             if self._state is _StreamState.FAILED:
                 return None
-        found = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - the caller closes it
+        whole = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - the caller closes it
         position = 0
         while data := self._read_copy(position):
-            found.write(data)
+            whole.write(data)
             position += len(data)
-        found.seek(0)
-        return found
+        whole.seek(0)
+        return whole
 
     def _begin(self) -> None:
-        """Begin to copy a stream. A file of which only this descriptor is known is its own copy."""
+        """Start copying a stream. A file needs no copy: it is read through its descriptor."""
         with self._changed:
             if self._state is not _StreamState.UNREAD:
                 return
@@ -150,14 +151,15 @@ class StandardInput:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._copy = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - while this is
             self._state = _StreamState.READING
-        # The number may be another file's once the caller has closed it.
+        # Duplicate the descriptor: the caller may close it, and its number may then belong to
+        # another file while the thread still reads.
         source = os.dup(self._descriptor)
         threading.Thread(
             target=self._read, args=(source,), name="standard-input", daemon=True
         ).start()
 
     def _read(self, source: int) -> None:
-        """Copy the stream, as far ahead of the processes as it may be, to its end."""
+        """Copy the stream to its end, at most `READ_AHEAD_BYTES` ahead of the processes."""
         ended = _StreamState.ENDED
         try:
             while data := self._next_bytes(source):
@@ -169,8 +171,8 @@ class StandardInput:
                     self._changed.notify_all()
         except OSError as error:
             logging.error(
-                "stdin: %s. The script's processes get no more of it; free space in %s, or give "
-                "the input as a file.",
+                "stdin: %s. The script's processes receive no more input; free space in %s, or "
+                "give the input as a file.",
                 error.strerror or error,
                 self._folder,
             )
@@ -186,7 +188,7 @@ class StandardInput:
                 self._changed.wait()
         poll = select.poll()
         poll.register(source, select.POLLIN)
-        poll.poll()  # a program that shares the stream may have made it non-blocking
+        poll.poll()  # another program that shares the stream may have made it non-blocking
         return os.read(source, _CHUNK_BYTES)
 
     def _write_copy(self, data: bytes) -> None:
@@ -198,7 +200,7 @@ class StandardInput:
             written += os.pwrite(self._copy.fileno(), data[written:], at)
 
     def _read_copy(self, position: int) -> bytes:
-        """Return the next bytes from a position, none at the end; `pread` moves no position."""
+        """Return the next bytes from a position, empty at the end; `pread` moves no position."""
         with self._changed:
             count = min(_CHUNK_BYTES, self._size - position)
         if self._copy is None:
@@ -206,7 +208,7 @@ class StandardInput:
         return os.pread(self._copy.fileno(), count, position)
 
     def _feed(self, writer: int) -> None:
-        """Write the input into the pipe of one process, until its end or that of the process."""
+        """Write the input into the pipe of one process, until the input or the process ends."""
         position = 0
         try:
             while data := self._await(position):
@@ -221,7 +223,7 @@ class StandardInput:
             os.close(writer)
 
     def _await(self, position: int) -> bytes:
-        """Return the next bytes once there are some; none: the input has ended."""
+        """Wait for the next bytes and return them; empty if the input has ended."""
         with self._changed:
             while position >= self._size and self._state is _StreamState.READING:
                 self._changed.wait()
@@ -229,15 +231,15 @@ class StandardInput:
 
 
 def kind_of(descriptor: int) -> InputKind:
-    """Return what kind of input a descriptor is."""
+    """Return the kind of input of a file descriptor."""
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         if os.isatty(descriptor):
             return InputKind.TERMINAL
         null = os.stat(os.devnull)
-    except OSError:  # it is closed
+    except OSError:  # the descriptor is closed
         return InputKind.NOTHING
-    is_null = stat.S_ISCHR(found.st_mode) and found.st_rdev == null.st_rdev
-    if is_null or stat.S_ISDIR(found.st_mode):
+    is_null = stat.S_ISCHR(status.st_mode) and status.st_rdev == null.st_rdev
+    if is_null or stat.S_ISDIR(status.st_mode):
         return InputKind.NOTHING
-    return InputKind.FILE if stat.S_ISREG(found.st_mode) else InputKind.STREAM
+    return InputKind.FILE if stat.S_ISREG(status.st_mode) else InputKind.STREAM

@@ -1,10 +1,12 @@
-"""The Simulator role: a whole run in one process, on a virtual clock, with real gradients.
+"""The Simulator role: runs a whole training run in one process, with real gradients.
 
-The engines of worker and PS, their coding and the worker's protocol are those of a real run; what
-is simulated lies between them: the time of devices (`devices`), links and streams (`links`),
-datagrams, deaths, and the capacity of a shard. `Simulation` (simulation) builds all nodes and lets
-virtual time pass (`clock`); `SimulatedWorker` (worker), `SimulatedExchange` (exchange) and
-`SimulatedClient` (client) are a worker from its trainer to its streams; `SimulatedShard` (shard)
-is a shard, `StoredShard` (storage) its files; `records` writes what a Supervisor would.
-Nothing is re-exported: `--help` reads `simulator.flags`, which must not import TensorFlow.
+A simulated run uses the state machines of workers and shards, the codecs and the worker's protocol
+of a real run. Simulated are the time of devices (`devices`), links and streams (`links`),
+datagrams, deaths, and the capacity of a shard, on a virtual clock (`clock`).
+
+`Simulation` (simulation) builds all nodes and advances virtual time. `SimulatedWorker` (worker),
+`SimulatedExchange` (exchange) and `SimulatedClient` (client) form a worker, from its trainer to its
+streams. `SimulatedShard` (shard) is a shard, and `StoredShard` (storage) stores its files.
+`records` writes the records that a Supervisor writes in a real run. The package re-exports nothing:
+`--help` reads `simulator.flags`, which must not import TensorFlow.
 """

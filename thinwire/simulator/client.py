@@ -1,7 +1,7 @@
-"""A simulated worker's client of one shard: `ShardProtocol` on the virtual clock.
+"""A simulated worker's client of one shard: drives `ShardProtocol` on the virtual clock.
 
-What `thinwire.worker.client.shard_client` and `.pacing_client` are to a real worker, without a
-thread and a socket: the same protocol decides, and nothing waits.
+The classes correspond to `thinwire.worker.client.shard_client` and `.pacing_client`. They use the
+same protocol, but no threads and no sockets, and no call blocks.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _PULL_SIZES = sizes_on_wire([frame(pb.ToServer(pull=pb.Pull()))])
 
 
 class ClientOwner(Protocol):
-    """The worker's exchange, as the client of one shard sees it."""
+    """Interface of the worker's exchange that a client of one shard uses."""
 
     number: int
     incarnation: int
@@ -64,45 +64,46 @@ class ClientOwner(Protocol):
     patience_seconds: float
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send anything to a shard: the one way from workers to shards."""
+        """Send a message to a shard; all messages from workers to shards use this method."""
 
     def lives(self, incarnation: int) -> bool:
-        """Return whether this incarnation of the worker goes on."""
+        """Return whether `incarnation` is the worker's current incarnation."""
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """A shard has welcomed this incarnation, perhaps again."""
+        """Handle a shard's Welcome; called again after each reconnect."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """The state server has answered, or is away."""
+        """Handle the state server's answer; None if the state server is unreachable."""
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """A shard's part of the request is settled; None: it was refused as not finite."""
+        """Handle a shard's reply to the request; None if the push was rejected as not finite."""
 
     def on_expelled(self) -> None:
-        """A shard has ended this worker's membership."""
+        """Handle that a shard has ended this worker's membership."""
 
     def on_refused(self) -> None:
-        """A shard has refused this worker for good."""
+        """Handle that a shard has rejected this worker for good."""
 
     def on_unreachable(self) -> None:
-        """A shard could not be reached for the whole patience."""
+        """Handle that a shard was unreachable for the whole patience."""
 
 
 class SimulatedClient:
-    """One shard as a simulated worker sees it.
+    """A simulated worker's client of one shard.
 
     Attributes:
         connection: The stream to the shard.
-        protocol: Decides what is sent, sent again and given up; another one in each life.
+        protocol: State machine that decides which requests are sent, repeated or given up. Each
+            incarnation of the worker has a new one.
 
     Args:
-        owner: The worker's exchange, which this is a part of.
-        shard: Which shard.
-        connection: To it.
-        encoder: Of pushes to it.
-        decoder: Of the shard's pushes.
-        downlink: What comes from it.
-        chunk_bytes: Most bulk bytes of one frame.
+        owner: The worker's exchange, which owns this client.
+        shard: The shard.
+        connection: Connection to the shard.
+        encoder: Encoder of the pushes to the shard.
+        decoder: The shard's decoder of pushes.
+        downlink: Link from the shard to the worker.
+        chunk_bytes: Maximum number of bulk bytes in one frame.
         clock: Virtual time.
     """
 
@@ -126,7 +127,7 @@ class SimulatedClient:
         shard.ports[owner.number] = self._port
 
     def begin_life(self, epochs: NewestEpoch) -> None:
-        """Belong to another incarnation of the worker: nothing is open or requested."""
+        """Reset for a new incarnation of the worker: no stream, no open request."""
         self.protocol = ShardProtocol(self._shard.number, epochs, self._owner.incarnation)
         self._encoder.restart()
         self._port.chooser = IndexChooser()
@@ -134,23 +135,23 @@ class SimulatedClient:
 
     @property
     def step(self) -> int:
-        """Of the newest push; 0: a pull."""
+        """Step of the newest push; 0 if the newest request is a pull."""
         return self.protocol.step
 
     @property
     def is_requesting(self) -> bool:
-        """Whether a request is open."""
+        """True while a pull or push is open."""
         return self.protocol.is_requesting
 
     @property
     def bytes_down(self) -> int:
-        """Training bytes that the shard has sent here."""
+        """Number of training bytes that the shard has sent to this worker."""
         return self._port.down.num_bytes
 
-    # -- what the worker does -----------------------------------------------------------------
+    # -- calls by the worker ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Send a Hello on another stream, as soon as one can be opened."""
+        """Dial the shard, and send a Hello on the new stream once it is open."""
         owner, number = self._owner, self._shard.number
         reconnects = self.protocol.has_joined
         self.protocol.join()
@@ -159,7 +160,7 @@ class SimulatedClient:
         self.connection.dial(send, owner.on_unreachable, owner.patience_seconds)
 
     def ensure_joined(self) -> None:
-        """Open the stream again if it is lost."""
+        """Dial the shard again if the stream is lost or the worker was expelled."""
         if self.protocol.state in (State.CLOSED, State.EXPELLED):
             self.join()
 
@@ -172,11 +173,11 @@ class SimulatedClient:
         self._perform(self.protocol.push(request))
 
     def abandon_push(self) -> None:
-        """Give up the push that is open, if one is, and pull instead."""
+        """Replace the open push, if there is one, by a pull."""
         self._perform(self.protocol.abandon_push())
 
     def query(self, query: pb.Query) -> None:
-        """Query the state server; where it is away, the answer to that comes a moment later."""
+        """Query the state server; if it is unreachable, schedule `on_answer(None)` for now."""
         for action in self.protocol.query(query):
             if isinstance(action, Answered) and action.answer is None:
                 incarnation = self._owner.incarnation
@@ -189,22 +190,22 @@ class SimulatedClient:
             self._owner.on_answer(None)
 
     def on_lost(self) -> None:
-        """Take note that the stream is lost; an older one makes no difference to a new Hello."""
+        """Handle the loss of the stream; ignored while a new stream is being dialed."""
         if not self.connection.dials:
             self._perform(self.protocol.lost())
 
-    # -- what arrives -------------------------------------------------------------------------
+    # -- incoming messages --------------------------------------------------------------------
 
     def _delivery(self, stream: int, message: ToWorker) -> Callable[[], None]:
-        """Return what delivers a message that was sent on a stream; a later stream drops it."""
+        """Return a call that delivers a message; it drops the message if the stream is replaced."""
         return functools.partial(self._deliver, stream, message)
 
     def _deliver(self, stream: int, message: ToWorker) -> None:
-        again = functools.partial(self._deliver, stream, message)
-        if not self.connection.delivers(stream, again) or self.connection.dials:
+        retry = functools.partial(self._deliver, stream, message)
+        if not self.connection.delivers(stream, retry) or self.connection.dials:
             return
         if self._clock.now < self._owner.asleep_until:
-            self._clock.at(self._owner.asleep_until, again)
+            self._clock.at(self._owner.asleep_until, retry)
             return
         if isinstance(message, ReplyInFlight):
             self._arrived = message
@@ -236,10 +237,12 @@ class SimulatedClient:
                     wake = functools.partial(self._wake, self._owner.incarnation)
                     self._clock.at(action.when, wake)
                 case Ended():
-                    logging.error("worker %d is refused: %s", self._owner.number, action.cause)
+                    logging.error("worker %d is rejected: %s", self._owner.number, action.cause)
                     self._owner.on_refused()
                 case Rejoin(after=Trigger.LOST):
-                    pass  # the exchange opens streams in the order in which it waits for replies
+                    # A worker waits for the shards' replies in order. The exchange dials this shard
+                    # when the exchange waits for this shard's reply.
+                    pass
                 case Rejoin():
                     self.join()
                     if action.after is Trigger.EXPEL:
@@ -265,7 +268,7 @@ class SimulatedClient:
     def _on_wire(
         self, message: pb.ToServer, pieces: Sequence[BytesLike]
     ) -> tuple[Delivery, list[int]]:
-        """Return what the shard gets of a message, and the sizes of the frames that bring it."""
+        """Return a message as the shard receives it, and the sizes of its frames in bytes."""
         if message.WhichOneof("body") == "datagrams":
             return Datagrams(message.datagrams), sizes_on_wire([frame(message)])
         sizes = sizes_on_wire(frames(message, pieces, self._chunk_bytes))
@@ -303,47 +306,47 @@ def _query_sizes(query: pb.Query) -> list[int]:
 
 
 class StateServerClient(Protocol):
-    """Whoever passes queries on to the state server."""
+    """Interface to the state server that a pacing client uses."""
 
     incarnation: int
 
     def query(self, query: pb.Query) -> None:
-        """Send a query; `SimulatedPacingClient.on_answer` is called with what comes of it."""
+        """Send a query; its answer is passed to `SimulatedPacingClient.on_answer`."""
 
     def cancel_query(self) -> None:
-        """Wait for the answer no longer."""
+        """Give up the open query; a late answer is ignored."""
 
 
 class SimulatedPacingClient:
-    """A simulated worker's half of a pacer that queries the state server.
+    """The worker's side of a pacer that queries the state server, on the virtual clock.
 
-    What `thinwire.worker.client.pacing_client.PacingClient` is to a real worker. For pacers that
-    never query, the decision is always to train on.
+    The class corresponds to `thinwire.worker.client.pacing_client.PacingClient`. For pacers that
+    never query, the decision is always to train another mini-batch.
     """
 
     def __init__(self, pacer: Pacer, exchange: StateServerClient, clock: Clock) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
         self._exchange, self._clock = exchange, clock
         self._state = PacingState()
-        self._decide: Callable[[bool], None] | None = None  # waits for the answer
-        self._open = (0, 0)  # step and local steps of the newest query
+        self._decide: Callable[[bool], None] | None = None  # callback of the open query
+        self._open = (0, 0)  # step and number of local steps of the newest query
         self._queried_at = 0.0
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report that the exchange before `step` is over and how long a local step took last."""
+        """Report the start of a round and the duration of the last local step, in seconds."""
         if self._queries:
             self._query(step, 0, step_seconds)
 
     def decide(
         self, step: int, local_steps: int, step_seconds: float, decide: Callable[[bool], None]
     ) -> None:
-        """Find out whether to push now; `decide` is called with the decision, now or later.
+        """Decide whether to push now; `decide` is called with the decision, now or later.
 
         Args:
-            step: Of the exchange that would follow.
-            local_steps: Done in this round; without any there is nothing to push.
-            step_seconds: Duration of the last one, which has just ended.
-            decide: Pushes on True, trains on on False.
+            step: Step of the exchange that would follow.
+            local_steps: Local steps done in this round; if 0, the decision is not to push.
+            step_seconds: Duration of the last local step, which has just ended, in seconds.
+            decide: Called with True to push, with False to train another mini-batch.
         """
         if not self._queries or local_steps == 0:
             decide(False)
@@ -356,7 +359,7 @@ class SimulatedPacingClient:
             self._clock.at(self._clock.now + PATIENCE * step_seconds, give_up)
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Decide by an answer; None: the state server is away."""
+        """Decide by the state server's answer; None if the state server is unreachable."""
         self._settle(answer, is_away=answer is None)
 
     def _give_up(self, query: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order, with nothing between."""
+"""Virtual time: a queue of scheduled calls, made in the order of their times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Call = Callable[[], None]
 
 
 class Clock:
-    """Jumps from one appointment to the next; equal times keep the order of booking.
+    """Jumps from one scheduled call to the next; calls at equal times keep their order.
 
     >>> clock, seen = Clock(), []
     >>> clock.at(2.0, lambda: seen.append("b")); clock.at(1.0, lambda: seen.append("a"))
@@ -19,17 +19,17 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        """Start at 0 with nothing to do."""
+        """Start at time 0 without scheduled calls."""
         self.now = 0.0  # seconds
         self._queue: list[tuple[float, int, Call]] = []
         self._numbers = itertools.count()
 
     def at(self, when: float, call: Call) -> None:
-        """Book a call at `when`, or now if that has passed."""
+        """Schedule a call at the time `when`, in seconds; a time in the past means now."""
         heapq.heappush(self._queue, (max(when, self.now), next(self._numbers), call))
 
     def advance(self) -> bool:
-        """Go to the next appointment and keep it; return whether there was one."""
+        """Jump to the next scheduled call and make it; return False if there was no call."""
         if not self._queue:
             return False
         self.now, _, call = heapq.heappop(self._queue)

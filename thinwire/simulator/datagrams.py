@@ -1,7 +1,7 @@
-"""Datagrams on the virtual clock: the worker's sender, the shard's port, without sockets.
+"""Datagrams on the virtual clock: the worker's sender and the shard's port, without sockets.
 
-`SimulatedTransport` holds what the streams and datagrams of one worker share, as
-`thinwire.worker.client.datagrams.WorkerTransport` does for a real one.
+`SimulatedTransport` holds the uplink that the streams and datagrams of one worker share. In a real
+worker, `thinwire.worker.client.datagrams.WorkerTransport` has this role.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from thinwire.simulator.links import ClassPipe, Endpoint, Pipe, carry, uplink_of
 from thinwire.simulator.messages import Datagrams, Delivery, NonFinitePush, StreamPart
 from thinwire.worker.client.datagrams import DatagramChannel, open_channel
 
-#: Takes datagrams of one size that arrive together: the bytes, the size of each, the channel.
+#: Receives datagrams of one size that arrive together: their bytes, the size of each, the channel.
 Deliver = Callable[[memoryview, int, int], None]
-_PIECE_SECONDS = 1e-3  # of paced datagrams that leave together
+_PIECE_SECONDS = 1e-3  # paced datagrams that are sent together take this time at the paced rate
 _SHORTEST_WAIT_SECONDS = 5e-5
 
 
 class SimulatedSender:
-    """What `UdpSender` over an emulated link is to a real worker; see `DatagramSender`.
+    """A `DatagramSender` on the virtual clock.
 
-    The same queues by channel, pacing and link, without a thread.
+    The class corresponds to a `UdpSender` over an emulated link. It has the same queues per channel
+    and the same pacing, but no thread.
 
     Args:
         clock: Virtual time.
         pipe: The worker's uplink.
-        sending: Key, sizes, marks.
-        channels: How many there are.
-        deliver: Called with what comes through.
-        bucket: Paces all senders of the worker; None: as fast as the link takes it.
+        sending: Settings of the sender: signing key, sizes, DSCP scheme.
+        channels: Number of datagram channels.
+        deliver: Called with the datagrams that pass the uplink.
+        bucket: Token bucket that paces all senders of the worker; None: datagrams are sent as fast
+            as the link accepts them.
     """
 
-    failure: Exception | None = None  # there is no thread that could fail
+    failure: Exception | None = None  # always None: there is no thread that could fail
 
     def __init__(
         self,
@@ -72,17 +74,17 @@ class SimulatedSender:
 
     @property
     def mtu(self) -> int:
-        """Bytes of the largest datagram that passes."""
+        """Size of the largest datagram that the path carries, in bytes."""
         return self._sending.mtu
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step; see `DatagramSender.send`."""
+        """Queue batches of one step, and send as many datagrams as pacing and link allow."""
         if not self._closed:
             self._outbox.put(batches, step)
             self._run()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Return whether nothing is queued; virtual time cannot pass meanwhile."""
+        """Return whether the queue is empty; virtual time does not pass during a call."""
         del timeout_seconds
         return not self._outbox
 
@@ -91,14 +93,14 @@ class SimulatedSender:
         return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop what is queued, and deliver nothing any more; may be called twice."""
+        """Drop all queued datagrams and those on the link; may be called twice."""
         self._closed = True
         self._outbox.clear()
         if self._run in self._pipe.on_space:
             self._pipe.on_space.remove(self._run)
 
     def _run(self) -> None:
-        """Send what pace and link allow now."""
+        """Send as many datagrams as pacing and link allow now."""
         while self._outbox and not self._waits:
             wait = self._bucket.wait_seconds(self._clock.now) if self._bucket else 0.0
             if wait > 0:
@@ -130,7 +132,8 @@ class SimulatedSender:
         counts.bytes_on_wire += num_bytes
         if self._bucket is not None:
             self._bucket.take(self._clock.now, num_bytes)
-        # Copied, because a batch's buffer may be used again once it has left.
+        # Copy the bytes: the owner may reuse a batch's buffer once the batch has been sent, but the
+        # datagrams are delivered later.
         arrived = functools.partial(self._arrived, bytes(piece.data), batch.size, batch.channel)
         self._pipe.offer_datagrams(self._classes[batch.channel], batch.size, piece.count, arrived)
 
@@ -142,17 +145,17 @@ class SimulatedSender:
 
 
 class SimulatedTransport:
-    """What a simulated worker's streams and datagrams share.
+    """The uplink that a simulated worker's streams and datagrams share.
 
     Attributes:
-        uplink: The worker's.
+        uplink: The worker's uplink.
 
     Args:
         clock: Virtual time.
         link: The worker's link.
-        seed: Of the losses on it.
-        router: The policy.
-        transport: How datagrams travel.
+        seed: Seed of the losses on the link.
+        router: The router policy.
+        transport: Settings of the datagram transport.
     """
 
     def __init__(
@@ -167,7 +170,7 @@ class SimulatedTransport:
         self.uplink: Pipe | ClassPipe = uplink_of(clock, link, seed, datagrams, priority)
 
     def open_channel(self, worker: int, shard: Endpoint) -> DatagramChannel | None:
-        """Return a channel to one shard; None where the method sends no datagrams."""
+        """Return a datagram channel to one shard; None if the method sends no datagrams."""
         connect = functools.partial(self._connect, shard)
         return open_channel(worker, self._router, self._transport, connect)
 
@@ -183,7 +186,7 @@ class SimulatedTransport:
         return SimulatedSender(self._clock, self.uplink, sending, len(ports), deliver, self._bucket)
 
     def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
-        """Let datagrams that have passed the worker's link pass the shard's own, if it has one."""
+        """Pass datagrams on to the shard, over the shard's own link if the shard has one."""
         del channel
         receive = functools.partial(shard.receive_datagrams, data, size)
         if not shard.has_own_link:
@@ -194,11 +197,13 @@ class SimulatedTransport:
         carry(self._clock, (shard.uplink,), (num_bytes,), True, receive)
 
 
-_ENTROPY = 71  # of session numbers and keys, which nobody attacks here
+#: Seed part of session ids and signing keys. Predictable keys are safe: a simulation has no
+#: attackers.
+_ENTROPY = 71
 
 
 class PortOwner(Protocol):
-    """The shard that a datagram port belongs to."""
+    """Interface of the shard that owns a datagram port."""
 
     number: int
     life: int
@@ -206,29 +211,31 @@ class PortOwner(Protocol):
 
     @property
     def now(self) -> float:
-        """The shard's own time."""
+        """Time of the shard's clock, in seconds."""
 
     def arrive(self, event: Delivery) -> None:
-        """Take in what has passed the network."""
+        """Handle a message that has passed the network."""
 
     def set_alarm(self) -> None:
-        """Wake up when something is due."""
+        """Schedule a wake-up at the next deadline of the shard or its receiver."""
 
     def live_workers(self) -> Iterable[int]:
-        """Return the workers whose sessions go on."""
+        """Return the live workers, which keep their datagram sessions."""
 
 
 class SimulatedDatagramPort:
-    """What `thinwire.ps.datagrams.port.DatagramPort` is to a real shard, without sockets.
+    """A shard's datagram port, without sockets.
+
+    The class corresponds to `thinwire.ps.datagrams.port.DatagramPort`.
 
     Attributes:
-        receiver: The workers' sessions with the shard's present life.
+        receiver: Receiver with the workers' sessions in the shard's current life.
 
     Args:
-        shard: Whose pushes are put together.
-        router: The policy.
-        decoder: Of these pushes.
-        transport: How datagrams travel.
+        shard: Shard that owns the port and receives the pushes.
+        router: The router policy.
+        decoder: Decoder of the pushes.
+        transport: Settings of the datagram transport.
     """
 
     def __init__(
@@ -241,7 +248,7 @@ class SimulatedDatagramPort:
         self.begin_life()
 
     def begin_life(self) -> None:
-        """Belong to another life of the shard: nothing is open."""
+        """Start a new receiver without sessions, for a new life of the shard."""
         shard = self._shard
         self.receiver = DatagramReceiver(
             self._decoder,
@@ -256,11 +263,11 @@ class SimulatedDatagramPort:
         self.receiver.configure(self._transport)
 
     def fill_welcome(self, worker: int, incarnation: int, welcome: pb.Welcome) -> None:
-        """Put into a Welcome where the worker's datagrams go, and what signs them."""
+        """Add the ports, the session id and the signing key to a worker's Welcome."""
         self.receiver.fill_welcome(worker, incarnation, self._ports, welcome)
 
     def take(self, arrived: StreamPart | Datagrams) -> None:
-        """Take in what has come in a stream."""
+        """Handle a push, or datagrams, that arrived in a stream."""
         if isinstance(arrived, Datagrams):
             message = arrived.message
             self.receiver.receive_from_stream(memoryview(message.data), message.size)
@@ -271,10 +278,10 @@ class SimulatedDatagramPort:
             self._shard.arrive(NonFinitePush(arrived.worker, arrived.push.step))
 
     def end_sessions(self) -> None:
-        """End those of workers that have gone."""
+        """End the sessions of workers that have left."""
         self.receiver.retain_members(self._shard.live_workers())
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
-        """Refuse a push that turned out not to be finite when it was whole."""
+        """Reject a push that was found to be not finite after its datagrams had arrived."""
         del message
         self._shard.arrive(NonFinitePush(worker, step))

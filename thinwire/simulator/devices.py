@@ -1,6 +1,6 @@
-"""How long a worker's mini-batches take: constant, drawn, or read from a trace.
+"""Simulated devices: times of mini-batches (constant, drawn or from a trace), and outages.
 
-When workers die and come back.
+`parse_speeds` reads --sim_step_seconds, `parse_outages` reads --sim_failures.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ _MOST_TRACE_BYTES = 1 << 28
 
 @dataclasses.dataclass(frozen=True)
 class Distribution:
-    """A distribution: what it is made of, and how one value is drawn."""
+    """A distribution: names of its parameters, and a function that draws one value."""
 
     parameters: tuple[str, ...]
     draw: Callable[[Any, Sequence[float]], float]  # (numpy Generator, values) -> seconds
 
 
-#: Name in --sim_step_seconds -> distribution. A lognormal's mean is that of the seconds.
+#: Name in --sim_step_seconds -> distribution. The mean of lognormal is the mean of the seconds, not
+#: of their logarithm.
 SHAPES = {
     "constant": Distribution(("seconds",), lambda rng, v: v[0]),
     "uniform": Distribution(("low", "high"), lambda rng, v: float(rng.uniform(v[0], v[1]))),
@@ -43,14 +44,14 @@ SHAPES = {
 
 @dataclasses.dataclass(frozen=True)
 class StepTime:
-    """One worker's step times: a distribution, or a trace that is repeated for ever."""
+    """One worker's times of mini-batches: a distribution, or a trace that is repeated forever."""
 
-    shape: str = "constant"
-    values: tuple[float, ...] = ()
-    trace: tuple[float, ...] = ()  # seconds, in order
+    shape: str = "constant"  # name of the distribution
+    values: tuple[float, ...] = ()  # parameters of the distribution
+    trace: tuple[float, ...] = ()  # times of successive mini-batches in seconds; (): no trace
 
     def sampler(self, seed: Sequence[int]) -> Callable[[], float]:
-        """Return a function that gives the seconds of one mini-batch after the other."""
+        """Return a function that returns the time of the next mini-batch, in seconds."""
         if self.trace:
             return _repeat(self.trace)
         from numpy.random import default_rng
@@ -66,12 +67,12 @@ def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
     [(0.1,), (0.4,)]
 
     Args:
-        text: Numbers between commas, one or one per worker; or ``name:value,...`` of a
-            distribution, one or (between semicolons) one per worker; or ``trace:FILE``.
-        nb_workers: Workers of the run.
+        text: Numbers separated by commas, one or one per worker; or distributions
+            ``name:value,...`` separated by semicolons, one or one per worker; or ``trace:FILE``.
+        nb_workers: Number of workers of the run.
 
     Raises:
-        ConfigurationError: Anything else, or values out of range.
+        ConfigurationError: The text has another form, or values are out of range.
     """
     if text.startswith("trace:"):
         return _traces(text.removeprefix("trace:"), nb_workers)
@@ -84,7 +85,7 @@ def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
 
 
 def _distribution(text: str) -> StepTime:
-    name, colon, rest = text.partition(":")
+    name, colon, parameters = text.partition(":")
     if not colon:
         return StepTime(values=(_checked(_numbers([text], text)[0], "seconds"),))
     shape = SHAPES.get(name)
@@ -92,7 +93,7 @@ def _distribution(text: str) -> StepTime:
         raise ConfigurationError(
             f"--{_FLAG}={text!r}: expected one of {', '.join(SHAPES)} or trace, then a colon."
         )
-    values = _numbers(rest.split(","), text)
+    values = _numbers(parameters.split(","), text)
     if len(values) != len(shape.parameters):
         raise ConfigurationError(
             f"--{_FLAG}={text!r}: expected {name}:{','.join(shape.parameters)}."
@@ -118,15 +119,16 @@ def _numbers(words: Iterable[str], text: str) -> list[float]:
         return [float(word) for word in words]
     except ValueError as error:
         raise ConfigurationError(
-            f"--{_FLAG}={text!r}: expected seconds such as 0.2 or 0.1,0.2,0.4, a distribution such "
-            f"as lognormal:0.2,0.3, or trace:FILE ({error})."
+            f"--{_FLAG}={text!r}: expected seconds (0.2 or 0.1,0.2,0.4), a distribution (for "
+            f"example lognormal:0.2,0.3), or trace:FILE ({error})."
         ) from error
 
 
 def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
-    """Read a file with one step a line: a column for all workers, or one for each.
+    """Read a file with one step per line: one column for all workers, or one column per worker.
 
-    With one column worker w begins w - 1 n-ths down, so that not all go in step.
+    With one column and n workers, worker w starts (w - 1) / n down the column, so that the workers
+    do not all have the same times.
     """
     try:
         text = read_bounded(path, _MOST_TRACE_BYTES).decode()
@@ -138,7 +140,7 @@ def _traces(path: str, nb_workers: int) -> tuple[StepTime, ...]:
     if columns not in ({1}, {nb_workers}):
         raise ConfigurationError(
             f"--{_FLAG}=trace:{path} has lines of {sorted(columns)} numbers; expected one number "
-            f"a line, or one for each of the {nb_workers} workers (--nb_workers)."
+            f"per line, or one for each of the {nb_workers} workers (--nb_workers)."
         )
     for row in rows:
         for value in row:
@@ -162,11 +164,11 @@ _OUTAGE = re.compile(r"(\d+)@([\d.]+)(?:-([\d.]+))?")
 
 @dataclasses.dataclass(frozen=True)
 class Outage:
-    """A worker is killed at `start` and started again at `end` (None: never)."""
+    """A worker is killed at `start` and started again at `end`, in seconds."""
 
     worker: int
-    start: float  # seconds
-    end: float | None
+    start: float
+    end: float | None  # None: the worker does not return
 
 
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
@@ -176,33 +178,35 @@ def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
     Outage(worker=1, start=45.0, end=None)
 
     Raises:
-        ConfigurationError: Ill-formed, a worker that the run does not have, or overlapping outages.
+        ConfigurationError: The text is ill-formed, names a worker that the run does not have, or
+            lists overlapping outages of one worker.
     """
     outages = tuple(_outage(part.strip(), nb_workers) for part in text.split(",") if part.strip())
-    for number, one in enumerate(outages):
+    for number, current in enumerate(outages):
         for other in outages[number + 1 :]:
-            first, second = sorted((one, other), key=lambda outage: outage.start)
-            if one.worker == other.worker and (first.end is None or second.start <= first.end):
+            first, second = sorted((current, other), key=lambda outage: outage.start)
+            if current.worker == other.worker and (first.end is None or second.start <= first.end):
                 raise ConfigurationError(
-                    f"--sim_failures={text!r}: worker {one.worker} dies again at {second.start:g} "
-                    "before it is back."
+                    f"--sim_failures={text!r}: worker {current.worker} dies again at "
+                    f"{second.start:g} before it is back; expected outages of one worker not to "
+                    "overlap."
                 )
     return outages
 
 
 def _outage(text: str, nb_workers: int) -> Outage:
-    found = _OUTAGE.fullmatch(text)
+    match = _OUTAGE.fullmatch(text)
     try:
-        worker, start = int(found[1]), float(found[2])  # type: ignore[index]
-        end = None if found[3] is None else float(found[3])  # type: ignore[index]
+        worker, start = int(match[1]), float(match[2])  # type: ignore[index]
+        end = None if match[3] is None else float(match[3])  # type: ignore[index]
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
             f"--sim_failures: {text!r} is not WORKER@SECONDS-SECONDS; expected for example 2@30-60 "
-            "(worker 2 is dead from second 30 to 60) or 2@30 (for good)."
+            "(worker 2 is dead from second 30 to 60) or 2@30 (worker 2 dies for good)."
         ) from error
     if not 1 <= worker <= nb_workers or (end is not None and end <= start):
         raise ConfigurationError(
-            f"--sim_failures: {text!r}: expected a worker of 1..{nb_workers} (--nb_workers) and a "
-            "return after the failure."
+            f"--sim_failures: {text!r}: expected a worker in 1..{nb_workers} (--nb_workers) and a "
+            "return time after the failure."
         )
     return Outage(worker, start, end)

@@ -1,7 +1,7 @@
-"""One simulated worker's exchanges with all shards.
+"""One simulated worker's exchanges with all shards, on the virtual clock.
 
-What `thinwire.worker.client.exchange.Exchange` is to a real worker, on the virtual clock: nothing
-waits, the worker is called when all shards have replied.
+`SimulatedExchange` corresponds to `thinwire.worker.client.exchange.Exchange` of a real worker. No
+call blocks: the exchange calls the worker when all shards have replied.
 """
 
 from __future__ import annotations
@@ -32,52 +32,56 @@ from thinwire.worker.client.protocol import NewestEpoch
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
 _PATIENCE_SECONDS = 60.0
-_ATTEND_SECONDS = 1.0  # after which a lost stream is opened though nothing is requested on it
-_ENTROPY = 73  # of the pauses between attempts to reach a shard
+_ATTEND_SECONDS = 1.0  # a lost stream without an open request is dialed again after this time
+_ENTROPY = 73  # seed part of the random pauses between attempts to dial a shard
 _RELIABLE, _DEFAULT_TRANSPORT = Reliable(), Transport()
 
 
 class ExchangeOwner(Protocol):
-    """The worker that takes part in the exchanges."""
+    """Interface of the worker that owns an exchange."""
 
     def on_joined(self, last_step: int) -> None:
-        """Every shard has welcomed this incarnation; `last_step` is the last one applied."""
+        """Handle that every shard has sent a Welcome.
+
+        Args:
+            last_step: The worker's last step that the shards have applied.
+        """
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Every shard has replied to a pull or a push; None where it was not finite."""
+        """Handle the shards' replies to a pull or push; None for a push that was not finite."""
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """The state server has answered; None: it cannot be reached."""
+        """Handle the state server's answer; None if the state server is unreachable."""
 
     def on_refused(self) -> None:
-        """A shard has refused this worker for good."""
+        """Handle that a shard has rejected this worker for good."""
 
     def on_unreachable(self) -> None:
-        """A shard could not be reached for the whole patience."""
+        """Handle that a shard was unreachable for the whole patience."""
 
 
 class SimulatedExchange:
-    """All shards, as one simulated worker sees them.
+    """A simulated worker's connections to all shards, used as one: pull, push, query, leave.
 
     Attributes:
-        incarnation: Of the worker; 0 while it is dead.
-        newest_incarnation: The present one, or the last.
-        requested_at: When the newest pull or push was sent, in virtual seconds.
-        clients: One for each shard.
-        connections: To each shard.
-        channels: What carries datagrams to each shard; None where the method sends none.
-        patience_seconds: How long to look for a shard.
-        asleep_until: Until then the process stands still.
+        incarnation: Current incarnation of the worker; 0 while the worker is dead.
+        newest_incarnation: Current incarnation, or the last one while the worker is dead.
+        requested_at: Time at which the newest pull or push was sent, in virtual seconds.
+        clients: One client per shard.
+        connections: One connection per shard.
+        channels: Datagram channel to each shard; None if the method sends no datagrams.
+        patience_seconds: Time after which the worker gives up an unreachable shard, in seconds.
+        asleep_until: End of the time in which the process is stopped, in virtual seconds.
 
     Args:
-        number: Of the worker.
-        link: Its link.
-        seed: Of the losses on it.
-        shards: All of them.
-        decoders: Of each shard's pushes.
+        number: Id of the worker.
+        link: The worker's link.
+        seed: Seed of the losses on the link.
+        shards: All shards, in order.
+        decoders: Each shard's decoder of pushes.
         clock: Virtual time.
-        router: The policy.
-        transport: How its datagrams travel.
+        router: The router policy.
+        transport: Settings of the datagram transport.
     """
 
     def __init__(
@@ -121,14 +125,15 @@ class SimulatedExchange:
             self.clients.append(client)
         self.connections = [client.connection for client in self.clients]
         self.incarnation = self.newest_incarnation = 0
-        self._last_step = 0  # of this worker, by the shards that have welcomed it
+        # Highest of this worker's last applied steps in the Welcomes of this incarnation.
+        self._last_step = 0
         self.patience_seconds, self.asleep_until = _PATIENCE_SECONDS, 0.0
         self.requested_at = 0.0
 
-    # -- life and death -----------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------
 
     def begin_life(self, owner: ExchangeOwner) -> None:
-        """Join as another incarnation of the worker, shard 0 first."""
+        """Join the shards as a new incarnation of the worker, shard 0 first."""
         newest = self.newest_incarnation
         self.newest_incarnation += 1 << 20 if newest else (1 << 20) + self.number
         self.incarnation = self.newest_incarnation
@@ -141,28 +146,28 @@ class SimulatedExchange:
         self.clients[0].join()
 
     def end_life(self) -> None:
-        """Receive nothing any more, and lose what is on its way."""
+        """End this incarnation: close every stream and drop all messages on their way."""
         self.incarnation = 0
         for connection in self.connections:
             connection.begin()
 
     def break_off(self, is_seen: bool = True) -> None:
-        """End this life without a word.
+        """End this incarnation without sending a Leave.
 
         Args:
-            is_seen: Whether the shards see the streams break.
+            is_seen: True if the shards notice that the streams break.
         """
         self.end_life()
         when = self._clock.now + self._link.delay_ms / 1e3
-        for each in self.connections if is_seen else ():
-            self._clock.at(when, functools.partial(each.shard.lose, self.number, each.number))
+        for stream in self.connections if is_seen else ():
+            self._clock.at(when, functools.partial(stream.shard.lose, self.number, stream.number))
 
     def leave(self, cause: str) -> None:
-        """End this life in good order, as far as the shards can be reached."""
-        stand = [connection.stands for connection in self.connections]
+        """Send a Leave to every reachable shard, and end this incarnation."""
+        were_open = [connection.stands for connection in self.connections]
         self.end_life()
-        for shard, stands in zip(self._shards, stand, strict=True):
-            if stands and shard.listens:
+        for shard, was_open in zip(self._shards, were_open, strict=True):
+            if was_open and shard.listens:
                 shard.handle(events.Leave(self.number, self.newest_incarnation, cause))
 
     # -- requests -----------------------------------------------------------------------------
@@ -184,48 +189,48 @@ class SimulatedExchange:
         self._ensure_joined()
 
     def query(self, query: pb.Query) -> None:
-        """Query the state server, on shard 0."""
+        """Query the state server, which runs on shard 0."""
         self.clients[0].query(query)
 
     def cancel_query(self) -> None:
-        """Wait for the answer no longer."""
+        """Give up the open query; a late answer is ignored."""
         self.clients[0].protocol.cancel_query()
 
-    # -- figures ------------------------------------------------------------------------------
+    # -- metrics ------------------------------------------------------------------------------
 
     @property
     def sent_at(self) -> float:
-        """When the last byte of the newest request was out, in virtual seconds."""
+        """Time at which the last byte of the newest request was sent, in virtual seconds."""
         return self._uplink.free_at
 
     @property
     def bytes_up(self) -> int:
-        """Training bytes sent."""
-        beside = sum(channel.bytes_sent for channel in self.channels if channel is not None)
-        return self._uplink.num_bytes + beside
+        """Number of training bytes sent to all shards, in streams and in datagrams."""
+        in_datagrams = sum(channel.bytes_sent for channel in self.channels if channel is not None)
+        return self._uplink.num_bytes + in_datagrams
 
     @property
     def datagrams(self) -> SentCounts | None:
-        """What was sent by channel; None where the method knows no channels."""
+        """Counts of sent datagrams by channel; None if the method has no channels."""
         return self._totals.counts() if self._totals is not None else None
 
     @property
     def bytes_down(self) -> int:
-        """Training bytes that shards have sent here."""
+        """Number of training bytes that all shards have sent to this worker."""
         return sum(client.bytes_down for client in self.clients)
 
     # -- for the clients ----------------------------------------------------------------------
 
     def send(self, shard: int, event: Delivery, sizes: list[int], counted: bool) -> None:
-        """Send anything to a shard: the one way from workers to shards."""
+        """Send a message to a shard; all messages from workers to shards use this method."""
         self.connections[shard].send(event, sizes, counted)
 
     def lives(self, incarnation: int) -> bool:
-        """Return whether this incarnation goes on; a dead worker receives nothing."""
+        """Return whether `incarnation` is the current one; False while the worker is dead."""
         return 0 < incarnation == self.incarnation
 
     def on_welcome(self, shard: int, last_step: int) -> None:
-        """Join the other shards after shard 0, which names this incarnation for them."""
+        """Join the other shards after shard 0's Welcome, which confirms this incarnation."""
         if shard in self._welcomed:
             return
         self._welcomed.add(shard)
@@ -237,7 +242,7 @@ class SimulatedExchange:
             self._owner.on_joined(self._last_step)
 
     def on_settled(self, shard: int, reply: ShardReply | None) -> None:
-        """Keep one shard's part; with everybody's, pass them on."""
+        """Store one shard's reply; after the last reply, pass all replies to the worker."""
         self._replies[shard] = reply
         if self.clients[0].protocol.is_expelled:
             self.on_expelled()
@@ -249,21 +254,23 @@ class SimulatedExchange:
             self._owner.on_replies([replies[number] for number in range(len(self._shards))])
 
     def on_expelled(self) -> None:
-        """Finish nowhere what some shard has finished: at the others it is another round by now."""
+        """Abandon the open push on every shard if one shard has already settled its part."""
+        # An expelled worker's push cannot join the round that the settled shard has finished. Sent
+        # again, the push would count in a later round at the remaining shards.
         if any(not client.is_requesting for client in self.clients):
             for client in self.clients:
                 client.abandon_push()
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Pass on what the state server answers."""
+        """Pass the state server's answer to the worker."""
         self._owner.on_answer(answer)
 
     def on_refused(self) -> None:
-        """Pass on that a shard has refused this worker for good."""
+        """Notify the worker that a shard has rejected the worker for good."""
         self._owner.on_refused()
 
     def on_unreachable(self) -> None:
-        """Pass on that a shard could not be reached for the whole patience."""
+        """Notify the worker that a shard was unreachable for the whole patience."""
         self._owner.on_unreachable()
 
     # -- streams that break -------------------------------------------------------------------
@@ -279,27 +286,29 @@ class SimulatedExchange:
         self._clock.at(when, functools.partial(self._attend, self.incarnation))
 
     def _attend(self, incarnation: int) -> None:
-        """Open the streams on which nothing is requested, as a real worker's heartbeat does.
+        """Dial lost streams without an open request, as a real worker's heartbeat thread does.
 
-        Shard 0 comes last where it has expelled this worker because of another.
+        Shard 0 may have expelled this worker because another shard received nothing from it. The
+        worker then rejoins shard 0 only once every other shard is reachable. Otherwise all workers
+        would again wait for this worker at the unreachable shard.
         """
         if not self.lives(incarnation) or len(self._welcomed) < len(self._shards):
             return
-        first, *others = self.clients
-        for client in others:
+        first, *following = self.clients
+        for client in following:
             client.ensure_joined()
-        if not first.protocol.is_expelled or all(other.connection.stands for other in others):
+        if not first.protocol.is_expelled or all(c.connection.stands for c in following):
             first.ensure_joined()
         if not all(client.connection.stands for client in self.clients):
             self._attend_later()
 
     def _ensure_joined(self) -> None:
-        """Open the stream that is waited for: replies are awaited one shard after the other."""
+        """Dial the shard that the worker waits for; a worker waits for the shards in order."""
         joining = len(self._welcomed) < len(self._shards)
         awaited = self.clients[len(self._welcomed) :] if joining else self._requesting()
         if awaited:
             awaited[0].ensure_joined()
 
     def _requesting(self) -> list[SimulatedClient]:
-        """Return those whose request is open."""
+        """Return the clients that have an open request."""
         return [client for client in self.clients if client.is_requesting]

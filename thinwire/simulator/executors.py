@@ -1,4 +1,4 @@
-"""Where gradients are computed: several of them in threads, while virtual time passes."""
+"""Executors that compute gradients, and how many gradients are computed concurrently."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Given = ParamSpec("Given")
 
 
 class InlineExecutor(Executor):
-    """Runs what is submitted before `submit` returns, and what that submits after it."""
+    """Executor that runs each call in `submit`; calls submitted by a running call run after it."""
 
     def __init__(self) -> None:
-        """Have nothing to run."""
+        """Create an executor with an empty queue."""
         self._waiting: deque[Callable[[], None]] = deque()
         self._runs = False
 
     def submit(
         self, fn: Callable[Given, Result], /, *args: Given.args, **kwargs: Given.kwargs
     ) -> Future[Result]:
-        """Run a call; its future is done, if no other call has submitted it."""
+        """Run a call and return its future, which is done unless a running call submits it."""
         future: Future[Result] = Future()
         self._waiting.append(lambda: future.set_result(fn(*args, **kwargs)))
         if not self._runs:
@@ -37,14 +37,22 @@ class InlineExecutor(Executor):
 
 
 def num_together(nb_workers: int, on_gpu: bool) -> int:
-    """Return how many gradients to compute together: one a core, as far as there are workers."""
+    """Return the number of gradients to compute concurrently.
+
+    This is one per CPU core, but at most one per worker. A GPU computes one gradient at a time.
+    """
     return 1 if on_gpu else min(_num_cores(), nb_workers)
 
 
 def threads_of_each(threads: int, together: int) -> int:
-    """Return TensorFlow's threads for one gradient of so many; `threads` is --worker_threads.
+    """Return the number of TensorFlow threads for one gradient.
 
-    Fixed where workers are many, so that a gradient has the same bits on any number of cores.
+    With at least as many workers as cores, each gradient gets one thread. A gradient then has the
+    same bits on any number of cores.
+
+    Args:
+        threads: Value of --worker_threads; 0: share the cores equally.
+        together: Number of gradients that are computed concurrently.
     """
     return threads or max(1, _num_cores() // together)
 

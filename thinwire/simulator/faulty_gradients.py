@@ -1,4 +1,4 @@
-"""Faulty devices on purpose: workers whose gradients are noise of a given size."""
+"""Simulates faulty devices: workers that send noise of a given norm instead of gradients."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _ENTROPY = 97
 
 
 class GarbageTrainer:
-    """Does a worker's step, and puts noise in the place of its gradient.
+    """Computes a worker's step and replaces the gradient by noise.
 
     Args:
         inner: The trainer of all workers.
         norm: L2 norm of the noise.
-        number: Of the worker.
+        number: Id of the worker.
     """
 
     def __init__(self, inner: GradientSource, norm: float, number: int) -> None:
         self._inner, self._norm, self._number = inner, norm, number
 
     def local_of(self, number: int) -> State:
-        """Return what stays on the worker."""
+        """Return the worker-local state at the start."""
         return self._inner.local_of(number)
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Compute the next mini-batch's gradient for nothing; see Trainer.step."""
-        import numpy as np  # not by those who only read flags
+        """Compute the next mini-batch's step, with noise as its gradient; see `Trainer.step`."""
+        import numpy as np  # imported late: this module also parses flags, which must be fast
 
         step = self._inner.step(weights, statistics, shard, local)
         rng = np.random.default_rng([_ENTROPY, self._number, shard.cursor.place])
@@ -45,29 +45,35 @@ class GarbageTrainer:
 
 
 def parse(text: str, nb_workers: int) -> dict[int, float]:
-    """Return worker -> norm of its noise, of text such as ``4:1e6,2:50``.
+    """Parse --sim_garbage, for example ``4:1e6,2:50``: return worker -> norm of its noise.
 
     Raises:
-        ConfigurationError: It is ill-formed, or names a worker that does not exist.
+        ConfigurationError: The text is ill-formed, or names a worker that does not exist.
     """
-    found: dict[int, float] = {}
+    norms: dict[int, float] = {}
     for word in filter(None, text.split(",")):
         worker, colon, norm = word.partition(":")
         try:
-            found[int(worker)] = float(norm)
+            norms[int(worker)] = float(norm)
         except ValueError as error:
             raise ConfigurationError(
-                f"--sim_garbage: {word!r} is not WORKER:NORM, such as 4:1e6."
+                f"--sim_garbage: {word!r} is not WORKER:NORM, for example 4:1e6."
             ) from error
         if not (colon and 1 <= int(worker) <= nb_workers and 0 < float(norm) < 1e30):
             raise ConfigurationError(
                 f"--sim_garbage: {word!r}: expected a worker from 1 to {nb_workers} and a norm "
                 "above 0 and below 1e30."
             )
-    return found
+    return norms
 
 
 def trainer_of(number: int, trainer: GradientSource, garbage: dict[int, float]) -> GradientSource:
-    """Return what computes a worker's gradients."""
+    """Return `trainer`, or a source of noise if `garbage` lists the worker.
+
+    Args:
+        number: Id of the worker.
+        trainer: Trainer of all workers.
+        garbage: Worker -> norm of its noise.
+    """
     norm = garbage.get(number)
     return trainer if norm is None else GarbageTrainer(trainer, norm, number)

@@ -1,4 +1,4 @@
-"""Flags that only a Simulator reads; links and devices are the workers' own flags."""
+"""Flags of the Simulator; emulated links and devices are configured by the worker's flags."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TOPICS = (
             words(
                 "sim_step_seconds",
                 None,
-                "Time of a mini-batch: one value or one per worker (0.1,0.4); "
-                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, one or, with "
-                "semicolons, one per worker; trace:FILE with a step a line. --slowdown multiplies "
-                "it, --step_seconds is its lower bound.",
+                "Time of a mini-batch: one value or one per worker (0.1,0.4); or one distribution, "
+                "lognormal:MEAN,SIGMA, uniform:LOW,HIGH or exponential:MEAN, or one per worker, "
+                "separated by semicolons; or trace:FILE with one step per line. --slowdown "
+                "multiplies the time, --step_seconds is its lower bound.",
                 "seconds",
                 unset=f"--step_seconds if given, else {_DEFAULT_STEP}",
             ),
@@ -38,28 +38,28 @@ TOPICS = (
                 "sim_failures",
                 "",
                 "Deaths of workers: 2@30-60,3@45 kills worker 2 at 30 s and starts it again at "
-                "60 s, and kills worker 3 for good.",
+                "60 s, and kills worker 3 at 45 s for good.",
                 "WORKER@SECONDS-SECONDS",
                 unset="none",
             ),
             comma_list(
                 "sim_server_mbps",
                 "0",
-                "A shard's own link, each way, shared by all workers; 0: no limit.",
+                "Rate of a shard's own link in each direction, shared by all workers; 0: no limit.",
                 "Mbit/s, one for all or one per shard",
             ),
             *advanced(
                 comma_list(
                     "sim_server_seconds",
                     "0",
-                    "What a shard takes for each push, one after the other.",
+                    "Time that a shard takes to process a push; a shard processes pushes in order.",
                     "seconds, one for all or one per shard",
                 ),
                 words(
                     "sim_garbage",
                     "",
-                    "Faulty devices: with 4:1e6 worker 4 sends noise of this norm in place of "
-                    "every gradient, to see what --max_update_norm and its like do.",
+                    "Faulty devices: with 4:1e6, worker 4 sends noise of L2 norm 1e6 instead of "
+                    "its gradients, to test guards like --max_update_norm.",
                     "WORKER:L2 norm",
                     unset="none",
                 ),
@@ -71,31 +71,31 @@ TOPICS = (
 
 @dataclasses.dataclass(frozen=True)
 class ShardSpeed:
-    """What one shard can do."""
+    """Capacity of one shard."""
 
-    seconds_per_push: float
-    mbps: float  # 0: no limit
+    seconds_per_push: float  # time to process one push, in seconds
+    mbps: float  # rate of the shard's own link in Mbit/s; 0: no limit
 
 
 @dataclasses.dataclass(frozen=True)
 class SimulatorFlags:
-    """What is simulated."""
+    """Settings of a simulation."""
 
-    devices: tuple[EmulatedDevice, ...]  # of each worker
-    step_times: tuple[StepTime, ...]  # of each worker, before --slowdown and --step_seconds
+    devices: tuple[EmulatedDevice, ...]  # one per worker
+    step_times: tuple[StepTime, ...]  # one per worker, before --slowdown and --step_seconds
     outages: tuple[Outage, ...]
-    servers: tuple[ShardSpeed, ...]  # of each shard
+    servers: tuple[ShardSpeed, ...]  # one per shard
     threads: int
     clip_norm: float
     measure: str  # a value of --measure
     start_timeout_seconds: float
-    settings: dict[str, str]  # as given, for the records
-    weight_decay: float = 0.0  # coupled, as on a worker
+    settings: dict[str, str]  # values of the Simulator's flags as text, for the run's records
+    weight_decay: float = 0.0  # coupled weight decay, added to the gradient as on a worker
     garbage: dict[int, float] = dataclasses.field(default_factory=dict)  # worker -> norm of noise
 
 
 def check(run: Run) -> None:
-    """Refuse what cannot work, before anything heavy is imported; raises ConfigurationError."""
+    """Check the flags before TensorFlow is imported; raises ConfigurationError."""
     read(run)
 
 
@@ -103,20 +103,20 @@ def read(run: Run) -> SimulatorFlags:
     """Return the Simulator's settings.
 
     Raises:
-        ConfigurationError: Step times, failures, links or capacities that are ill-formed or out of
-            range, or another number of values than workers or shards; a collective, or a journal.
+        ConfigurationError: Step times, failures, links or capacities are ill-formed or out of
+            range; the number of values is not the number of workers or shards; or the run uses a
+            collective or a journal.
     """
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective} is not simulated; "
-            f"take --collective={THROUGH_PS}."
+            f"--collective={run.method.collective} is not simulated; use --collective={THROUGH_PS}."
         )
     if FLAGS.journal == "on":
         raise ConfigurationError(
-            "--journal=on: a simulated PS never dies, so that a journal would be read by nobody; "
-            "leave it out. A simulation that was cut short is played again, to the same bits."
+            "--journal=on: a simulated PS never dies, so its journal would never be read; remove "
+            "the flag. An interrupted simulation is repeated from its start, with equal results."
         )
-    own = worker_flags.read(run.nb_workers)
+    worker = worker_flags.read(run.nb_workers)
     worker_flags.refuse_idle_links(run)
     devices = worker_flags.devices(run.nb_workers)
     text = FLAGS.sim_step_seconds or _step_seconds_of(devices)
@@ -129,9 +129,9 @@ def read(run: Run) -> SimulatorFlags:
         step_times=simulator_devices.parse_speeds(text, run.nb_workers),
         outages=simulator_devices.parse_outages(FLAGS.sim_failures, run.nb_workers),
         servers=tuple(ShardSpeed(*row) for row in zip(seconds, mbps, strict=True)),
-        threads=own.threads,
-        clip_norm=own.clip_norm,
-        measure=own.measure,
+        threads=worker.threads,
+        clip_norm=worker.clip_norm,
+        measure=worker.measure,
         start_timeout_seconds=ps_flags.read(run.addresses).start_timeout_seconds,
         settings={
             "step_seconds": _shortened(text),
@@ -139,20 +139,20 @@ def read(run: Run) -> SimulatorFlags:
             "garbage": _shortened(FLAGS.sim_garbage),
             **{name: _shortened(",".join(getattr(FLAGS, name))) for name in names},
         },
-        weight_decay=own.weight_decay,
+        weight_decay=worker.weight_decay,
         garbage=faulty_gradients.parse(FLAGS.sim_garbage, run.nb_workers),
     )
 
 
 def _step_seconds_of(devices: tuple[EmulatedDevice, ...]) -> str:
-    """Return what stands for --sim_step_seconds when it is not given."""
+    """Return the default of --sim_step_seconds, which depends on --step_seconds."""
     floors = [device.step_seconds for device in devices]
     if min(floors) <= 0:
         return _DEFAULT_STEP
     if any(device.slowdown > 1 for device in devices):
         raise ConfigurationError(
-            "--slowdown multiplies --sim_step_seconds, which was not given, and --step_seconds is "
-            "only its lower bound; give --sim_step_seconds, or leave --slowdown out."
+            "--slowdown multiplies --sim_step_seconds, which is not set, and --step_seconds is "
+            "only its lower bound; set --sim_step_seconds, or remove --slowdown."
         )
     return ",".join(map(str, floors))
 
@@ -163,7 +163,7 @@ def _per_shard(name: str, most: float, nb_ps: int) -> list[float]:
         values = [float(word) for word in getattr(FLAGS, name)]
     except ValueError as error:
         raise ConfigurationError(
-            f"--{name}: expected numbers such as 0.002 or 0,0.01 ({error})."
+            f"--{name}: expected numbers, for example 0.002 or 0,0.01 ({error})."
         ) from error
     if len(values) not in (1, nb_ps):
         raise ConfigurationError(

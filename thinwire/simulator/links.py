@@ -1,9 +1,9 @@
 """Links on the virtual clock, and the streams and datagrams that they carry.
 
-The models of the emulated links (`thinwire.proto.emulation`), without their sleeping. A stream is
-TCP underneath: what is sent on it arrives in order, or not at all because the stream has broken.
-Nothing overtakes anything inside one stream. What was held up on an old stream may come after a
-newer one was opened; a shard reads the newest that it has welcomed and no other.
+The links use the models of the emulated links (`thinwire.proto.emulation`), without sleeping. A
+stream models a TCP connection: messages arrive in order, or are lost if the stream breaks. Delayed
+messages of an old stream may arrive after a newer stream was opened. A shard reads only the newest
+stream that it has welcomed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Endpoint(Protocol):
-    """A shard as those who send to it see it."""
+    """Interface of a shard that connections and datagram senders use."""
 
     number: int
     lease_seconds: float
@@ -35,31 +35,31 @@ class Endpoint(Protocol):
 
     @property
     def listens(self) -> bool:
-        """Whether a stream can be opened to it."""
+        """True if the shard accepts new streams."""
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Take in a message of a worker's stream."""
+        """Handle a message that arrived on a worker's stream."""
 
     def arrive(self, event: Delivery) -> None:
-        """Take in what has passed the network, on whatever stream."""
+        """Handle a message that has passed the network, without a check of its stream."""
 
     def lose(self, worker: int, stream: int) -> None:
-        """Take note that a worker's stream is gone."""
+        """Handle the loss of a worker's stream."""
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Take in datagrams of one size that arrive together."""
+        """Handle datagrams of one size that arrive together."""
 
 
 class Pipe:
     """One direction of a link.
 
     Attributes:
-        num_bytes: Training bytes that its sender has put on it, with what was sent again.
-        free_at: When the last byte of all that was sent is through, in seconds.
+        num_bytes: Number of training bytes sent on the link, including retransmissions.
+        free_at: Time at which the last byte sent so far arrives, in virtual seconds.
     """
 
     def __init__(self, link: Link, seed: int = 0) -> None:
-        """Start idle; `seed` seeds the losses."""
+        """Create an idle link; `seed` is the seed of the losses."""
         self._model = LinkModel(link, seed)
         self.num_bytes = 0
         self.free_at = 0.0
@@ -71,13 +71,13 @@ class Pipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Put messages on the link one after the other; make each one's call as it arrives.
+        """Send messages on the link in order; make each message's call when the message arrives.
 
         Args:
             clock: Virtual time.
-            sizes: Bytes of each.
-            counted: Whether they are training bytes.
-            calls: One for each.
+            sizes: Size of each message in bytes.
+            counted: True if the messages count as training bytes.
+            calls: One call per message; None: no call.
         """
         for size, call in zip(sizes, calls, strict=True):
             arrival = self.send(clock.now, size, counted)
@@ -85,7 +85,7 @@ class Pipe:
                 clock.at(arrival, call)
 
     def send(self, now: float, size: int, counted: bool) -> float:
-        """Put `size` bytes on the link; return when they have arrived."""
+        """Send `size` bytes on the link; return their time of arrival, in virtual seconds."""
         delivery = self._model.send(now, size)
         self.num_bytes += delivery.bytes_on_wire if counted else 0
         self.free_at = delivery.delivered_at
@@ -93,23 +93,23 @@ class Pipe:
 
 
 class ClassPipe:
-    """A worker's uplink where it has classes of service: its streams and its datagrams.
+    """A worker's uplink with classes of service, for streams and datagrams.
 
     Attributes:
-        num_bytes: Training bytes of its streams that have arrived, with what was sent again.
-        free_at: When the last message of a stream arrived, in seconds.
-        on_space: Called whenever something has passed, so that there may be space.
+        num_bytes: Number of training bytes of streams that have arrived, with retransmissions.
+        free_at: Time at which the last message of a stream arrived, in virtual seconds.
+        on_space: Calls that are made whenever traffic has passed, so that there may be space.
     """
 
     def __init__(
         self, clock: Clock, link: Link, seed: int = 0, priority: int = BEST_EFFORT
     ) -> None:
-        """Start idle.
+        """Create an idle link.
 
         Args:
             clock: Virtual time.
-            link: Rate, delay, loss, and what happens to datagrams.
-            seed: Seeds the draws.
+            link: Properties of the link: rate, delay, loss, treatment of datagrams.
+            seed: Seed of the random draws.
             priority: Class of service of the streams.
         """
         self.model = PriorityLink(link, seed)
@@ -126,7 +126,7 @@ class ClassPipe:
         counted: bool,
         calls: Sequence[Callable[[], None] | None],
     ) -> None:
-        """Put messages on the link; see `Pipe.pass_on`."""
+        """Send messages on the link, in the streams' class; see `Pipe.pass_on`."""
         for size, call in zip(sizes, calls, strict=True):
             arrived = functools.partial(self._arrived, counted, call)
             self.model.offer(clock.now, self._priority, size, arrived)
@@ -135,12 +135,12 @@ class ClassPipe:
     def offer_datagrams(
         self, priority: int, size: int, count: int, deliver: Callable[[PacketArrival], None]
     ) -> None:
-        """Put datagrams on the link; `deliver` is called with those that come through."""
+        """Send datagrams on the link; `deliver` is called with the datagrams that arrive."""
         self.model.offer_datagrams(self._clock.now, priority, size, count, deliver)
         self._set_alarm()
 
     def has_space(self, priority: int) -> bool:
-        """See `PriorityLink.has_space`."""
+        """Return True if a sender should offer datagrams of a class now, False to wait."""
         return self.model.has_space(priority)
 
     def _arrived(
@@ -152,14 +152,14 @@ class ClassPipe:
             call()
 
     def _set_alarm(self) -> None:
-        """See to it that time is advanced when the model wants it."""
+        """Schedule a run of the model at the time of its next event."""
         at = self.model.next_event()
         if at is not None and (self._alarm is None or at < self._alarm):
             self._alarm = at
             self._clock.at(at, functools.partial(self._run, at))
 
     def _run(self, when: float) -> None:
-        if when != self._alarm:  # an earlier one has taken its place
+        if when != self._alarm:  # an earlier alarm has replaced this one
             return
         self._alarm = None
         for arrival in self.model.advance(self._clock.now):
@@ -172,13 +172,13 @@ class ClassPipe:
 def uplink_of(
     clock: Clock, link: Link, seed: int, datagrams: bool = False, priority: int = BEST_EFFORT
 ) -> Pipe | ClassPipe:
-    """Return a worker's uplink.
+    """Return a worker's uplink, with classes of service if its traffic needs them.
 
     Args:
         clock: Virtual time.
-        link: Its link.
-        seed: Seeds the draws.
-        datagrams: Whether it carries any.
+        link: The worker's link.
+        seed: Seed of the random draws.
+        datagrams: True if the uplink also carries datagrams.
         priority: Class of service of the streams.
     """
     if datagrams or link.background_mbps:
@@ -187,7 +187,7 @@ def uplink_of(
 
 
 def sizes_on_wire(frames: Iterable[Frame]) -> list[int]:
-    """Return what each frame costs on a stream, framing included."""
+    """Return the size of each frame on the wire in bytes, including the stream's framing."""
     return [wire_bytes(len(frame)) for frame in frames]
 
 
@@ -198,52 +198,55 @@ def carry(
     counted: bool,
     deliver: Callable[[], None],
 ) -> None:
-    """Pass a message over one hop after the other, frame by frame.
+    """Pass a message over several hops in order, frame by frame.
 
     Args:
         clock: Virtual time.
         hops: The pipes on the way, at least one.
-        sizes: Bytes of each frame; a message of no known size is only delayed.
-        counted: Whether they are training bytes.
+        sizes: Size of each frame in bytes; an empty list means a message without size, which is
+            only delayed.
+        counted: True if the frames count as training bytes.
         deliver: Called when the last frame has arrived.
     """
-    first, rest = hops[0], hops[1:]
+    first, next_hops = hops[0], hops[1:]
     sizes = sizes or (0,)
     calls: list[Callable[[], None] | None] = [*[None] * (len(sizes) - 1), deliver]
-    if rest:
+    if next_hops:
         calls = [
-            functools.partial(carry, clock, rest, (size,), counted, call or _nothing)
+            functools.partial(carry, clock, next_hops, (size,), counted, call or _nothing)
             for size, call in zip(sizes, calls, strict=True)
         ]
     first.pass_on(clock, sizes, counted, calls)
 
 
 def _nothing() -> None:
-    """Do nothing: a frame that is not the last delivers no message."""
+    """Do nothing: only a message's last frame delivers the message."""
 
 
-#: As a real worker's (thinwire.worker.client.shard_client).
+#: Backoff and least time without progress; the values of thinwire.proto.grpc.session.
 _FIRST_BACKOFF_SECONDS = 0.2
 _LAST_BACKOFF_SECONDS = 5.0
 _LEAST_PROGRESS_SECONDS = 10.0
 
 
 class SimulatedConnection:
-    """The newest stream, what both ends know of it, and dialling until there is one.
+    """A worker's connection to a shard: dials, and holds the state of the newest stream.
 
     Attributes:
-        number: Of the newest stream; no two have the same.
-        stands: Whether it stands, as far as the worker knows.
-        cut_until: Till then no stream can be opened, in virtual seconds.
-        held_until: Till then nothing arrives, up and down.
+        number: Number of the newest stream; each stream has a different number.
+        stands: True if the newest stream is open, as far as the worker knows.
+        dials: True while the worker tries to open a stream.
+        cut_until: Time until which no stream can be opened, in virtual seconds.
+        held_until: Times until which no message arrives, [up, down], in virtual seconds.
+        on_lost: Called when the worker notices that the stream is lost.
 
     Args:
-        worker: Whose.
-        shard: Where to.
-        uplink: The worker's.
+        worker: Id of the worker.
+        shard: Shard to connect to.
+        uplink: The worker's uplink.
         clock: Virtual time.
-        delay_seconds: After which one end sees what happened at the other.
-        rng: Of the pauses between attempts.
+        delay_seconds: Time after which an end notices that the stream is broken, in seconds.
+        rng: Random generator of the pauses between attempts to dial.
     """
 
     def __init__(
@@ -259,22 +262,22 @@ class SimulatedConnection:
         self._hops = (uplink, shard.uplink) if shard.has_own_link else (uplink,)
         self._delay_seconds, self._rng = delay_seconds, rng
         self.number, self.stands, self.dials = 0, False, False
-        self._broken_to = 0  # streams up to this number are no more
-        self._life = 0  # of the worker; grows
+        self._broken_to = 0  # highest number of a broken stream; all older streams are broken too
+        self._life = 0  # number of lives of the worker; an attempt to dial ends with its life
         self.cut_until = 0.0
         self.held_until = [0.0, 0.0]
         self.on_lost: Callable[[], None] = lambda: None
 
     @property
     def carries(self) -> bool:
-        """Whether nothing but the link's delay keeps back what is sent now."""
-        whole = self.stands and self.number > self._broken_to
-        return whole and self._clock.now >= self.held_until[0]
+        """True if only the link delays a message sent now: the stream is intact and not held."""
+        is_intact = self.stands and self.number > self._broken_to
+        return is_intact and self._clock.now >= self.held_until[0]
 
     # -- opening ----------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Belong to another life of the worker: nothing is open."""
+        """Reset for a new life of the worker: no stream is open, and no dialing continues."""
         self.stands = self.dials = False
         self._broken_to = self.number
         self._life += 1
@@ -282,12 +285,12 @@ class SimulatedConnection:
     def dial(
         self, hello: Callable[[], None], give_up: Callable[[], None], patience_seconds: float
     ) -> None:
-        """Open a stream, trying again until it stands.
+        """Open a stream; repeat failed attempts with backoff until the patience is over.
 
         Args:
-            hello: Introduces the worker on a stream that has just been opened.
-            give_up: Called instead when the patience is over.
-            patience_seconds: How long to try.
+            hello: Called when the stream is open, to send a Hello.
+            give_up: Called if no stream could be opened in time.
+            patience_seconds: Time limit of all attempts, in seconds.
         """
         self.dials = True
         life, backoff = self._life, _FIRST_BACKOFF_SECONDS
@@ -312,14 +315,14 @@ class SimulatedConnection:
         attempt()
 
     def open(self) -> None:
-        """Open another stream immediately."""
+        """Open a new stream immediately."""
         self.number += 1
         self.stands = True
 
     # -- breaking ---------------------------------------------------------------------------
 
     def snap(self) -> None:
-        """Break: what is on its way is lost, and both ends see it a little later."""
+        """Break the stream: lose its messages in flight, and notify both ends after the delay."""
         number = self.number
         self._broken_to = number
         later = self._clock.now + self._delay_seconds
@@ -327,12 +330,22 @@ class SimulatedConnection:
         self._clock.at(later, functools.partial(self.shard.lose, self.worker, number))
 
     def fall_silent(self) -> None:
-        """Break silently: the shard never sees it, the worker when nothing has come for long."""
+        """Break the stream silently.
+
+        The shard is not notified. The worker notices when it has received no message for too long.
+        """
         self._broken_to = self.number
         self.expect_progress()
 
     def hold(self, up: bool, seconds: float) -> None:
-        """Delay what is sent in one direction; the worker may give the stream up meanwhile."""
+        """Delay the messages of one direction.
+
+        While messages to the worker are held, the worker may give up the stream.
+
+        Args:
+            up: True for messages to the shard, False for messages to the worker.
+            seconds: Time until messages arrive again, in seconds.
+        """
         direction = 0 if up else 1
         until = self._clock.now + seconds
         self.held_until[direction] = max(self.held_until[direction], until)
@@ -340,10 +353,10 @@ class SimulatedConnection:
             self.expect_progress(until)
 
     def expect_progress(self, until: float | None = None) -> None:
-        """Have the worker give the stream up when it has received nothing for too long.
+        """Schedule that the worker gives up the stream when it has received nothing for too long.
 
         Args:
-            until: When something will arrive again; None: never.
+            until: Time at which messages arrive again, in virtual seconds; None: never.
         """
         seconds = max(_LEAST_PROGRESS_SECONDS, 3 * self.shard.lease_seconds)
         when = self._clock.now + seconds
@@ -351,7 +364,7 @@ class SimulatedConnection:
             self._clock.at(when, functools.partial(self.lose, self.number))
 
     def lose(self, number: int) -> None:
-        """Let the worker find that a stream is gone."""
+        """Notify the worker that a stream is lost; ignored for a stream that was replaced."""
         if number == self.number and self.stands:
             self.stands = False
             self.on_lost()
@@ -359,7 +372,13 @@ class SimulatedConnection:
     # -- messages ---------------------------------------------------------------------------
 
     def send(self, event: Delivery, sizes: Sequence[int], counted: bool) -> None:
-        """Send something to the shard, if the stream stands."""
+        """Send a message to the shard if the stream is open.
+
+        Args:
+            event: The message.
+            sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
+            counted: True if the frames count as training bytes.
+        """
         if self.stands:
             deliver = functools.partial(self._deliver, self.number, event)
             carry(self._clock, self._hops, list(sizes), counted, deliver)
@@ -371,7 +390,12 @@ class SimulatedConnection:
             self.shard.receive(self.worker, number, event)
 
     def delivers(self, number: int, again: Callable[[], None]) -> bool:
-        """Return whether something sent down a stream arrives now; `again` is called if later."""
+        """Return whether a message from the shard arrives now.
+
+        Args:
+            number: Number of the stream that the message was sent on.
+            again: Called later if messages to the worker are held now.
+        """
         if self._waits(1, again):
             return False
         return number == self.number > self._broken_to and self.stands

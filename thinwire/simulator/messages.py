@@ -1,4 +1,8 @@
-"""What travels between simulated workers and shards, beside the core's own events and actions."""
+"""Messages between simulated workers and shards that the PS core does not define.
+
+Other messages are events and actions of `thinwire.ps.core.events`. The module also contains the
+result of a mini-batch and the interfaces of objects that compute gradients.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class StreamPart:
-    """What the stream brings of a push that also has datagrams."""
+    """The part of a push that the stream carries, if datagrams carry the push's other entries."""
 
     worker: int
     push: pb.Push
@@ -30,39 +34,39 @@ class StreamPart:
 
 @dataclasses.dataclass(frozen=True)
 class Datagrams:
-    """Datagrams that came in the stream."""
+    """Datagrams that were sent in the stream instead of over UDP."""
 
     message: pb.Datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class NonFinitePush:
-    """A push that holds NaN or infinity: the shard's reader refuses it, the core only counts it."""
+    """A push with NaN or infinity; the shard's decoder rejects it and the core only counts it."""
 
     worker: int
     step: int
 
 
-#: What may arrive at a shard.
+#: Message from a worker to a shard.
 Delivery = events.Event | StreamPart | Datagrams | NonFinitePush
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplyInFlight:
-    """A reply on its way to a worker."""
+    """A shard's reply to a pull or push, on its way to a worker."""
 
-    step: int  # 0 answers a pull
-    epoch: int
+    step: int  # step of the push; 0: the reply answers a pull
+    epoch: int  # membership epoch of the shard
     reply: ShardReply
-    reception: pb.DatagramOutcome | None = None  # what arrived of the push's datagrams
+    reception: pb.DatagramOutcome | None = None  # which of the push's datagrams arrived
 
 
-#: What may arrive at a worker.
+#: Message from a shard to a worker.
 ToWorker = events.Welcome | events.Reject | events.Answer | ReplyInFlight
 
 
 def to_client(message: ToWorker) -> pb.ToClient:
-    """Return what a real shard sends in the place of a message, but for the model."""
+    """Return the protocol message that a real shard would send, without the model's values."""
     match message:
         case events.Welcome():
             welcome = pb.Welcome(
@@ -99,7 +103,7 @@ def to_client(message: ToWorker) -> pb.ToClient:
 def decoded(
     update: Update | tuple[Block, ...] | RelayedRounds, layout: ShardLayout
 ) -> tuple[list[Block], tuple[RepeatedRound, ...]]:
-    """Return the blocks of a reply's update, or its rounds, as their receiver decodes them."""
+    """Encode and decode a reply's update; return its blocks, or its rounds if it relays rounds."""
     if not isinstance(update, RelayedRounds):
         return blocks_of_reply(update, layout), ()
     reply = pb.Reply(step=update.step)
@@ -115,13 +119,13 @@ def reply_in_flight(
     layout: ShardLayout,
     reception: pb.DatagramOutcome | None,
 ) -> ReplyInFlight:
-    """Return a reply of the core as a worker decodes it.
+    """Return a reply of the core in the form that a worker decodes.
 
     Args:
-        action: The reply.
-        generation: Of the shard.
-        layout: Of the shard.
-        reception: What arrived of the push's datagrams; None where there are none.
+        action: The core's reply.
+        generation: Generation of the shard.
+        layout: Layout of the shard.
+        reception: Which of the push's datagrams arrived; None if the push had no datagrams.
     """
     blocks, rounds = decoded(action.update, layout)
     reply = ShardReply(
@@ -146,18 +150,18 @@ def reply_in_flight(
 class Step:
     """The results of one mini-batch."""
 
-    gradient: Float32  # [num_parameters], its own
+    gradient: Float32  # [num_parameters] float32, a new array that the receiver owns
     loss: float
     samples: int
-    statistics: Float32  # [m] moving statistics after it, where they are averaged
-    local: State  # what stays on the worker
+    statistics: Float32  # [m] moving statistics after the mini-batch; [0]: not averaged
+    local: State  # worker-local state after the mini-batch
 
 
 class GradientSource(Protocol):
-    """Computes the gradients of any worker, perhaps in threads; a `Trainer` is one."""
+    """Computes the gradients of all workers, possibly in several threads; see `Trainer`."""
 
     def local_of(self, number: int) -> State:
-        """Return what stays on a worker besides the shared weights, at its start."""
+        """Return a worker's initial local state, for example dropout seeds."""
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
@@ -166,16 +170,16 @@ class GradientSource(Protocol):
 
 
 class ModelSource(GradientSource, Protocol):
-    """A source of gradients that also has the model to begin with."""
+    """A source of gradients that also provides the initial model."""
 
     @property
     def spec(self) -> ModelSpec:
-        """The shared model."""
+        """Signature of the shared model."""
 
     @property
     def weights(self) -> Float32:
-        """[num_parameters] float32 at the start of the run."""
+        """Initial weights, [num_parameters] float32."""
 
     @property
     def statistics(self) -> Float32:
-        """[m] float32 moving statistics at the start, where they are averaged."""
+        """Initial moving statistics, [m] float32; [0] if statistics are not averaged."""

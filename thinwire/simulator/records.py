@@ -1,4 +1,4 @@
-"""Evaluations, status lines, summary and report of a simulated run, by virtual time."""
+"""Writes evaluations, status lines, summary and report of a simulated run, by virtual time."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from thinwire.supervisor.recorder import Recorder
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-_RECORD_SECONDS = 5.0  # virtual, between two status lines in metrics.jsonl ...
-_WORKERS_A_LINE = 50  # ... of so many workers; with more of them, lines are rarer
-_PLAIN_LINE_SECONDS = 10.0  # of this machine, where there is no terminal
-_LIVE_SECONDS = 0.5  # of this machine, on a terminal
-_SHARE_OF_WORK = 50  # showing takes at most one part in so many of the time
+_RECORD_SECONDS = 5.0  # virtual seconds between status lines in metrics.jsonl, per 50 workers
+_WORKERS_A_LINE = 50  # the interval grows with every 50 further workers
+_PLAIN_LINE_SECONDS = 10.0  # wall-clock seconds between printed lines without a terminal
+_LIVE_SECONDS = 0.5  # wall-clock seconds between updates of a terminal
+_SHARE_OF_WORK = 50  # showing the status takes at most 1/50 of the wall-clock time
 
 
 class SimulationRecords:
-    """What the Supervisor of a real run keeps. Evaluations take no virtual time.
+    """Keeps the records that a Supervisor keeps in a real run. Evaluations take no virtual time.
 
     Args:
         run: The run's settings.
-        own: How often to evaluate; seconds are virtual.
+        own: Settings of the evaluations; their intervals are in virtual seconds.
         recorder: Writes the files.
-        simulation: What is recorded.
+        simulation: Simulation that is recorded.
     """
 
     def __init__(
@@ -50,13 +50,17 @@ class SimulationRecords:
             for shard in simulation.shards
         ]
         self.dashboard = Dashboard()
-        self._evaluated = -1  # version
+        self._evaluated = -1  # shard 0's version at the newest evaluation; -1: no evaluation yet
         self._evaluate_at = 0.0
         self._record_at = 0.0
         self._show_at = time.monotonic()
 
     def keep(self, now: float) -> None:
-        """Evaluate, record and show what is due at `now`; at the target end the run."""
+        """Evaluate, record and show the status if these are due; end the run at its target.
+
+        Args:
+            now: Current time, in virtual seconds.
+        """
         version = self._simulation.shards[0].core.version
         if version != self._evaluated and (now >= self._evaluate_at or self._due(version)):
             self._evaluate_at = now + self._own.eval_interval_seconds
@@ -72,7 +76,7 @@ class SimulationRecords:
             self._show()
 
     def _show(self) -> None:
-        """Show how far the run is; with many workers more rarely, for it takes long."""
+        """Show the run's progress; with many workers less often, because each update takes long."""
         begun = time.monotonic()
         self.dashboard.update(self._status(None), self._recorder.latest)
         pause = _LIVE_SECONDS if self.dashboard.live else _PLAIN_LINE_SECONDS
@@ -80,7 +84,7 @@ class SimulationRecords:
         self._show_at = now + max(pause, _SHARE_OF_WORK * (now - begun))
 
     def finish(self, reason: str) -> None:
-        """Evaluate the final version, write summary and report."""
+        """Evaluate the final version, and write the summary and the report."""
         self._evaluate(final=reason != "interrupted")
         self._record_rounds()
         self._recorder.finish(self._status(reason))
@@ -96,14 +100,14 @@ class SimulationRecords:
         return interval > 0 and version - max(0, self._evaluated) >= interval
 
     def _evaluate(self, final: bool) -> bool:
-        """Evaluate; return whether the target is reached."""
+        """Evaluate the current model; return whether the run's target is reached."""
         weights, statistics, versions = self._view()
         self._evaluated = versions[0]
         self._recorder.evaluate(self._status(None), weights, versions, final, statistics)
         return self._recorder.has_reached_target()
 
     def _view(self) -> tuple[Float32, Float32 | None, list[int]]:
-        """Return the whole model, averaged statistics if any, and the version of each shard."""
+        """Return the model's weights, averaged statistics (None if absent), and shard versions."""
         statistics = None
         weights = np.empty(self._simulation.spec.num_parameters, np.float32)
         versions = []
@@ -118,10 +122,10 @@ class SimulationRecords:
         return weights, statistics, versions
 
     def _status(self, reason: str | None) -> run_status.RunStatus:
-        first, *others = self._simulation.shards
+        first, *followers = self._simulation.shards
         for worker in self._simulation.workers:
             first.reports[(pb.ROLE_WORKER, worker.number)] = worker.report()
-        for shard, board in zip(others, self._boards[1:], strict=True):
+        for shard, board in zip(followers, self._boards[1:], strict=True):
             first.reports[(pb.ROLE_SHARD, shard.number)] = board.shard_document()
         status = self._boards[0].status()
         policies = status.policies | {"simulator": dict(self._simulation.own.settings)}

@@ -1,7 +1,7 @@
-"""The Simulator role: a whole run in one process, on a virtual clock, with real gradients.
+"""Main function of the Simulator role: a whole run in one process, on a virtual clock.
 
-The cores are those of the real roles; what is simulated is what lies between them: the time that
-devices take, links and their losses, deaths, a shard's capacity.
+Gradients are real, and workers and shards use the cores of the real roles. Simulated are the time
+of devices, links with their losses, deaths, and the capacity of shards.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def main(run: Run) -> int:
 
     Raises:
         ConfigurationError: Data, model, batch size or number of shards do not fit, or the run
-            directory holds a run that is not simulated.
+            directory contains a run of real processes.
     """
     refuse_script_steps(run.method, "the Simulator")
-    own = simulator_flags.read(run)
+    settings = simulator_flags.read(run)
     together = executors.num_together(run.nb_workers, has_gpu(run))
-    limit_threads(executors.threads_of_each(own.threads, together), together)
+    limit_threads(executors.threads_of_each(settings.threads, together), together)
     tf.config.experimental.enable_op_determinism()
     if not run.overwrite:
         _refuse_real_run(run)
@@ -58,14 +58,16 @@ def main(run: Run) -> int:
     check_examples(shared.model, dataset.train_images, dataset.train_labels)
     check_examples(shared.model, dataset.test_images, dataset.test_labels, "test")
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
-    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
+    trainer = Trainer(shared, run.method.bn_sync, settings.clip_norm, settings.weight_decay)
     executor = ThreadPoolExecutor(together, "gradients")
-    simulation = Simulation(run, own, trainer, dataset, bodies, executor=executor)
-    # A simulation that was cut short is played again from its start: it comes out the same.
-    anew = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
-    evaluated = SharedModel(run.model, run.seed)  # apart: batch statistics stay as on a Supervisor
-    scorer = ModelScorer(anew, evaluated, dataset.test_images, dataset.test_labels)
-    recorder = Recorder(anew, scorer)
+    simulation = Simulation(run, settings, trainer, dataset, bodies, executor=executor)
+    # An interrupted simulation is repeated from its start, with the same results; so the records of
+    # the first attempt may be overwritten. Large batches make the evaluations faster.
+    record_run = dataclasses.replace(run, batch_size=max(run.batch_size, 500), overwrite=True)
+    # Evaluate a separate model, as a Supervisor does: training does not change its statistics.
+    evaluated = SharedModel(run.model, run.seed)
+    scorer = ModelScorer(record_run, evaluated, dataset.test_images, dataset.test_labels)
+    recorder = Recorder(record_run, scorer)
     records = SimulationRecords(run, supervisor_flags.read(), recorder, simulation)
     try:
         return _play(simulation, records)
@@ -74,7 +76,7 @@ def main(run: Run) -> int:
 
 
 def _play(simulation: Simulation, records: SimulationRecords) -> int:
-    """Let the run happen; Ctrl-C ends it with its records written."""
+    """Play the simulation to its end and write its records, also after Ctrl-C."""
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
@@ -93,19 +95,19 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
         time.process_time() - begun[1],
     )
     if reason == "interrupted" and not interrupted:
-        logging.error("every worker is dead and none returns: the run cannot go on")
+        logging.error("every worker is dead and no return is scheduled: the run cannot continue")
     records.finish(reason)
     return EXIT_OF_STOP.get(reason, EXIT_DONE)
 
 
 def _refuse_real_run(run: Run) -> None:
-    """Do not write over what real processes have left."""
+    """Raise ConfigurationError if the run directory contains a run of real processes."""
     try:
         simulated = "simulator" in json.loads((run.run_dir / "summary.json").read_text())
     except (OSError, ValueError):
         simulated = not (run.run_dir / "checkpoints").exists()
     if not simulated:
         raise ConfigurationError(
-            f"--run_dir={run.run_dir} holds a run of real processes; give the simulation another "
-            "--run_dir, or --overwrite the records of that run."
+            f"--run_dir={run.run_dir} holds a run of real processes; choose another --run_dir for "
+            "the simulation, or set --overwrite to replace the records of that run."
         )

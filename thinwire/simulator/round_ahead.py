@@ -1,8 +1,8 @@
-"""The mini-batches of a worker's round, computed while virtual time passes.
+"""Computes the mini-batches of a worker's round of local steps ahead of virtual time.
 
-What a round of local steps comes to is known when it begins, if nothing but the worker's own count
-ends it: then each mini-batch is begun as soon as the one before is done, and a round occupies a
-core of this machine without waiting for the calendar.
+If only the worker's own count of local steps ends a round, no event can change the round's result.
+Each mini-batch of the round then starts as soon as the previous one is computed, without waiting
+for the virtual clock. A round thus keeps one CPU core busy.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class MiniBatch:
-    """What one has come to."""
+    """Result of one mini-batch."""
 
-    local: State  # what stays on the worker after it
-    step: Step | None = None  # for the core, which has it already where this is None ...
-    refused: NonFiniteUpdate | None = None  # ... or has refused it
-    following: Future[MiniBatch] | None = None  # of the same round, if that is under way
+    local: State  # worker-local state after the mini-batch
+    step: Step | None = None  # gradient to pass to the core; None: the core has processed it
+    refused: NonFiniteUpdate | None = None  # error of the core, if it rejected the gradient
+    following: Future[MiniBatch] | None = None  # the round's next mini-batch, if it is computed
 
 
 class RoundAhead:
-    """Begins the mini-batches of one life of a worker.
+    """Starts the mini-batches of one incarnation of a worker.
 
-    The local steps from all but a round's last mini-batch are taken where they are computed; the
-    core is nobody else's meanwhile.
+    If a round is computed ahead, the executor's thread takes the local steps of all mini-batches
+    but the round's last. No other thread uses the core during that time.
 
     Args:
         trainer: Computes the gradients.
-        executor: Where.
-        core: Of this life.
-        lives: Whether the life goes on; called from the executor's threads.
+        executor: Runs the computations.
+        core: Core of this incarnation.
+        lives: Returns whether this incarnation is still alive; called from the executor's threads.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class RoundAhead:
     def begin(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Future[MiniBatch]:
-        """Return the next mini-batch, begun now if it is not under way; see `Trainer.step`."""
+        """Return the next mini-batch, and start its computation if it has not been started."""
         under_way, self._following = self._following, None
         if under_way is not None:
             return under_way
         return self._executor.submit(self._compute, weights, statistics, shard.fork(), local)
 
     def take(self, computing: Future[MiniBatch]) -> MiniBatch:
-        """Wait for a mini-batch that `begin` has returned."""
+        """Wait for a mini-batch that `begin` returned, and return its result."""
         done = computing.result()
         self._following = done.following
         return done

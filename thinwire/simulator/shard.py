@@ -1,4 +1,4 @@
-"""One shard on the virtual clock: the PS core, its capacity, its streams, and its lives."""
+"""One shard on the virtual clock: the PS core, its capacity, its streams, kill and restart."""
 
 from __future__ import annotations
 
@@ -37,55 +37,55 @@ from thinwire.simulator.messages import (
 )
 from thinwire.simulator.storage import SimulatedKill, StoredShard
 
-#: id of an update -> its blocks, coded once for all workers.
+#: id() of an update -> blocks of the update, coded once for all workers.
 CodedBlocks = dict[int, SharedBlocks]
 
-_SEEK_SECONDS = 1.0  # between two attempts of a following shard to reach shard 0
+_SEEK_SECONDS = 1.0  # time between attempts of a following shard to reach shard 0
 
 
 @dataclasses.dataclass
 class Port:
     """A shard's end of the streams to one worker."""
 
-    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> delivers it
+    delivery: Callable[[int, ToWorker], Callable[[], None]]  # (stream, message) -> delivering call
     down: Pipe
     chunk_bytes: int
     connection: SimulatedConnection
     chooser: IndexChooser = dataclasses.field(default_factory=IndexChooser)
-    stream: int | None = None  # the one that the worker was welcomed on, while it stands
-    incarnation: int = 0  # of the worker that was
+    stream: int | None = None  # open stream on which the worker was welcomed; None: no stream
+    incarnation: int = 0  # incarnation of the worker that was welcomed last
     hellos: dict[int, int] = dataclasses.field(default_factory=dict)  # incarnation -> its stream
 
 
-#: What shard 0's records call this run.
+#: Run id in shard 0's records.
 RUN_ID = "simulated"
 
 
 class SimulatedShard:
-    """Feeds a core and carries out its actions; dies, stands still, and comes back from its disk.
+    """Passes events to a core and performs its actions; can be killed, restarted and stopped.
 
     Attributes:
-        core: The state machine, the same as in a real run.
-        journaled: Stands before it.
-        ports: Worker -> its stream.
-        followers: On shard 0, the other shards: they follow each epoch without delay.
-        leader: Shard 0, on the others.
-        kept: What it keeps on disk; None: nothing, and it never dies.
-        life: Grows with every life of the process.
-        alive: Whether the process runs.
-        is_open: Whether it admits workers.
-        skew: How far the shard's own clock is ahead of the virtual one, in seconds.
-        reports: (role, id) -> newest JSON document, as a real shard keeps them.
-        on_end: Called with the reason when the core declares the end.
-        on_groups: Called when shard 0 has formed groups by speed.
-        on_draws: Called with the newest draws of rounds' workers when shard 0 has drawn.
-        on_begin: Called with this shard when a life has got its core.
+        core: State machine of the shard, the same class as in a real run.
+        journaled: Wrapper of the core that writes the events to a journal, if there is one.
+        ports: Worker -> the shard's end of the streams to the worker.
+        followers: On shard 0: the other shards, which follow each epoch without delay. Else [].
+        leader: On a following shard: shard 0. None on shard 0.
+        kept: The shard's files on disk; None: the shard saves nothing and cannot be restarted.
+        life: Counter that grows with each start of the process.
+        alive: True while the process runs.
+        is_open: True while the shard admits workers.
+        skew: Lead of the shard's clock over the virtual clock, in seconds.
+        reports: (role, id) -> newest JSON document that the node reported.
+        on_end: Called with the stop reason when the core ends the run.
+        on_groups: Called with an action of shard 0's core that has formed groups by speed.
+        on_draws: Called with shard 0's newest draws of the workers of rounds.
+        on_begin: Called with this shard when a restarted process has its core.
     """
 
     def __init__(
         self, number: int, core: PsCore, layout: ShardLayout, server: ShardSpeed, clock: Clock
     ) -> None:
-        """Live from the start, with this core."""
+        """Create a running shard with this core."""
         self.number, self.core, self.clock = number, core, clock
         self.journaled = JournaledCore(core)
         self.journaled.on_failure = self.request_end
@@ -96,18 +96,18 @@ class SimulatedShard:
         self.life, self.alive, self.is_open, self.skew = 0, True, True, 0.0
         self._asleep_until = 0.0
         self._tick_at: float | None = None
-        self._epoch: events.MembershipEpoch | None = None  # newest, for the followers
+        self._epoch: events.MembershipEpoch | None = None  # newest epoch, for a restarted follower
         self.layout = layout
         self.reports: dict[tuple[int, int], str] = {}
         self.on_end: Callable[[str], None] | None = None
         self.on_groups: Callable[[events.GroupsChanged], None] | None = None
         self.identity = types.SimpleNamespace(run_id=RUN_ID)
-        self.guard = types.SimpleNamespace(refused={})  # where nobody uninvited comes
+        self.guard = types.SimpleNamespace(refused={})  # a simulation has no foreign clients
         self.decoder: PushDecoder | None = None
         self.lease_seconds = 10.0
         self.on_draws: Callable[[Sequence[Draw]], None] | None = None
         self.on_begin: Callable[[SimulatedShard], None] = lambda shard: None
-        self.connections = self  # has bytes_down, as a status document needs it
+        self.connections = self  # a status document reads `connections.bytes_down`
         self.uplink, self.downlink = (Pipe(Link(server.mbps)) for _ in range(2))
         self.has_own_link = server.mbps > 0
         self._seconds_per_push = server.seconds_per_push
@@ -115,33 +115,38 @@ class SimulatedShard:
         self.datagrams: SimulatedDatagramPort | None = None
 
     def open_datagram_port(self, decoder: PushDecoder, transport: Transport) -> None:
-        """Put pushes together from now on; `decoder` is that of the shard's pushes."""
+        """Receive datagrams from now on.
+
+        Args:
+            decoder: Decoder of the shard's pushes.
+            transport: Settings of the datagram transport.
+        """
         router = self.core.model.method.router
         self.datagrams = SimulatedDatagramPort(self, router, decoder, transport)
 
     def received(self) -> DatagramCounts | None:
-        """Return what has come in datagrams; None where the method sends none."""
+        """Return the counts of received datagrams; None if the method sends no datagrams."""
         return self.datagrams.receiver.counts() if self.datagrams is not None else None
 
     def introduction(self, worker: int, incarnation: int) -> pb.Welcome:
-        """Return the part of a Welcome that directs a worker's datagrams."""
+        """Return the part of a Welcome for a worker's datagrams: ports, session id and key."""
         welcome = pb.Welcome()
         if self.datagrams is not None:
             self.datagrams.fill_welcome(worker, incarnation, welcome)
         return welcome
 
     def bytes_down(self) -> dict[int, int]:
-        """Return training bytes sent to each worker."""
+        """Return worker -> number of training bytes sent to the worker."""
         return {worker: port.down.num_bytes for worker, port in self.ports.items()}
 
     def live_workers(self) -> Iterable[int]:
-        """Return the workers whose datagram sessions go on."""
+        """Return the live workers, which keep their datagram sessions."""
         return self.core.live_workers()
 
-    # -- lives ------------------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     def request_end(self) -> None:
-        """Request the end of the run, as a following shard does whose journal has failed."""
+        """Request the end of the run from shard 0; a following shard's failed journal does this."""
         leader = self.leader
         if leader is None or not self.alive:
             return
@@ -152,16 +157,16 @@ class SimulatedShard:
 
     @property
     def now(self) -> float:
-        """The time by this shard's own clock."""
+        """Time of this shard's clock, in seconds."""
         return self.clock.now + self.skew
 
     @property
     def listens(self) -> bool:
-        """Whether a stream can be opened to it."""
+        """True if the shard accepts new streams."""
         return self.alive and self.is_open and self.clock.now >= self._asleep_until
 
     def if_it_lives(self, life: int, call: Callable[[], None]) -> None:
-        """Call something if the shard still is in this life."""
+        """Make a call if the process runs and has not been restarted since the life `life`."""
         if self.alive and life == self.life:
             try:
                 call()
@@ -169,25 +174,25 @@ class SimulatedShard:
                 self.kill()
 
     def kill(self) -> None:
-        """Die as by kill -9: only what is on disk is left, and every stream breaks."""
+        """Die as by kill -9: only the files on disk remain, and every stream breaks."""
         if not self.alive:
             return
         self.alive = self.is_open = False
         self._epoch = None
-        self.journaled.close()  # the system closes the file
+        self.journaled.close()  # the operating system closes the files of a killed process
         for port in self.ports.values():
             port.stream = None
             port.hellos.clear()
             port.connection.snap()
 
     def start(self) -> bool:
-        """Begin another life from what is on disk; return False if the run is finished.
+        """Restart the process from the files on disk; return False if the run is finished.
 
         Raises:
-            ValueError: It lives, or keeps nothing.
+            ValueError: The process runs, or the shard saves nothing.
         """
         if self.alive or self.kept is None:
-            raise ValueError(f"shard {self.number} lives, or keeps nothing to begin from")
+            raise ValueError(f"shard {self.number} still runs, or has no saved state to start from")
         self.life += 1
         self.alive, self._asleep_until = True, 0.0
         if not self.kept.begin(self):
@@ -197,16 +202,18 @@ class SimulatedShard:
         return True
 
     def _seek_leader(self) -> None:
-        """Let workers in once shard 0 is there."""
+        """Admit workers once shard 0 is reachable."""
         if self.leader is not None and not self.leader.listens:
-            again = functools.partial(self.if_it_lives, self.life, self._seek_leader)
-            self.clock.at(self.clock.now + _SEEK_SECONDS, again)
+            retry = functools.partial(self.if_it_lives, self.life, self._seek_leader)
+            self.clock.at(self.clock.now + _SEEK_SECONDS, retry)
             return
         self.is_open = True
         try:
-            self._save_now()  # the new generation must survive a crash
+            # The new generation must be on disk before the first push. Otherwise a restart after a
+            # crash could use the same generation again, for other weights.
+            self._save_now()
         except ConfigurationError as error:
-            logging.error("shard %d cannot begin: %s", self.number, error)
+            logging.error("shard %d cannot start: %s", self.number, error)
             self.kill()
             return
         except SimulatedKill:
@@ -214,18 +221,18 @@ class SimulatedShard:
             return
         if self.leader is not None and self.leader._epoch is not None:
             self.follow(self.leader._epoch)
-        for shard in self.followers:  # they find shard 0 again
+        for shard in self.followers:  # running followers reconnect to shard 0
             shard.follow(self._epoch)
 
     def follow(self, epoch: events.MembershipEpoch | None) -> None:
-        """Follow an epoch of shard 0; a shard that seeks it gets the newest when it is there."""
+        """Handle a new epoch of shard 0; ignored until this shard has reached shard 0."""
         if epoch is None or not self.is_open:
             return
         if not self._waits(functools.partial(self.follow, epoch)):
             self.handle(epoch)
 
     def freeze(self, seconds: float) -> None:
-        """Stand still for so long, as a stopped process does; what comes meanwhile waits."""
+        """Stop the process for some seconds; messages that arrive in this time wait."""
         until = self.clock.now + seconds
         self._asleep_until = until
         wake = functools.partial(self.handle, events.ProcessStalled(seconds))
@@ -234,7 +241,7 @@ class SimulatedShard:
             port.connection.expect_progress(until)
 
     def jump(self, seconds: float) -> None:
-        """Find that so much time has passed unseen by the shard's own clock, if it serves."""
+        """Advance the shard's clock by some seconds without virtual time passing, if it serves."""
         if not self.is_open:
             return
         self.skew += seconds
@@ -242,50 +249,50 @@ class SimulatedShard:
         self.handle(events.ProcessStalled(seconds))
 
     def finish(self) -> None:
-        """Leave a last snapshot behind, if the disk takes it, and end."""
+        """Save a last snapshot, and end the process; log an error if the disk fails."""
         if not self.alive:
             return
         self.journaled.close()
         try:
             self._save_now()
         except ConfigurationError as error:
-            logging.error("what the run ended with cannot be saved: %s", error)
+            logging.error("the final model cannot be saved: %s", error)
         except SimulatedKill:
             pass
         self.alive = self.is_open = False
 
     def _save_now(self) -> None:
-        """Have a snapshot on disk when this returns.
+        """Write a snapshot, and return when it is on disk.
 
         Raises:
-            ConfigurationError: The disk refuses.
-            SimulatedKill: It was the last thing to happen.
+            ConfigurationError: The disk failed.
+            SimulatedKill: The process was killed while writing.
         """
         self.save(self.core.version, self.core.snapshot())
         if self.kept is not None and self.kept.saved is not None:
             self.kept.saved.flush()
 
     def _waits(self, again: Callable[[], None]) -> bool:
-        """Return whether nothing is taken in now; `again` is called when the shard wakes up."""
+        """Return True if the process is stopped or dead; call `again` when it continues."""
         if self.alive and self.clock.now < self._asleep_until:
             self.clock.at(self._asleep_until, functools.partial(self.if_it_lives, self.life, again))
             return True
         return not self.alive
 
     def save(self, version: int, state: State) -> None:
-        """Have a snapshot written, if this shard keeps any."""
+        """Write a snapshot soon, if this shard saves snapshots."""
         if self.kept is not None:
             self.kept.save(self, version, state)
 
-    # -- coming in --------------------------------------------------------------------------
+    # -- incoming messages ------------------------------------------------------------------
 
     def receive_datagrams(self, data: memoryview, size: int) -> None:
-        """Take in datagrams of one size that arrive together."""
+        """Handle datagrams of one size that arrive together."""
         if self.datagrams is not None:
             self.datagrams.receiver.receive(data, size)
 
     def receive(self, worker: int, stream: int, event: Delivery) -> None:
-        """Take in what came on a stream, unless another has taken its place."""
+        """Handle a message of a stream; drop it if the worker has a newer stream."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.receive, worker, stream, event)):
             return
@@ -296,7 +303,7 @@ class SimulatedShard:
         self.arrive(event)
 
     def lose(self, worker: int, stream: int) -> None:
-        """Take note that a stream is gone."""
+        """Handle the loss of a worker's stream; ignored for a stream that was replaced."""
         port = self.ports[worker]
         if self._waits(functools.partial(self.lose, worker, stream)) or port.stream != stream:
             return
@@ -304,7 +311,7 @@ class SimulatedShard:
         self.arrive(events.WorkerDisconnected(worker, port.incarnation))
 
     def arrive(self, event: Delivery) -> None:
-        """Take in what has passed the network; an event waits while the shard is busy."""
+        """Handle a message that has passed the network; an event waits while the shard is busy."""
         if self._waits(functools.partial(self.arrive, event)):
             return
         if isinstance(event, StreamPart | Datagrams):
@@ -321,10 +328,10 @@ class SimulatedShard:
             self.clock.at(self._busy_until, functools.partial(self.if_it_lives, self.life, handle))
 
     def handle(self, event: events.Event | NonFinitePush) -> None:
-        """Let the core handle an event now; carry out its actions."""
+        """Pass an event to the core now, and perform the core's actions."""
         if not self.alive:
             return
-        if isinstance(event, NonFinitePush):  # checked before it reaches the core
+        if isinstance(event, NonFinitePush):  # a push is checked before it reaches the core
             self.handle(events.PushRejected(event.worker, "non_finite"))
             self._send_verdict(_not_finite(event, self.core.membership.epoch), {})
             return
@@ -338,22 +345,23 @@ class SimulatedShard:
         self.set_alarm()
 
     def observe(self) -> events.Reply:
-        """Return the whole model, as an evaluation pull gets it."""
-        views = []
+        """Return the shard's whole model, as the reply to an evaluation pull."""
+        replies = []
         for action in self.journaled.handle(events.EvaluationPull(0), self.now):
             if isinstance(action, events.EvaluationReply):
-                views.append(action.reply)
+                replies.append(action.reply)
             else:
                 self._actions[type(action)](self, action, {})
-        # A journal that just failed ended the run instead; the model is there all the same.
-        return views[0] if views else self.observe()
+        # If the journal fails on this event, the core handles a Stop instead and sends no reply.
+        # The Stop replaces only one event, so a second pull is answered.
+        return replies[0] if replies else self.observe()
 
     def set_alarm(self) -> None:
-        """See to it that the core gets a Tick when it wants one."""
-        wishes = [self.core.next_deadline()]
+        """Schedule a Tick at the next deadline of the core or the datagram receiver."""
+        deadlines = [self.core.next_deadline()]
         if self.datagrams is not None:
-            wishes.append(self.datagrams.receiver.next_deadline())
-        deadline = min((when for when in wishes if when is not None), default=None)
+            deadlines.append(self.datagrams.receiver.next_deadline())
+        deadline = min((when for when in deadlines if when is not None), default=None)
         if deadline is None or not math.isfinite(deadline):
             return
         if self._tick_at is not None and self._tick_at <= deadline:
@@ -361,21 +369,23 @@ class SimulatedShard:
         self._tick_at = deadline
         tick = functools.partial(self._tick, deadline)
         when = deadline - self.skew
-        while when + self.skew < deadline:  # rounded down: the core would find nothing due
+        # `when` may be rounded down. The core would then see a time before its deadline and do
+        # nothing at the Tick, and the next Tick would be due at the same time, without end.
+        while when + self.skew < deadline:
             when = math.nextafter(when, math.inf)
         self.clock.at(when, functools.partial(self.if_it_lives, self.life, tick))
 
     def _tick(self, when: float) -> None:
         if self._waits(functools.partial(self._tick, when)):
             return
-        if when == self._tick_at:  # else an earlier one has taken its place
+        if when == self._tick_at:  # else an earlier Tick has replaced this one
             self._tick_at = None
             if self.datagrams is not None:
                 self.datagrams.receiver.poll()
             self.handle(events.Tick())
 
     def take_core(self, core: PsCore, journaled: JournaledCore) -> None:
-        """Go on with another core."""
+        """Continue with another core, in a restarted process."""
         self.core, self.journaled = core, journaled
         journaled.on_failure = self.request_end
         self._busy_until, self._tick_at = 0.0, None
@@ -383,7 +393,7 @@ class SimulatedShard:
             self.datagrams.begin_life()
         self.on_begin(self)
 
-    # -- going out --------------------------------------------------------------------------
+    # -- outgoing messages ------------------------------------------------------------------
 
     def send(
         self,
@@ -393,31 +403,33 @@ class SimulatedShard:
         counted: bool,
         stream: int | None = None,
     ) -> None:
-        """Send anything to a worker: the one way from shards to workers.
+        """Send a message to a worker; all messages from shards to workers use this method.
 
         Args:
-            worker: To whom.
-            message: What.
-            sizes: Bytes of its frames.
-            counted: Whether they are training bytes.
-            stream: On which stream, if not on the one that the worker was welcomed on.
+            worker: Id of the worker.
+            message: The message.
+            sizes: Size of each frame in bytes; an empty list means a message that is only delayed.
+            counted: True if the frames count as training bytes.
+            stream: Number of the stream; None: the stream on which the worker was welcomed.
         """
         port = self.ports[worker]
         stream = port.stream if stream is None else stream
-        if stream is None:  # nobody is connected
+        if stream is None:  # the worker is not connected
             return
         hops = (self.downlink, port.down) if self.has_own_link else (port.down,)
         carry(self.clock, hops, sizes, counted, port.delivery(stream, message))
 
     def _reply(self, action: events.Reply, coded: CodedBlocks) -> None:
         port = self.ports[action.worker]
-        written = coded_update(action.update, self.layout, coded)
+        blocks = coded_update(action.update, self.layout, coded)
         generation = self.core.config.generation
-        came = None
+        outcome = None
         if self.datagrams is not None:
-            came = self.datagrams.receiver.outcome(action.worker, action.step)
-        frames = reply_frames(action, generation, (), written, port.chooser, port.chunk_bytes, came)
-        message = reply_in_flight(action, generation, self.layout, came)
+            outcome = self.datagrams.receiver.outcome(action.worker, action.step)
+        frames = reply_frames(
+            action, generation, (), blocks, port.chooser, port.chunk_bytes, outcome
+        )
+        message = reply_in_flight(action, generation, self.layout, outcome)
         self.send(action.worker, message, sizes_on_wire(frames), counted=True)
 
     def _answer(self, action: events.Answer, coded: CodedBlocks) -> None:
@@ -438,7 +450,9 @@ class SimulatedShard:
         self.send(action.worker, action, [], counted=False, stream=hello)
 
     def _new_epoch(self, action: events.NewEpoch, coded: CodedBlocks) -> None:
-        if self.datagrams is not None:  # after all epochs that come together
+        if self.datagrams is not None:
+            # Several epochs can arrive at the same time. The scheduled call runs after all of them,
+            # so that the last epoch decides which sessions end.
             self.clock.at(self.clock.now, self.datagrams.end_sessions)
         self._epoch = action.epoch
         if action.epoch.draws and self.on_draws is not None:
@@ -447,7 +461,7 @@ class SimulatedShard:
             shard.follow(action.epoch)
 
     def _missed(self, action: events.WorkersUnreachable, coded: CodedBlocks) -> None:
-        """Report workers of which nothing arrives here to shard 0."""
+        """Report workers that were silent on this shard to shard 0."""
         if self.leader is not None:
             for life in action.members:
                 self.leader.arrive(events.WorkerUnreachable(life))

@@ -1,4 +1,4 @@
-"""All nodes of a run in one process, and the loop that lets virtual time pass."""
+"""Builds all nodes of a run in one process, and advances virtual time until the run ends."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ class Simulation:
     """One run on a virtual clock.
 
     Attributes:
+        own: Settings of the simulation.
+        spec: Signature of the shared model.
         clock: Virtual time.
         shards: The parameter servers, shard 0 first.
-        workers: In order of id.
-        end: Why the run ended; None while it goes on.
+        workers: The workers, in order of their ids.
+        end: Stop reason of the run; None while the run continues.
     """
 
     def __init__(
@@ -62,22 +64,22 @@ class Simulation:
         keeps: StorageSetup | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Build every node; nothing happens yet.
+        """Build every node; `play` starts the run.
 
         Args:
             run: The run's settings.
-            own: What is simulated.
+            own: Settings of the simulation.
             trainer: Computes all gradients.
-            dataset: The training part at least.
-            bodies: Of the policies' array work.
-            keeps: How shards keep their state, so that they can be killed and started; None: they
-                keep nothing, for a simulation is repeated and not resumed.
-            executor: Computes the gradients while virtual time passes; None: nothing does, each is
+            dataset: Data set with at least the training part.
+            bodies: Kernels of the policies' array operations.
+            keeps: Storage of the shards' state, so that shards can be killed and restarted; None:
+                shards save nothing, because an interrupted simulation is repeated, not resumed.
+            executor: Computes gradients concurrently with the simulation; None: each gradient is
                 computed when its step begins.
 
         Raises:
-            ConfigurationError: More shards than the model has pieces, or a batch that does not fit
-                a worker's share of the data.
+            ConfigurationError: There are more shards than the model can be split into, or the
+                batch size does not fit a worker's share of the data.
         """
         self._run, self.own, self._bodies, self._trainer = run, own, bodies, trainer
         self.spec = trainer.spec
@@ -118,11 +120,11 @@ class Simulation:
             self._keep(keeps)
 
     def play(self, keep: Callable[[float], None], interrupted: Callable[[], bool]) -> str:
-        """Let time pass until the run ends; return why.
+        """Advance virtual time until the run ends; return the stop reason.
 
         Args:
-            keep: Called after each event with the time, for the records.
-            interrupted: Whether the user wants an end.
+            keep: Called after each event with the virtual time, to keep the records.
+            interrupted: Returns True if the user has interrupted the run.
         """
         self._schedule()
         while self.end is None:
@@ -136,17 +138,19 @@ class Simulation:
         return self.end
 
     def _let_followers_finish(self) -> None:
-        """Let what was sent with the last push arrive at the other shards, then end them too."""
-        first, *others = self.shards
+        """Wait until the following shards have applied the last update, then stop them."""
+        # Shard 0 ends the run while parts of the last pushes are still on their way to the other
+        # shards. A lease bounds the wait, because a part may be lost with its worker or stream.
+        first, *followers = self.shards
         until = self.clock.now + self._run.lease_seconds
-        while any(shard.core.version < first.core.version for shard in others):
+        while any(shard.core.version < first.core.version for shard in followers):
             if self.clock.now > until or not self.clock.advance():
                 break
-        for shard in others:
+        for shard in followers:
             shard.handle(events.Stop(str(self.end)))
 
     def stop(self, reason: str) -> None:
-        """End the run, as a Supervisor may."""
+        """Stop the run with a reason, as a Supervisor does in a real run."""
         self.shards[0].handle(events.Stop(reason))
 
     def _note_end(self, reason: str) -> None:
@@ -155,13 +159,15 @@ class Simulation:
     def _note_groups(self, found: events.GroupsChanged) -> None:
         run = self._run
         logging.info(
-            "groups by speed from %.3f s on: %s", self.clock.now, format_groups(found.groups)
+            "groups by speed since %.3f s: %s", self.clock.now, format_groups(found.groups)
         )
         if len(found.speeds) == run.nb_workers:
             flags = write_groups(run.run_dir, found.groups, found.speeds)
-            logging.info("for another run with shares of data by speed: %s", flags)
+            logging.info(
+                "flags for a later run that splits the data by the workers' speed: %s", flags
+            )
 
-    # -- the calendar -----------------------------------------------------------------------
+    # -- scheduled events -------------------------------------------------------------------
 
     def _schedule(self) -> None:
         for shard in self.shards:
@@ -177,14 +183,16 @@ class Simulation:
         self._beat()
 
     def _beat(self) -> None:
-        """Renew the leases of the living, as their heartbeats do."""
-        living = [worker for worker in self.workers if worker.awake]
-        for worker in living:
+        """Renew the leases of all running workers, as heartbeats do; schedule the next renewal."""
+        awake_workers = [worker for worker in self.workers if worker.awake]
+        for worker in awake_workers:
             for connection in worker.exchange.connections:
                 if connection.carries:
                     connection.shard.arrive(events.WorkerAlive(worker.number))
+        # Without a running worker, continue only while an outage is still to end. Otherwise the
+        # beats would advance the clock forever, and `play` could not detect that the run is over.
         last_return = max((o.end for o in self.own.outages if o.end is not None), default=0.0)
-        if living or self.clock.now <= last_return:
+        if awake_workers or self.clock.now <= last_return:
             self.clock.at(self.clock.now + self._run.lease_seconds / 3, self._beat)
 
     # -- building ---------------------------------------------------------------------------
@@ -197,7 +205,7 @@ class Simulation:
         return shard
 
     def _keep(self, keeps: StorageSetup) -> None:
-        """Let every shard keep its state, and begin from what is there."""
+        """Attach storage to every shard; the shards start from their saved states in `play`."""
         run = self._run
         for shard in self.shards:
             number, size = shard.number, shard.core.averages.size
@@ -212,7 +220,15 @@ class Simulation:
             shard.alive = shard.is_open = False
 
     def _config(self, number: int, generation: int, undone: int, goes_on: bool) -> CoreConfig:
-        """Return what a life of a shard is made with; see `ps.role`, which does the same."""
+        """Return the settings of a shard's core in one life; `ps.role` builds the same settings.
+
+        Args:
+            number: Number of the shard.
+            generation: Number of the shard's restarts.
+            undone: Number of earlier generations that may have lost updates.
+            goes_on: True if the shard resumes a saved run. The start timeout is then only as long
+                as workers need to reconnect.
+        """
         run, patience = self._run, self.own.start_timeout_seconds
         return CoreConfig(
             budget=self._budget,
@@ -240,7 +256,7 @@ class Simulation:
             aux = WorkerAverages(
                 self._trainer.statistics, run.method.num_averaged(self.spec.num_parameters)
             )
-        else:  # leave to go on is shard 0's alone to give
+        else:  # only shard 0 decides when workers may proceed
             membership, rule = FollowerMembership(run.nb_workers), rule.without_bound()
         theta = np.concatenate([self._initial[at] for at in shard_positions(self.spec, layout)])
         core = PsCore(config, run.method, theta, self._bodies, membership, rule, aux)

@@ -1,4 +1,4 @@
-"""What a simulated shard leaves on disk, and the life that begins from it, as a real one's does."""
+"""Files of a simulated shard (checkpoints and journal), and restarts from these files."""
 
 from __future__ import annotations
 
@@ -22,33 +22,36 @@ from thinwire.runtime.persistence.checkpoint import CheckpointStore
 from thinwire.runtime.run.settings import Run
 from thinwire.simulator.clock import Clock
 
-#: What it takes to write a snapshot, in virtual seconds; a newer one waits meanwhile.
+#: Time to write a snapshot, in virtual seconds; a newer snapshot waits during that time.
 WRITE_SECONDS = 0.05
 
 
 class SimulatedKill(Exception):
-    """The process was killed inside a call; what it had not written by then never is."""
+    """The process was killed inside a call; data that it had not written by then are lost."""
 
 
 class SimulatedDisk:
-    """Where a shard's files are made; one that fails takes its place in tests."""
+    """Creates a shard's files; tests replace it by a disk that fails."""
 
     def create(self, path: pathlib.Path) -> BinaryIO:
-        """Make a new file, without a buffer.
+        """Create and open a new file, without a buffer.
 
         Raises:
-            OSError: The disk refuses.
-            Killed: It is the last thing that happens.
+            OSError: The disk failed.
+            SimulatedKill: The process was killed in this call.
         """
         return open(path, "xb", buffering=0)
 
     def save(self, checkpoints: CheckpointStore, version: int, state: State) -> None:
-        """Write a snapshot; see `create`."""
+        """Write a snapshot; raises the same errors as `create`."""
         checkpoints.save(version, state)
 
 
 class SimulatedSaver:
-    """What `thinwire.ps.persistence.shard_store.Saver` is to a real shard, on the virtual clock."""
+    """Writes snapshots on the virtual clock, one at a time.
+
+    The class corresponds to `thinwire.ps.persistence.shard_store.Saver`.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,14 @@ class SimulatedSaver:
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Write nothing yet; `later` calls something in so many seconds, if this life lasts."""
+        """Create a saver without a snapshot to write.
+
+        Args:
+            checkpoints: Store of the checkpoints.
+            on_saved: Called with each state that was saved.
+            disk: Disk that writes the snapshots.
+            later: Function (seconds, call) that makes a call later, unless the process has died.
+        """
         self._checkpoints, self._on_saved, self._disk = checkpoints, on_saved, disk
         self._later = later
         self._next: tuple[int, State] | None = None
@@ -65,17 +75,17 @@ class SimulatedSaver:
         self.failure: Exception | None = None
 
     def put(self, version: int, state: State) -> None:
-        """Have a snapshot written soon."""
+        """Write a snapshot soon, replacing a snapshot that still waits."""
         self._next = (version, state)
         if not self._busy:
             self._busy = True
             self._later(WRITE_SECONDS, self._write)
 
     def flush(self) -> None:
-        """Write what waits.
+        """Write the waiting snapshot immediately.
 
         Raises:
-            Exception: Why writing failed.
+            Exception: The last attempt to write failed.
         """
         if self._next is not None:
             self._write()
@@ -97,7 +107,7 @@ class SimulatedSaver:
 
 
 class SimulatedShardStore(SavedShard):
-    """A shard's place on disk, written to on the virtual clock."""
+    """The files of one shard, written on the virtual clock."""
 
     def __init__(
         self,
@@ -107,40 +117,44 @@ class SimulatedShardStore(SavedShard):
         disk: SimulatedDisk,
         later: Callable[[float, Callable[[], None]], None],
     ) -> None:
-        """Read what is there; see SavedShard."""
+        """Read the saved state, if there is one, and check it against the model's signature."""
         super().__init__(run, name)
         self.check(spec)
         self._disk, self._later = disk, later
 
     def open(self) -> None:
-        """Get ready to write."""
+        """Create the saver, so that `put` can write checkpoints."""
         saver = SimulatedSaver(self._checkpoints, self._remove_unneeded, self._disk, self._later)
         self._saver = saver  # type: ignore[assignment]  # the same methods
 
     def new_journal(self, coder: EventCoder, model_bytes: int) -> Journal:
-        """Return a journal that goes on from the one that was found."""
+        """Return a new journal; if a journal was replayed, the new journal continues it."""
         end = self._replayed.place if self._replayed is not None else None
         return Journal(self.folder, coder, model_bytes, end, self._disk.create)
 
 
 @dataclasses.dataclass(frozen=True)
 class StorageSetup:
-    """How the shards of a run keep their state."""
+    """Storage of the shards of a run."""
 
-    journal: str  # as --journal
-    disks: tuple[SimulatedDisk, ...]  # of each shard
+    journal: str  # a value of --journal
+    disks: tuple[SimulatedDisk, ...]  # one per shard
 
 
 class StoredShard:
-    """Begins a shard's lives, one after the other, from what the one before has left.
+    """Restarts one shard from the files that its previous process has written.
+
+    Attributes:
+        saved: Files of the current process; None before the first start.
 
     Args:
         run: The run's settings.
-        keeps: How state is kept.
-        spec: Of the whole model.
+        keeps: Storage of the run's shards.
+        spec: Signature of the whole model.
         make_coder: Makes a coder of the shard's events.
         make: Makes a core in its initial state.
-        config: (generation, generations undone, whether the run goes on) -> its settings.
+        config: Function (generation, generations undone, whether the run is resumed) that returns
+            the settings of the core.
     """
 
     def __init__(
@@ -157,7 +171,7 @@ class StoredShard:
         self.saved: SimulatedShardStore | None = None
 
     def begin(self, shard: Any) -> bool:
-        """Give a shard the core that it goes on with; return False if the run is finished."""
+        """Restore the core of a shard from its files; return False if the run is finished."""
         run, coder = self._run, self._make_coder()
         disk = self._keeps.disks[shard.number]
         later = functools.partial(_later, shard, shard.clock)
@@ -176,16 +190,16 @@ class StoredShard:
         return True
 
     def save(self, shard: Any, version: int, state: State) -> None:
-        """Have a snapshot written."""
+        """Write a snapshot soon."""
         if self.saved is None:
             return
-        journaled, came = shard.journaled, shard.received() or DatagramCounts()
+        journaled, received = shard.journaled, shard.received() or DatagramCounts()
         state, begun = journaled.consistent(state), journaled.begin()
         reports = shard.reports.copy()
         run_id = shard.identity.run_id
-        self.saved.put(version, state, run_id, shard.bytes_down(), reports, came, begun)
+        self.saved.put(version, state, run_id, shard.bytes_down(), reports, received, begun)
 
 
 def _later(shard: Any, clock: Clock, seconds: float, call: Callable[[], None]) -> None:
-    """Call something later, if the shard's present life lasts so long."""
+    """Schedule a call that is skipped if the shard's process dies before the call."""
     clock.at(clock.now + seconds, functools.partial(shard.if_it_lives, shard.life, call))

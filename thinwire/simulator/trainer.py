@@ -1,4 +1,4 @@
-"""The gradients of all workers: one compiled step, a function of the values it is given."""
+"""Computes the gradients of all workers by one compiled step without side effects."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Computes any worker's gradient, several of them in threads of the caller's.
+    """Computes the gradient of any worker; several threads may call `step` concurrently.
 
-    No step reads or writes the model's own variables.
+    A step neither reads nor writes the model's variables: it takes all values as arguments.
 
     Attributes:
-        spec: The shared model.
-        weights: [num_parameters] float32 at the start of the run.
-        statistics: [m] float32 moving statistics at the start, where they are averaged.
+        spec: Signature of the shared model.
+        weights: Initial weights, [num_parameters] float32.
+        statistics: Initial moving statistics, [m] float32; [0] if statistics are not averaged.
     """
 
     def __init__(
         self, shared: SharedModel, bn_sync: bool, clip_norm: float, weight_decay: float = 0.0
     ) -> None:
-        """Compile nothing yet: the first step does."""
+        """Create a trainer; the first step compiles the computation.
+
+        Args:
+            shared: The model, and its shared variables.
+            bn_sync: True if moving statistics are averaged over the workers.
+            clip_norm: Largest L2 norm of a gradient; 0: gradients are not clipped.
+            weight_decay: Coupled weight decay, added to the gradient; 0: no weight decay.
+        """
         self._step = TrainStep(shared)
         self._clip_norm, self._weight_decay = clip_norm, weight_decay
         self._first_local = self._step.save_local()
@@ -43,7 +50,7 @@ class Trainer:
         self.statistics = self._averaged.read()
 
     def local_of(self, number: int) -> State:
-        """Return what stays on a worker besides the shared weights, at its start."""
+        """Return a worker's initial local state, with random seeds that differ between workers."""
         if not self._first_local:
             return {}
         self._step.restore_local(self._first_local)
@@ -56,13 +63,14 @@ class Trainer:
         """Compute the gradient of a worker's next mini-batch.
 
         Args:
-            weights: [num_parameters] float32 on a 64-byte border.
-            statistics: [m] float32 moving statistics to begin with, where they are averaged.
-            shard: The worker's examples; the place in them moves on.
-            local: What stays on the worker (dropout seeds, statistics that are not averaged).
+            weights: [num_parameters] float32, aligned to 64 bytes.
+            statistics: [m] float32, the worker's averaged moving statistics; [0] if statistics are
+                not averaged.
+            shard: The worker's examples; the step advances its position by a mini-batch.
+            local: Worker-local state (dropout seeds, statistics that are not averaged).
         """
         images, labels = shard.next()
-        loss, flat, averages, kept = self._gradient_at(
+        loss, flat, averages, new_local = self._gradient_at(
             as_tensor(weights), statistics, [*local.values()], images, labels
         )
         gradient = flat.numpy()
@@ -73,19 +81,19 @@ class Trainer:
             loss=float(loss),
             samples=len(labels),
             statistics=averages.numpy(),
-            local={name: value.numpy() for name, value in zip(local, kept, strict=True)},
+            local={name: value.numpy() for name, value in zip(local, new_local, strict=True)},
         )
 
     def _compute_at(
         self, weights: Any, statistics: Any, local: list[Any], images: Any, labels: Any
     ) -> tuple[Any, Any, Any, list[Any]]:
-        """Return (loss, gradient, statistics after it, what stays on the worker), as tensors."""
-        given = [
+        """Return (loss, gradient, new statistics, new worker-local state), as tensors."""
+        values = [
             *zip(self._step.local, local, strict=True),
             *self._averaged.parts(statistics),
             *self._shared.parts(weights),
         ]
-        with keras.StatelessScope(given, collect_losses=True):
+        with keras.StatelessScope(values, collect_losses=True):
             loss, gradient, _ = self._step.compute_flat(images, labels)
-            kept = [variable.value for variable in self._step.local]
-            return loss, gradient, self._averaged.joined(), kept
+            new_local = [variable.value for variable in self._step.local]
+            return loss, gradient, self._averaged.joined(), new_local

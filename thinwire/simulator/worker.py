@@ -1,4 +1,4 @@
-"""One worker on the virtual clock: the worker core, its device, its deaths."""
+"""One worker on the virtual clock: the worker core, its device, kill and restart."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSetup:
-    """What one worker owns."""
+    """The parts that a worker is built from."""
 
-    number: int  # from 1
-    make_core: Callable[[], WorkerCore]  # for each of its lives
-    shard: TrainingShard  # its examples
-    step_seconds: Callable[[], float]  # of its next mini-batch
+    number: int  # id of the worker, from 1
+    make_core: Callable[[], WorkerCore]  # makes a core for each start of the worker
+    shard: TrainingShard  # the worker's examples
+    step_seconds: Callable[[], float]  # returns the time of the next mini-batch, in seconds
     exchange: SimulatedExchange
     measure: RoundMeasure
     executor: Executor  # computes gradients
@@ -45,15 +45,15 @@ class WorkerSetup:
 
 @dataclasses.dataclass(frozen=True)
 class _Computing:
-    """A mini-batch, perhaps yet to come, and the shards' versions that its gradient is of."""
+    """A mini-batch that is being computed, and the shards' versions of its weights."""
 
     mini_batch: Future[MiniBatch]
-    versions: list[int]
+    versions: list[int]  # one per shard
 
 
 @dataclasses.dataclass
 class TimeBreakdown:
-    """Where a worker's virtual time went."""
+    """A worker's virtual time by activity, in seconds."""
 
     compute: float = 0.0
     send: float = 0.0
@@ -61,10 +61,10 @@ class TimeBreakdown:
 
 
 class SimulatedWorker:
-    """Joins, steps and exchanges; `die` and `start` end and begin its lives."""
+    """Joins the run, computes steps and exchanges updates; `die` kills it, `start` restarts it."""
 
     def __init__(self, own: WorkerSetup, trainer: GradientSource, clock: Clock) -> None:
-        """Wait to be started."""
+        """Create a worker that does nothing before `start`."""
         self.number, self._own, self._trainer, self._clock = own.number, own, trainer, clock
         self._exchange, self._measure = own.exchange, own.measure
         self.core = own.make_core()
@@ -73,9 +73,9 @@ class SimulatedWorker:
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, clock)
         self._request: PushRequest | None = None
         self._overlaps = self.core.method.overlap
-        self._ahead: _Computing | None = None  # while an exchange is under way
+        self._ahead: _Computing | None = None  # mini-batch computed during the open exchange
         self._ahead_is_done = False
-        self._means = self.core.statistics  # over the workers, as the last reply brought them
+        self._means = self.core.statistics  # averages over the workers from the last reply
         self._step_seconds = 0.0
         self._query_began = 0.0
         self._seconds = TimeBreakdown()
@@ -84,18 +84,20 @@ class SimulatedWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
+        """True while the process runs."""
         return self._exchange.incarnation > 0
 
-    # -- life and death ---------------------------------------------------------------------
+    # -- start and end ----------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a life."""
-        if self._exchange.newest_incarnation:  # not the first one
+        """Start the process as a new incarnation."""
+        if self._exchange.newest_incarnation:  # a restart needs a new core
             self.core = self._own.make_core()
         self._pacing = SimulatedPacingClient(self.core.method.pacer, self._exchange, self._clock)
         self._local = self._trainer.local_of(self.number)
-        self._step_seconds = self._own.step_seconds()  # measured alone before the start
+        # A real worker measures the time of a mini-batch before it joins. This draw stands for that
+        # measurement.
+        self._step_seconds = self._own.step_seconds()
         self._divergence, self._request, self._ahead = DivergenceDetector(), None, None
         self._exchange.begin_life(self)
         self._round_ahead = self._begin_rounds()
@@ -105,54 +107,58 @@ class SimulatedWorker:
         return RoundAhead(self._trainer, self._own.executor, self.core, lives)
 
     def die(self, is_seen: bool = True) -> None:
-        """Be killed: what is on its way is lost.
+        """Kill the process; its messages on their way are lost.
 
         Args:
-            is_seen: Whether the shards see the streams break; where a machine loses its power
-                nobody does.
+            is_seen: True if the shards notice that the streams break, as after a kill; False as
+                after a loss of power.
         """
         self._exchange.break_off(is_seen)
 
     def leave(self, cause: str) -> None:
-        """Leave every shard and end."""
+        """Send a Leave to every shard, and end the process."""
         self._exchange.leave(cause)
 
     def on_refused(self) -> None:
-        """End, as a process does that is refused for good."""
+        """End the process, because a shard has rejected this worker for good."""
         self._exchange.end_life()
 
     def on_unreachable(self) -> None:
-        """End, as a process does that finds no shard for too long."""
-        logging.error("worker %d: a shard cannot be reached; it gives up", self.number)
+        """End the process, because a shard was unreachable for the whole patience."""
+        logging.error("worker %d: a shard is unreachable; the worker gives up", self.number)
         self.leave("error")
 
     def freeze(self, seconds: float) -> None:
-        """Stand still for so long, heartbeats included; what comes meanwhile waits."""
+        """Stop the process, with its heartbeats, for some seconds; incoming messages wait."""
         self._exchange.asleep_until = self._clock.now + seconds
 
     @property
     def awake(self) -> bool:
-        """Whether the process runs and does not stand still."""
+        """True if the process runs and is not stopped by `freeze`."""
         return self.alive and self._clock.now >= self._exchange.asleep_until
 
     @property
     def exchange(self) -> SimulatedExchange:
-        """Its exchanges with the shards."""
+        """The worker's exchange with the shards."""
         return self._exchange
 
     def on_joined(self, last_step: int) -> None:
-        """Take over the model."""
+        """Pull the model, after every shard has sent a Welcome."""
         self.core.step = last_step
         self._exchange.pull()
 
     # -- training ---------------------------------------------------------------------------
 
     def _consider(self) -> None:
-        """Go on with a mini-batch, or end the round if the state server wants that."""
+        """Start the next mini-batch, or push if the pacer decides so; give up if diverged."""
         if self.core.stopped or not self.alive:
             return
         if self._divergence.has_diverged:
-            logging.warning("worker %d: what it sends stays unusable; it gives up", self.number)
+            logging.warning(
+                "worker %d: too many mini-batches in a row gave no usable update; the worker gives "
+                "up",
+                self.number,
+            )
             self.leave("diverged")
             return
         self._measure.begin_step()
@@ -178,7 +184,7 @@ class SimulatedWorker:
         self._clock.at(self._clock.now + self._step_seconds, done)
 
     def _finish_step(self, incarnation: int, computing: _Computing) -> None:
-        """Have the gradient, and what the pacer and the codec make of it."""
+        """Handle the end of a mini-batch's time; wait if the process is stopped."""
         if incarnation != self._exchange.incarnation:
             return
         if not self.awake:
@@ -194,20 +200,20 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _compute(self) -> _Computing:
-        """Begin the gradient of the next mini-batch, at the weights of now.
+        """Start the computation of the next mini-batch's gradient at the current weights.
 
-        Where the worker dies meanwhile, nothing is left of it.
+        If the worker dies before the end of the step, the gradient is discarded.
         """
         core = self.core
         weights, statistics = core.weights, core.statistics
-        if self._overlaps:  # replies change the model before the step is over
+        if self._overlaps:  # copy the weights: replies change them before the step is over
             weights, statistics = aligned(len(weights)), self._means
             weights[:] = core.weights
         mini_batch = self._round_ahead.begin(weights, statistics, self._own.shard, self._local)
         return _Computing(mini_batch, list(core.versions))
 
     def _go_ahead(self) -> None:
-        """Begin the next exchange if the gradient is there, and the answer to the last push."""
+        """Start the next exchange if the gradient is computed and the last push is answered."""
         computing = self._ahead
         if computing is None or not self._ahead_is_done or self._request is not None:
             return
@@ -216,7 +222,7 @@ class SimulatedWorker:
             self._take_in(computing)
 
     def _take_in(self, computing: _Computing) -> None:
-        """Hand a gradient to the pacer and the codec, and do what they want."""
+        """Pass a gradient to the core; push if that ends the round, else start a mini-batch."""
         done = self._round_ahead.take(computing.mini_batch)
         self._own.shard.cursor.next()
         self._local = done.local
@@ -237,7 +243,11 @@ class SimulatedWorker:
                 self._consider()
 
     def _result_of(self, done: MiniBatch, versions: list[int]) -> PushRequest | None:
-        """Return the exchange that a mini-batch leads to; raises NonFiniteUpdate."""
+        """Return the push that a mini-batch leads to, None for a local step.
+
+        Raises:
+            NonFiniteUpdate: The gradient holds NaN or infinity.
+        """
         if done.refused is not None:
             raise done.refused
         if (step := done.step) is None:
@@ -251,11 +261,11 @@ class SimulatedWorker:
     # -- replies ----------------------------------------------------------------------------
 
     def on_answer(self, answer: pb.Answer | None) -> None:
-        """Go on as the state server answers; None: it cannot be reached."""
+        """Decide by the state server's answer; None if the state server is unreachable."""
         self._pacing.on_answer(answer)
 
     def on_replies(self, replies: list[ShardReply | None]) -> None:
-        """Go on at the shards' model."""
+        """Apply the shards' replies, and start the next mini-batch."""
         self.core.settle(replies)
         self._book(replies)
         self._divergence.record(was_accepted(replies))
@@ -268,23 +278,23 @@ class SimulatedWorker:
             self._consider()
 
     def _book(self, replies: list[ShardReply | None]) -> None:
-        """Write down where the time of an exchange went."""
+        """Record the time of an exchange: sending and waiting."""
         exchange, now = self._exchange, self._clock.now
         began_at, sent_at = exchange.requested_at, exchange.sent_at
         self._seconds.send += sent_at - began_at
         self._seconds.wait += now - max(sent_at, began_at)
         request, self._request = self._request, None
-        if request is None:  # a pull: training begins
+        if request is None:  # the replies answer a pull, so training begins
             self._measure.begin(self._seconds.compute + self._seconds.send + self._seconds.wait)
         else:
             seconds = now - began_at
             self._measure.record_exchange(seconds)
             self._measure.end_round(request, replies, self._own.shard.cursor.epoch, seconds)
 
-    # -- figures ----------------------------------------------------------------------------
+    # -- metrics ----------------------------------------------------------------------------
 
     def report(self) -> str:
-        """Return the worker's own counters, as a real one sends them to shard 0."""
+        """Return the worker's metrics document, which a real worker sends to shard 0."""
         seconds, now = self._seconds, self._clock.now
         return run_status.WorkerMetrics(
             id=self.number,
@@ -300,7 +310,7 @@ class SimulatedWorker:
         ).to_json()
 
     def rounds(self) -> list[str]:
-        """Return the rounds since the last time, as a real worker sends them."""
+        """Return the round traces since the last call, which a real worker sends to shard 0."""
         origin = MeasuredBy(
             "simulated", "cpu", self.number - 1, f"{self._exchange.newest_incarnation:08x}"
         )

@@ -1,9 +1,10 @@
-"""The conversation of one worker with the shards of the parameter server.
+"""A worker's client of the shards of the parameter server.
 
-`Exchange` pushes to all shards and waits for their replies, `Heartbeat` renews the leases
-meanwhile; `ShardClient` is one shard with its thread and socket, and `ShardProtocol` decides what
-is sent, sent again and given up there, for the real client and for the Simulator. `PacingClient`
-queries the state server, `PushEncoder` and `DatagramChannel` make messages and datagrams of pushes.
+`Exchange` pushes to all shards and waits for the replies of all shards. `Heartbeat` renews the
+worker's leases during training. `ShardClient` holds the stream to one shard. `ShardProtocol`
+decides which requests are sent, repeated or given up; the real client and the simulator share it.
+`PacingClient` queries the state server. `PushEncoder` and `DatagramChannel` encode pushes as
+messages and datagrams.
 """
 
 from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport

@@ -1,7 +1,8 @@
 """A script's control stream to shard 0: barriers, evaluations, and the end of the run.
 
-A thread keeps the stream, from the script's first fit to its end and through restarts of the PS,
-which learns from it anew what this script waits for, has passed and has finished.
+A background thread keeps the stream open from the script's first fit to the script's end. When the
+PS restarts, the thread reconnects and reports which barriers and evaluations the script waits for,
+which barriers the script has passed, and whether the script has finished.
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ from thinwire.proto.grpc.session import (
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.settings import Run
 
-#: Nothing large comes on this stream.
+#: Largest payload accepted from shard 0; control messages are far smaller.
 _MAX_PAYLOAD_BYTES = 1 << 16
-#: A signal of the operating system is handled between two waits.
+#: Longest single wait for the thread. Python handles operating-system signals between two waits.
 _WAIT_SECONDS = 0.25
-#: Passed barriers that are reported to a PS that was started again.
+#: Most passed barriers that a reconnecting script reports to the PS; the newest are reported.
 _MOST_PASSED = 10_000
-#: Evaluations likewise.
+#: Most evaluations that a reconnecting script reports to the PS; the newest are reported.
 _MOST_EVALUATIONS = 100
-_LONGEST_MESSAGE = 1000
-#: How long the thread may take to end; it is a daemon.
+_LONGEST_MESSAGE = 1000  # characters of a script's error that `finish` sends
+#: How long `close` waits for the thread, which is a daemon.
 _CLOSE_SECONDS = 5.0
 
 
 class RunHalted(Exception):
-    """The run is over: `cause` is its stop reason, `message` an explanation where there is one."""
+    """The run is over.
+
+    Attributes:
+        cause: Stop reason of the run, such as "finished" or "script_failed".
+        message: Explanation for people; empty if the PS sent no explanation.
+    """
 
     def __init__(self, cause: str, message: str = "") -> None:
         super().__init__(f"the run has ended ({cause}){f': {message}' if message else ''}")
@@ -52,11 +58,11 @@ class RunHalted(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """How a barrier has opened.
+    """The shard's answer when a barrier opens.
 
     Attributes:
-        changes: Some script's model is another one, and a phase begins for all.
-        offers: This script's model is the one that all take over.
+        changes: True if some script trains another model now; a new phase begins for all scripts.
+        offers: True if this script offers its model to the PS for the new phase.
     """
 
     changes: bool = False
@@ -64,23 +70,24 @@ class Opening:
 
 
 class Control:
-    """A worker's script beside its training stream.
+    """Coordinates a worker's script with the other scripts, over a stream next to the training one.
 
-    `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and `finish` are for one thread;
-    `interrupt` and `stop_fit` may be called from any.
+    One thread must make all calls of `barrier`, `pass_by`, `evaluate`, `answer`, `meet` and
+    `finish`. Any thread may call `interrupt` and `stop_fit`.
 
     Args:
         address: ``host:port`` of shard 0.
-        id_worker: Of this worker.
-        num_shards: Of the run.
-        run_id: Of the run, as the training stream has it; empty: of any run at that address.
-        credentials: Of this worker.
-        patience_seconds: How long shard 0 may be away.
-        on_end: Called once with (cause, message), in this object's thread, when the run ends before
-            this script does.
-        on_stop: Called with the number of a fit, in this object's thread, when another script ends
-            it for all before its time.
-        on_chief: Called likewise with the worker whose script is to write the files.
+        id_worker: Id of this worker.
+        num_shards: Number of shards in the run.
+        run_id: Id of the run, from the training stream; empty accepts any run at the address.
+        credentials: Credentials of this worker.
+        patience_seconds: Seconds that shard 0 may be unreachable before the control fails.
+        on_end: Called once with (cause, message), in the control thread, when the run ends before
+            this script ends.
+        on_stop: Called with (fit, epochs), in the control thread, when another script ends the fit
+            early for all scripts.
+        on_chief: Called with a worker id, in the control thread, when that worker becomes the
+            chief, whose script writes the files.
     """
 
     def __init__(
@@ -117,22 +124,21 @@ class Control:
         self._changed = threading.Condition()
         # Guarded by `_changed`:
         self._session: ClientSession | None = None
-        self._passed: dict[str, Opening] = {}  # in order
+        self._passed: dict[str, Opening] = {}  # in the order of opening
         self._waits_for: pb.Barrier | None = None
-        self._fits: list[pb.ToServer] = []  # the newest report of a fit's beginning, and of an end
+        self._fits: list[pb.ToServer] = []  # newest FitBegun, newest FitEnded
         self._evaluations: dict[tuple[int, int], pb.Evaluated] = {}  # by fit and epoch
         self._awaits: pb.EpochEnded | None = None
-        self._appointed_for: tuple[int, int] | None = None  # an evaluation by this script
-        self._unconfirmed: pb.Evaluated | None = None  # that evaluation
-        self._meetings: dict[
-            bool, pb.EpochMeeting
-        ] = {}  # the newest answers: after callbacks, or not
+        self._appointed_for: tuple[int, int] | None = None  # (fit, epoch) to evaluate here
+        self._unconfirmed: pb.Evaluated | None = None  # evaluation sent, not yet confirmed
+        # Newest answer after the callbacks of an epoch (True), and before them (False):
+        self._meetings: dict[bool, pb.EpochMeeting] = {}
         self._meets: pb.EpochMeeting | None = None
-        self._stopped: dict[int, int] = {}  # fits, by this script, and after how many epochs
-        self._unreported: list[pb.Evaluated] = []  # by this script, while shard 0 was away
+        self._stopped: dict[int, int] = {}  # fit -> its last epoch, set by this script
+        self._unreported: list[pb.Evaluated] = []  # evaluations made while shard 0 was away
         self._finished: pb.Finished | None = None
         self._is_confirmed = self._is_interrupted = False
-        self._error: Exception | None = None  # why nothing comes any more
+        self._error: Exception | None = None  # why the stream has ended for good
         self._thread = threading.Thread(target=self._keep, name="control", daemon=True)
         self._thread.start()
 
@@ -146,7 +152,7 @@ class Control:
         on_stop: Callable[[int, int], None] = lambda fit, epochs: None,
         on_chief: Callable[[int], None] = lambda worker: None,
     ) -> Control:
-        """Return the control of a worker of a run."""
+        """Return a worker's control stream, with address and limits from the run's settings."""
         return cls(
             run.addresses[0],
             id_worker,
@@ -161,25 +167,27 @@ class Control:
 
     @property
     def ended(self) -> RunHalted | None:
-        """The end of the run, as far as it is known here."""
+        """Why the run has ended; None while the run continues, as far as this process knows."""
         error = self._error
         return error if isinstance(error, RunHalted) else None
 
     def barrier(
         self, name: str, changes: bool = False, patience_seconds: float = math.inf
     ) -> Opening:
-        """Wait until the scripts of all workers have come to a barrier; no time if it has opened.
+        """Wait until the scripts of all workers have reached a barrier.
+
+        The call returns immediately if this script has passed the barrier before.
 
         Args:
-            name: The same in all scripts, and used once; "fit-3-begin" and "fit-3-end" are those of
-                the third fit. Coming again to one that was passed is nothing.
-            changes: Whether this script's model is another one since the barrier before.
-            patience_seconds: How long to wait.
+            name: Name of the barrier, equal in all scripts and used once in a run. The third fit
+                has the barriers "fit-3-begin" and "fit-3-end".
+            changes: True if this script trains another model since the previous barrier.
+            patience_seconds: Time limit of the wait, in seconds.
 
         Raises:
-            TimeoutError: The barrier has not opened in that time.
+            TimeoutError: The barrier did not open within the time limit.
             RunHalted: The run is over.
-            Unreachable, RequestRejected: Shard 0 is gone for good, or rejects this script.
+            Unreachable, RequestRejected: Shard 0 stayed unreachable, or rejected this script.
             InterruptedError: `interrupt` was called.
         """
         with self._changed:
@@ -188,34 +196,37 @@ class Control:
             self._waits_for = pb.Barrier(name=name, changes=changes)
             self._send(pb.ToServer(barrier=self._waits_for))
             try:
-                where, deadline = f"at the barrier {name}", time.monotonic() + patience_seconds
+                where, deadline = (
+                    f"waiting at the barrier {name}",
+                    time.monotonic() + patience_seconds,
+                )
                 self._wait_until(lambda: name in self._passed, where, deadline)
             finally:
                 self._waits_for = None
             return self._passed[name]
 
     def begin_fit(self, fit: pb.FitBegun) -> None:
-        """Report that this script has begun a fit."""
+        """Report to shard 0 that this script has begun a fit."""
         self._report_fit(pb.ToServer(fit_begun=fit))
 
     def end_fit(self, fit: pb.FitEnded) -> None:
-        """Report that a fit of this script has returned."""
+        """Report to shard 0 that a fit of this script has returned."""
         self._report_fit(pb.ToServer(fit_ended=fit))
 
     def evaluate(self, fit: int, epoch: int, by_script: bool = False) -> pb.Evaluated | None:
         """Wait until the model has been evaluated at the end of an epoch of all scripts.
 
         Args:
-            fit: From 1.
-            epoch: As Keras counts them.
-            by_script: Whether a script must evaluate, and no evaluator can.
+            fit: Number of the fit, from 1.
+            epoch: Number of the epoch as Keras passes it to callbacks, from 0.
+            by_script: True if only a script can evaluate, not the evaluator process.
 
         Returns:
-            The evaluation, or why there is none (its `nobody`). None: this script is to evaluate,
-            and to give the result to `answer`.
+            The evaluation; its field `nobody` gives the reason if the model was not evaluated.
+            None if this script must evaluate the model and pass the result to `answer`.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
         """
         place = (fit, epoch)
         with self._changed:
@@ -225,23 +236,24 @@ class Control:
             try:
                 self._wait_until(
                     lambda: place in self._evaluations or self._appointed_for == place,
-                    f"at the end of epoch {epoch} of fit {fit}",
+                    f"waiting for the evaluation of epoch {epoch} of fit {fit}",
                 )
             finally:
                 self._awaits = None
             return self._evaluations.get(place)
 
     def answer(self, evaluated: pb.Evaluated) -> pb.Evaluated:
-        """Report an evaluation that this script was appointed for.
+        """Report an evaluation that shard 0 requested from this script.
 
         Args:
-            evaluated: By this script, at the place that it was appointed for.
+            evaluated: This script's evaluation, at the requested fit and epoch.
 
         Returns:
-            What all scripts get: this one, or that of another script which was appointed meanwhile.
+            The evaluation that all scripts receive: this script's, or another script's if shard 0
+            has requested the evaluation from that script in the meantime.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
         """
         place = (evaluated.fit, evaluated.epoch)
         with self._changed:
@@ -251,23 +263,24 @@ class Control:
             self._send(pb.ToServer(epoch_ended=self._awaits))
             try:
                 self._wait_until(
-                    lambda: place in self._evaluations, "for an evaluation to be confirmed"
+                    lambda: place in self._evaluations,
+                    "waiting for shard 0's confirmation",
                 )
             finally:
                 self._awaits = self._unconfirmed = self._appointed_for = None
             return self._evaluations[place]
 
     def meet(self, meeting: pb.EpochMeeting) -> pb.EpochMeeting:
-        """Exchange what the scripts bring to the end of an epoch.
+        """Exchange metric states or stop requests with the other scripts at the end of an epoch.
 
         Args:
-            meeting: What this script brings.
+            meeting: Metric states or stop request of this script.
 
         Returns:
-            The shard's answer.
+            The shard's answer: the states of all scripts, or the last epoch of the fit.
 
         Raises:
-            RunHalted, Unreachable, RequestRejected, InterruptedError: As `barrier`.
+            RunHalted, Unreachable, RequestRejected, InterruptedError: `barrier` lists the causes.
         """
         stage, place = meeting.after_callbacks, (meeting.fit, meeting.epoch)
 
@@ -279,23 +292,23 @@ class Control:
             self._meets = meeting
             self._send(pb.ToServer(epoch_meeting=meeting))
             try:
-                where = f"at the end of epoch {meeting.epoch} of fit {meeting.fit}"
+                where = f"waiting at the end of epoch {meeting.epoch} of fit {meeting.fit}"
                 self._wait_until(is_answered, where)
             finally:
                 self._meets = None
             return self._meetings[stage]
 
     def pass_by(self, name: str) -> None:
-        """Come to a barrier, so that others may pass it, and go on."""
+        """Report arrival at a barrier without waiting, so that the other scripts can pass it."""
         with self._changed:
             self._send(pb.ToServer(barrier=pb.Barrier(name=name)))
 
     def stop_fit(self, fit: int, epochs: int) -> None:
-        """End a fit of all scripts before its time; once (any thread).
+        """End a fit early in all scripts; later calls for that fit do nothing (any thread).
 
         Args:
-            fit: The present one.
-            epochs: After how many of its epochs; 0: immediately.
+            fit: Number of the current fit.
+            epochs: Number of epochs after which the fit ends; 0 ends the fit immediately.
         """
         with self._changed:
             if fit not in self._stopped:
@@ -303,22 +316,23 @@ class Control:
                 self._send(pb.ToServer(stop_fit=pb.StopFit(fit=fit, epochs=epochs)))
 
     def report(self, evaluated: pb.Evaluated) -> None:
-        """Report an evaluation that this script has made itself; it answers nothing."""
+        """Report an evaluation that this script made without a request from shard 0."""
         with self._changed:
             if self._session is None:
                 self._unreported.append(evaluated)
             self._send(pb.ToServer(evaluated=evaluated))
 
     def finish(self, failed: bool = False, message: str = "", wait_seconds: float = 10.0) -> bool:
-        """Report that this script has ended, and end the stream.
+        """Report that this script has ended, and close the stream.
 
         Args:
-            failed: It raised an error: the run ends, with every other script.
-            message: The error, in one line.
-            wait_seconds: How long to wait for shard 0 to confirm it.
+            failed: True if the script raised an error. The run then ends for all scripts.
+            message: The script's error, in one line.
+            wait_seconds: Time limit for shard 0's confirmation, in seconds.
 
         Returns:
-            Whether shard 0 knows; False if it is away, or the run has ended before.
+            True if shard 0 confirmed the report; False if shard 0 is unreachable or the run has
+            already ended.
         """
         finished = pb.Finished(failed=failed, message=message[:_LONGEST_MESSAGE])
         deadline = time.monotonic() + wait_seconds
@@ -326,26 +340,29 @@ class Control:
             self._finished = finished
             self._send(pb.ToServer(finished=finished))
             while not self._is_confirmed and self._error is None:
-                left = deadline - time.monotonic()
-                if left <= 0 or self._is_interrupted:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self._is_interrupted:
                     break
-                self._changed.wait(min(_WAIT_SECONDS, left))
+                self._changed.wait(min(_WAIT_SECONDS, remaining))
         self.close()
         return self._is_confirmed
 
     def interrupt(self) -> None:
-        """Let a call that waits return (any thread)."""
+        """Make a waiting call raise InterruptedError (any thread)."""
         with self._changed:
             self._is_interrupted = True
             self._changed.notify_all()
 
     def resume(self) -> None:
-        """Let calls wait again, after `interrupt`."""
+        """Allow calls to wait again after `interrupt`."""
         with self._changed:
             self._is_interrupted = self._closing.is_set()
 
     def close(self) -> None:
-        """End the stream. A script that has not finished is missed by the others for a lease."""
+        """Close the stream.
+
+        If this script has not called `finish`, the other scripts wait for it until its lease ends.
+        """
         self._closing.set()
         self.interrupt()
         with self._changed:
@@ -359,25 +376,25 @@ class Control:
     def _wait_until(
         self, condition: Callable[[], bool], where: str, deadline: float = math.inf
     ) -> None:
-        """Wait for the thread below, which then notifies; `_changed` is held."""
+        """Wait until the control thread makes `condition` true; the caller holds `_changed`."""
         while not condition():
             if time.monotonic() >= deadline:
-                raise TimeoutError(f"nothing came {where}")
+                raise TimeoutError(f"timed out {where}")
             if self._error is not None:
                 raise self._error
             if self._is_interrupted:
-                raise InterruptedError(f"interrupted {where}")
+                raise InterruptedError(f"interrupted while {where}")
             self._changed.wait(_WAIT_SECONDS)
 
     def _report_fit(self, message: pb.ToServer) -> None:
         body = message.WhichOneof("body")
         with self._changed:
-            self._fits = [each for each in self._fits if each.WhichOneof("body") != body]
+            self._fits = [fit for fit in self._fits if fit.WhichOneof("body") != body]
             self._fits.append(message)
             self._send(message)
 
     def _send(self, message: pb.ToServer) -> None:
-        """Send on the present stream; on the next one `_report_again` does."""
+        """Send on the open stream; without a stream, `_report_again` sends after reconnecting."""
         if self._session is not None:
             self._session.send_control(message)
 
@@ -414,12 +431,16 @@ class Control:
         session.close()
 
     def _report_again(self, session: ClientSession) -> None:
-        """Let a shard know what it may have forgotten, or has never received."""
+        """Repeat this script's state on a new stream.
+
+        A restarted shard 0 has lost the state, and messages queued on a lost stream may never have
+        arrived.
+        """
         with self._changed:
             passed = list(self._passed)[-_MOST_PASSED:]
             if passed or self._waits_for:
                 barrier = pb.Barrier(
-                    passed=passed, changed=[each for each in passed if self._passed[each].changes]
+                    passed=passed, changed=[name for name in passed if self._passed[name].changes]
                 )
                 if self._waits_for is not None:
                     barrier.MergeFrom(self._waits_for)
@@ -461,8 +482,8 @@ class Control:
         elif body in ("barrier", "evaluated", "epoch_ended", "epoch_meeting", "finished"):
             with self._changed:
                 if body == "barrier":
-                    came = message.barrier
-                    self._passed[came.name] = Opening(came.changes, came.offers)
+                    barrier = message.barrier
+                    self._passed[barrier.name] = Opening(barrier.changes, barrier.offers)
                 elif body == "evaluated":
                     evaluated = message.evaluated
                     self._evaluations[evaluated.fit, evaluated.epoch] = evaluated
@@ -476,7 +497,7 @@ class Control:
                 self._changed.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """Note why nothing comes any more, once."""
+        """Store the first fatal error and wake the waiting calls."""
         with self._changed:
             if self._error is not None or self._closing.is_set():
                 return
@@ -486,4 +507,4 @@ class Control:
             if not has_finished:
                 self._on_end(error.cause, error.message)
         else:
-            logging.error("the control stream is gone: %s", error)
+            logging.error("the control stream to shard 0 has failed: %s", error)

@@ -1,8 +1,9 @@
-"""How a worker's datagrams travel to the shards, and what was sent by channel.
+"""Send a worker's datagrams to the shards, and count blocks and bytes by channel.
 
-`DatagramChannel` carries the datagrams for one shard, over UDP or in the stream. `WorkerTransport`
-holds what all streams and datagrams of one worker share: the emulated uplink, the pacing, the
-class of service. `DatagramTotals` counts blocks as the router parts them, bytes as they leave.
+`DatagramChannel` sends the datagrams for one shard, over UDP or in the stream. `WorkerTransport`
+holds the emulated uplink, the pacing and the class of service that all streams and datagrams of one
+worker share. `DatagramTotals` counts blocks when the router divides a push, and bytes when they are
+sent.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from thinwire.proto.emulation.uplink import EmulatedUplink
 from thinwire.proto.moved import present_address
 from thinwire.proto.udp import ChannelCounts, DatagramSender, UdpSettings
 
-#: Makes what sends to a shard: its host, its ports, the key of the session.
+#: Makes the UDP sender for a shard, given the host, the ports and the key of the session.
 Connect = Callable[[str, Sequence[int], bytes], DatagramSender]
 
 
 class DatagramChannel:
     """One worker's datagrams to one shard.
 
-    They travel over UDP; or behind each push in the stream, where they can no longer be lost but
-    still be late; or, after too many of them were lost, ahead of it, where they are neither.
+    Datagrams take one of three paths. Over UDP, datagrams can be lost or late. In the stream behind
+    each push, datagrams cannot be lost but can be late. After too many losses over UDP, the channel
+    falls back to the stream ahead of each push, where datagrams are neither lost nor late.
 
     Args:
-        worker: Its id.
-        channels: How many there are.
-        transport: Sizes, and whether over UDP or in the stream.
-        marks_slots: Whether each slot's part of a push ends its datagrams.
+        worker: Id of the worker.
+        channels: Number of datagram channels.
+        transport: Datagram sizes, and the choice between UDP and the stream.
+        marks_slots: True if the message of each slot announces the datagrams of that slot.
         connect: Makes a sender of datagrams over UDP.
     """
 
@@ -59,15 +61,15 @@ class DatagramChannel:
         self._session: DatagramSession | None = None
         self._sender: DatagramSender | None = None
         self._sealer: Packetizer | None = None
-        self._sealed: tuple[int, SealedStep] | None = None  # of the step
-        self._lock = threading.RLock()  # another thread reads the counts
+        self._sealed: tuple[int, SealedStep] | None = None  # (step, its datagrams)
+        self._lock = threading.RLock()  # guards the counts, which another thread reads
         self._counts_before = [ChannelCounts() for _ in range(channels)]
         self._poor_steps = 0
         self.fell_back = False
         self.address = ""
 
     def open(self, address: str, welcome: pb.Welcome) -> None:
-        """Send datagrams to where a Welcome directs them; a session already open goes on."""
+        """Start the datagram session of a Welcome, unless that session is already open."""
         offered = welcome.datagrams
         if self._session is not None and self._session.id == offered.session:
             return
@@ -86,9 +88,12 @@ class DatagramChannel:
         self._sealed = None
 
     def seal(self, step: int, routed: Routed) -> SealedStep:
-        """Return the datagrams of one exchange; the same again for the same session."""
+        """Return the datagrams of one exchange.
+
+        A retry of the step in the same session returns the same datagrams.
+        """
         if self._sealer is None:
-            raise ValueError("datagrams before a Welcome has directed them anywhere")
+            raise ValueError("datagrams to seal before the shard's Welcome has opened a session")
         if self._sealed is None or self._sealed[0] != step:
             if self._sender is not None:
                 self._sealer.mtu = self._sender.mtu
@@ -96,14 +101,14 @@ class DatagramChannel:
         return self._sealed[1]
 
     def before(self) -> Iterable[pb.ToServer]:
-        """Return the messages that go ahead of the push in the stream."""
+        """Return the messages that the stream carries ahead of the push."""
         failure = self._sender.failure if self._sender is not None else None
         if failure is not None:
             self._fall_back("datagrams to %s cannot be sent: %r", self.address, failure)
         return self._in_stream() if self.fell_back else ()
 
     def after(self) -> Iterable[pb.ToServer]:
-        """Send what travels over UDP; return the messages that follow the push in the stream."""
+        """Send the datagrams over UDP, or return them as messages that follow the push."""
         if self._sealed is None or self.fell_back:
             return ()
         if self._sender is None:
@@ -122,63 +127,66 @@ class DatagramChannel:
 
     def _count(self, batch: SealedBatch) -> None:
         counts = self._counts_before[batch.channel - 1]
-        counts.datagrams += batch.count  # their bytes are the stream's
+        counts.datagrams += batch.count  # the stream counts their bytes
 
     def record(self, reception: pb.DatagramOutcome) -> list[LostEntries]:
-        """Record what arrived of an exchange's datagrams; return what is known to be lost."""
+        """Record which datagrams of an exchange arrived; return the entries known to be lost."""
         self._check_losses(reception)
         if self._sealed is None or not reception.bitmap:
             return []
         return self._sealed[1].lost(reception.bitmap)
 
     def _check_losses(self, reception: pb.DatagramOutcome) -> None:
-        """Give up on UDP where next to nothing comes through."""
+        """Fall back to the stream after too many consecutive exchanges with a low fill ratio."""
         if self._sender is None or not reception.announced:
             return
-        transport, came = self._transport, reception.arrived + reception.came_late
-        poor = came < transport.dgt_fallback_fill * reception.announced
+        transport, received = self._transport, reception.arrived + reception.came_late
+        poor = received < transport.dgt_fallback_fill * reception.announced
         self._poor_steps = self._poor_steps + 1 if poor else 0
         if not transport.dgt_fallback_steps or self._poor_steps < transport.dgt_fallback_steps:
             return
         self._fall_back(
-            "of the datagrams to %s fewer than %g %% came through in the last %d exchanges (a "
-            "firewall?)",
+            "UDP to %s: fewer than %g %% of the datagrams arrived in each of the last %d exchanges "
+            "(a firewall?)",
             self.address,
             100 * transport.dgt_fallback_fill,
             transport.dgt_fallback_steps,
         )
 
     def _fall_back(self, why: str, *details: object) -> None:
-        """Use the stream from now on, and log why once."""
+        """Send all further datagrams in the stream; log the reason once."""
         if not self.fell_back:
-            now = "from now on they go in the stream, where none is lost"
-            logging.warning(f"{why}; {now}", *details)
+            consequence = "sending all further datagrams in the stream, without losses"
+            logging.warning(f"{why}; {consequence}", *details)
         self.fell_back = True
         self._end_sender()
 
     def counts(self) -> tuple[ChannelCounts, ...]:
-        """Return what each channel has carried, channel 1 first."""
+        """Return the counts of each channel, starting with channel 1."""
         with self._lock:
-            now = self._sender.counts() if self._sender is not None else ()
+            current = self._sender.counts() if self._sender is not None else ()
             return tuple(
-                _sum(before, now[number]) if number < len(now) else dataclasses.replace(before)
+                _sum(before, current[number])
+                if number < len(current)
+                else dataclasses.replace(before)
                 for number, before in enumerate(self._counts_before)
             )
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes on the wire, with IP and UDP headers; those in the stream count as its own."""
+        """Bytes on the wire over UDP, with IP and UDP headers; bytes in the stream are excluded."""
         return sum(counts.bytes_on_wire for counts in self.counts())
 
     def close(self) -> None:
-        """Drop whatever still waits, and end."""
+        """Drop the queued datagrams and end the session."""
         self._end_sender()
         self._session = None
 
     def _end_sender(self) -> None:
         if self._sender is None:
             return
-        self._sender.close()  # what it carries to the end still counts
+        # Close before reading the counts: datagrams sent during the close still count.
+        self._sender.close()
         with self._lock:
             self._counts_before, self._sender = list(self.counts()), None
 
@@ -186,7 +194,7 @@ class DatagramChannel:
 def open_channel(
     worker: int, router: Router, transport: Transport, connect: Connect
 ) -> DatagramChannel | None:
-    """Return a worker's channel to one shard; None where the router sends no datagrams."""
+    """Return a worker's channel to one shard; None if the router sends no datagrams."""
     if not router.uses_datagrams:
         return None
     return DatagramChannel(worker, router.channels, transport, router.marks_slots, connect)
@@ -199,17 +207,17 @@ def _sum(one: ChannelCounts, other: ChannelCounts) -> ChannelCounts:
 
 
 class WorkerTransport:
-    """What all streams and datagrams of one worker share.
+    """Emulated uplink, pacing and class of service, shared by all streams of one worker.
 
     Attributes:
-        sender: Paces the streams, where a link is emulated.
-        dscp: Class of service that the streams' packets request; None: the system's default.
+        sender: Paces the streams on the emulated link; None if no link is emulated.
+        dscp: Class of service of the streams' packets; None is the system's default.
 
     Args:
         link: The worker's emulated link.
-        seed: Of the losses on it.
-        transport: How datagrams travel.
-        router: The policy.
+        seed: Seed of the losses on the emulated link.
+        transport: Settings of the datagrams.
+        router: Router policy of the method.
     """
 
     def __init__(self, link: Link, seed: int, transport: Transport, router: Router) -> None:
@@ -223,16 +231,16 @@ class WorkerTransport:
         if link.active and (router.channels or link.background_mbps):
             self._uplink = EmulatedUplink(link, seed, self.dscp)
             self.sender = self._uplink.sender
-        elif link.active:  # nothing overtakes: the simpler model
+        elif link.active:  # one class of service only, so packets keep their order
             self.sender = EmulatedSender(LinkModel(link, seed))
         self._bucket = udp.pacing(transport.dgt_pace_mbps)
 
     def open_channel(self, worker: int) -> DatagramChannel | None:
-        """Return a channel to one shard; None where the method sends no datagrams."""
+        """Return a channel to one shard; None if the method sends no datagrams."""
         return open_channel(worker, self._router, self._transport, self._connect)
 
     def close(self) -> None:
-        """End; nobody waits for the emulated link any more."""
+        """Close the emulated uplink."""
         if self._uplink is not None:
             self._uplink.close()
 
@@ -245,19 +253,19 @@ class WorkerTransport:
         return udp.connect(host, ports, sending, self._bucket, over)
 
 
-#: Why datagrams were not sent, as the senders count it.
+#: Fields of ChannelCounts: datagrams that were not sent, by reason.
 _UNSENT = ("outdated", "refused", "too_large")
 
 
 class DatagramTotals:
-    """One worker's counts over all its shards.
+    """One worker's counts of blocks, datagrams and bytes over all shards.
 
     Args:
-        worker: Its id.
+        worker: Id of the worker.
         to_shards: The channel to each shard.
-        num_channels: How many there are beside the stream, by class of service.
-        bytes_up: Returns how many bytes were sent in all, by stream and datagram.
-        logs: Whether a line is logged for each exchange.
+        num_channels: Number of datagram channels, one per class of service.
+        bytes_up: Returns the total of bytes sent, in streams and datagrams.
+        logs: True to log a line for each exchange.
     """
 
     def __init__(
@@ -270,20 +278,24 @@ class DatagramTotals:
     ) -> None:
         self._worker, self._to_shards, self._num_channels = worker, to_shards, num_channels
         self._bytes_up, self._logs = bytes_up, logs
-        self._parted = SentCounts(blocks=[0] * (num_channels + 1))  # blocks; the rest stays 0
+        self._parted = SentCounts(blocks=[0] * (num_channels + 1))  # only the router's counts
         self._logged = SentCounts()
 
     def record(self, routed: Sequence[Routed]) -> None:
-        """Count how an exchange travels; `routed` has a part for each shard (training thread)."""
+        """Count the blocks of an exchange by channel (training thread).
+
+        Args:
+            routed: The router's division of the push, one part per shard.
+        """
         blocks = np.zeros(self._num_channels + 1, np.int64)
         for part in routed:
             blocks[0] += part.num_reliable
-            for each in part.unreliable:
-                blocks += np.bincount(each.channels, minlength=len(blocks))
+            for unreliable in part.unreliable:
+                blocks += np.bincount(unreliable.channels, minlength=len(blocks))
         self._parted = self._parted.plus(
             SentCounts(
                 pushes=1,
-                sum_k=routed[0].k,  # the same for all shards
+                sum_k=routed[0].k,  # k is equal for all shards
                 blocks=blocks.tolist(),
                 skipped=sum(part.num_skipped for part in routed),
                 dropped=sum(part.num_dropped for part in routed),
@@ -292,16 +304,17 @@ class DatagramTotals:
         )
 
     def counts(self) -> SentCounts:
-        """Return the totals of this process (any thread)."""
+        """Return the totals since this process started (any thread)."""
         parted, datagrams, num_bytes = self._parted, [0], [0]
-        by_shard = [each.counts() for each in self._to_shards]
+        by_shard = [channel.counts() for channel in self._to_shards]
         by_channel = list(zip(*by_shard, strict=True))
-        for of_shards in by_channel:
-            datagrams.append(sum(each.datagrams for each in of_shards))
-            num_bytes.append(sum(each.bytes_on_wire for each in of_shards))
+        for shard_counts in by_channel:
+            datagrams.append(sum(counts.datagrams for counts in shard_counts))
+            num_bytes.append(sum(counts.bytes_on_wire for counts in shard_counts))
+        # The stream (channel 0) sent the bytes that no datagram channel sent.
         num_bytes[0] = max(0, self._bytes_up() - sum(num_bytes))
         unsent = {
-            reason: sum(getattr(each, reason) for row in by_channel for each in row)
+            reason: sum(getattr(counts, reason) for row in by_channel for counts in row)
             for reason in _UNSENT
         }
         return SentCounts(
@@ -314,11 +327,11 @@ class DatagramTotals:
             datagrams,
             num_bytes,
             unsent,
-            sum(each.fell_back for each in self._to_shards),
+            sum(channel.fell_back for channel in self._to_shards),
         )
 
     def log(self, step: int) -> None:
-        """Log an exchange that is over, where that is wanted; bytes are those since the last."""
+        """Log the counts since the previous line, if logging is on."""
         if not self._logs:
             return
         counts = self.counts()
@@ -344,9 +357,9 @@ def totals_of(
     bytes_up: Callable[[], int],
     logs: bool,
 ) -> DatagramTotals | None:
-    """Return the totals over the channels to all shards; None where the method has no channels."""
-    own = [each for each in to_shards if each is not None]
-    return DatagramTotals(worker, own, num_channels, bytes_up, logs) if num_channels else None
+    """Return the totals over the channels to all shards; None if the method has no channels."""
+    channels = [channel for channel in to_shards if channel is not None]
+    return DatagramTotals(worker, channels, num_channels, bytes_up, logs) if num_channels else None
 
 
 def _by_channel(counts: Sequence[int]) -> str:

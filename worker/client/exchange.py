@@ -1,6 +1,6 @@
-"""One worker's exchanges with all shards: push to each of them, wait for all their replies.
+"""A worker's exchanges with all shards: push to every shard and wait for every shard's reply.
 
-`Heartbeat` keeps the worker's leases meanwhile, from a thread of its own.
+`Heartbeat` renews the worker's leases from a background thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from thinwire.worker.core.messages import PushRequest, ShardReply
 
 
 class Exchange:
-    """All shards, as one worker sees them."""
+    """A worker's connections to all shards, used as one: join, push, pull, leave."""
 
     def __init__(
         self,
@@ -42,24 +42,25 @@ class Exchange:
         aux_size: int = 0,
         offering: Offering | None = None,
     ) -> None:
-        """Prepare one client per shard; nothing is dialled yet.
+        """Create one client per shard; `join` dials the shards.
 
         Args:
             run: The run's settings.
-            id_worker: This worker.
-            spec: The shared model.
-            layouts: Of every shard.
+            id_worker: Id of this worker.
+            spec: Specification of the shared model.
+            layouts: Layout of every shard.
             link: The worker's emulated link.
-            closing: Set when the worker is to stop.
-            aux_size: Values that are averaged by shard 0 beside the weights.
-            offering: What to offer to shards without model; None: they have one.
+            closing: Set when the worker must stop.
+            aux_size: Number of auxiliary values that shard 0 averages in addition to the weights.
+            offering: Model that the worker offers to shards without a model; None if the shards
+                have a model.
         """
         seed = run.seed * 1000 + id_worker
         transport = WorkerTransport(link, seed, run.transport, run.method.router)
         self._transport, self.sender = transport, transport.sender
         self.nb_workers, self.iter_max = run.nb_workers, run.iter_max
         self.layouts, self.credentials = layouts, run.credentials
-        self._sent_step = 0  # of the newest push
+        self._sent_step = 0  # step of the newest push
         self._sizes = [[piece.size for piece in layout.slices] for layout in layouts]
         self._aux_sizes = [aux_size, *[0] * (len(layouts) - 1)]
         self.channels = [transport.open_channel(id_worker) for _ in layouts]
@@ -94,35 +95,36 @@ class Exchange:
         )
 
     def join(self) -> list[pb.Welcome]:
-        """Join at every shard; shard 0 names this worker's incarnation for the others."""
+        """Join every shard, shard 0 first: its Welcome assigns this worker's incarnation."""
         first = self.shards[0].connect()
         for shard in self.shards[1:]:
             shard.hello.run_id, shard.hello.incarnation = first.run_id, first.incarnation
         return [first, *(shard.connect() for shard in self.shards[1:])]
 
     def attend(self) -> None:
-        """Look after the streams on which nothing is requested (heartbeat thread).
+        """Service the streams that have no open request (heartbeat thread).
 
-        A worker that shard 0 has expelled because another shard receives nothing from it comes back
-        when all shards can be reached, or everybody would wait for it again.
+        Shard 0 may have expelled this worker because another shard received nothing from it. The
+        worker then rejoins shard 0 only once every other shard is reachable. Otherwise all workers
+        would again wait for this worker at the unreachable shard.
         """
-        first, *others = self.shards
-        for shard in others:
+        first, *following = self.shards
+        for shard in following:
             shard.attend()
-        first.attend(lambda: all(shard.alive for shard in others))
+        first.attend(lambda: all(shard.alive for shard in following))
 
     def pull(self) -> list[ShardReply]:
-        """Fetch the whole model.
+        """Fetch the whole model from the shards.
 
         Raises:
-            ConfigurationError: A shard answers what this worker cannot use.
+            ConfigurationError: A shard's reply does not fit this worker's model or version.
         """
         for shard in self.shards:
             shard.pull()
         return [self._reply_of(number) for number in range(len(self.shards))]
 
     def send(self, request: PushRequest) -> None:
-        """Push to every shard; one push is under way at a time."""
+        """Push to every shard; `replies` must settle the push before the next push."""
         if self._totals is not None:
             self._totals.record(request.routed)
         for shard in self.shards:
@@ -130,14 +132,14 @@ class Exchange:
         self._sent_step = request.step
 
     def replies(self) -> list[ShardReply | None]:
-        """Wait for every shard's answer to what was sent.
+        """Wait for every shard's reply to the push.
 
         Returns:
-            One reply per shard; None where the push was refused as not finite. Where it was
-            refused for its size, the model that the shard then gave.
+            One reply per shard. None if the shard rejected the push as not finite. If the shard
+            rejected the push for its size, the reply holds the shard's model.
 
         Raises:
-            ConfigurationError: A shard calls the push malformed, or its answer is.
+            ConfigurationError: A shard rejected the push as malformed, or its reply is malformed.
         """
         replies = [self._settle(number) for number in range(len(self.shards))]
         if self._totals is not None:
@@ -153,53 +155,55 @@ class Exchange:
         self._transport.close()
 
     def save(self) -> State:
-        """Return what outlives this process."""
+        """Return the state for the worker's checkpoint."""
         return {}
 
     def restore(self, state: State) -> None:
-        """Take back what `save` gave."""
+        """Restore a state that `save` returned."""
 
     @property
     def bytes_up(self) -> int:
-        """Training bytes sent."""
+        """Number of training bytes sent to all shards."""
         return sum(shard.bytes_sent for shard in self.shards)
 
     @property
     def datagrams(self) -> SentCounts | None:
-        """What this process has sent by channel; None where the method knows no channels."""
+        """Counts by channel since this process started; None if the method has no channels."""
         return self._totals.counts() if self._totals is not None else None
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Streams of other workers that were refused or cut off, by reason."""
+        """Number of other workers' streams that were refused or closed, by reason."""
         return {}
 
     @property
     def bytes_down(self) -> int:
-        """Bytes received."""
+        """Number of bytes received from all shards."""
         return sum(shard.bytes_received for shard in self.shards)
 
     @property
     def send_seconds(self) -> float:
-        """Seconds from a push to its last byte out, the slowest shard's sum."""
+        """Total seconds from each push to its last byte sent, for the slowest shard."""
         return max(shard.send_seconds for shard in self.shards)
 
     def _note_welcome(self, welcome: pb.Welcome) -> None:
-        """Let the other shards know in which epoch shard 0 admitted this worker."""
+        """Copy the membership epoch of shard 0's Welcome to the Hellos of the other shards."""
         for shard in self.shards[1:]:
             shard.hello.epoch = welcome.epoch
 
     def _finish_nowhere(self) -> None:
-        """Give up a push that some shard has settled: at the others it is another round by now."""
-        if any(not each.protocol.is_requesting for each in self.shards):
-            for each in self.shards:
-                each.abandon_push()
+        """Abandon the open push at all shards if one shard has already settled its part."""
+        # An expelled worker's push cannot join the round that the settled shard has finished. Sent
+        # again, the push would count in a later round at the remaining shards.
+        if any(not shard.protocol.is_requesting for shard in self.shards):
+            for shard in self.shards:
+                shard.abandon_push()
 
     def _look_after(self, shards: Sequence[ShardClient]) -> None:
-        """Look after what is requested of other shards while shard 0 is waited for.
+        """Service the open requests to `shards` while the worker waits for another shard.
 
-        One that settles its part while this worker is no member at shard 0 does so in a round of
-        the time when it was: shard 0 finished that round without it.
+        A shard may settle its part while shard 0 has expelled this worker. Shard 0 has finished
+        that round without this worker, so the push is abandoned.
         """
         for shard in shards:
             shard.poll()
@@ -211,33 +215,34 @@ class Exchange:
             shard.ensure_connected()
 
     def _reply_of(self, number: int) -> ShardReply:
-        """Return the reply to a request that cannot be refused for what it holds.
+        """Return the reply to a pull, which a shard cannot reject as not finite.
 
         Raises:
-            ConfigurationError: It was refused for good, or the reply is of no use.
+            ConfigurationError: The shard rejected the pull, or its reply does not fit.
         """
         reply = self._settle(number)
         if reply is None:
-            raise ConfigurationError(f"{self.shards[number].address} refused a pull as not finite")
+            raise ConfigurationError(f"{self.shards[number].address} rejected a pull as not finite")
         return reply
 
     def _settle(self, number: int) -> ShardReply | None:
-        """Wait until a shard's part is settled; None: the push was refused as not finite."""
-        shard, others = self.shards[number], self.shards[number + 1 :]  # those before are settled
+        """Wait for a shard's reply; return None if the shard rejected the push as not finite."""
+        # `replies` settles the shards in order, so only the shards behind `number` are open.
+        shard, open_shards = self.shards[number], self.shards[number + 1 :]
         try:
             replied, payload = shard.wait_for_reply(
-                *([lambda: self._look_after(others)] if others else [])
+                *([lambda: self._look_after(open_shards)] if open_shards else [])
             )
         except PushRefused as refusal:
-            raise ConfigurationError(f"{shard.address} refused a push: {refusal}") from refusal
+            raise ConfigurationError(f"{shard.address} rejected a push: {refusal}") from refusal
         if replied.reply is None:
             return None
         try:
             reply = self._decode(number, replied.reply, payload)
         except (Malformed, ValueError) as error:
             raise ConfigurationError(
-                f"{shard.address} sent a reply that is of no use here ({error}); "
-                "install the same Thinwire on all nodes."
+                f"{shard.address} sent a reply that this worker cannot decode ({error}); "
+                "install the same Thinwire version on all nodes."
             ) from error
         return dataclasses.replace(reply, refused=replied.is_outlier)
 
@@ -245,16 +250,17 @@ class Exchange:
         expected = self._aux_sizes[number]
         if reply.aux_count != expected:
             raise ConfigurationError(
-                f"{self.shards[number].address} averages {reply.aux_count} values beside the "
-                f"weights, this worker's model and method {expected}; give all nodes the same."
+                f"{self.shards[number].address} averages {reply.aux_count} values in addition "
+                f"to the weights, but this worker's model and method have {expected}; start all "
+                "nodes with the same model and method."
             )
         payload, aux = messages.carve_aux(payload, expected, (expected,))
         try:
             operation = Operation(reply.operation)
         except ValueError as error:
-            raise Malformed(f"a reply of the unknown operation {reply.operation}") from error
+            raise Malformed(f"a reply with unknown operation {reply.operation}") from error
         if operation is Operation.SET_REST and not reply.step:
-            raise Malformed("the rest of a push in answer to a pull")
+            raise Malformed("a SET_REST reply, which belongs to a push, in answer to a pull")
         blocks: Sequence[Block] = ()
         rounds: Sequence[RepeatedRound] = ()
         if operation is Operation.RELAY:
@@ -281,7 +287,7 @@ class Exchange:
         )
 
     def _lost(self, number: int, reply: pb.Reply) -> list[LostEntries] | None:
-        """Return the entries of a push whose datagrams are known to be lost; None for a pull."""
+        """Return the entries of a push in datagrams known to be lost; None for a pull."""
         channel = self.channels[number]
         if channel is None or not reply.step:
             return None
@@ -314,7 +320,7 @@ def _hello(
 
 
 class Heartbeat:
-    """Renews the leases and reports, whatever the training thread is doing."""
+    """Renews the leases and sends reports, from a background thread."""
 
     def __init__(
         self,
@@ -323,7 +329,14 @@ class Heartbeat:
         report: Callable[[], str],
         rounds: Callable[[], list[str]],
     ) -> None:
-        """Start the thread; `report` makes the metrics document, `rounds` those of new rounds."""
+        """Start the heartbeat thread.
+
+        Args:
+            exchange: Exchange of the worker, with the streams to the shards.
+            lease_seconds: Duration of a lease, in seconds.
+            report: Returns the worker's metrics as a JSON document.
+            rounds: Returns the documents of the rounds measured since the previous call.
+        """
         self._exchange, self._report, self._rounds = exchange, report, rounds
         self._interval_seconds = min(1.0, lease_seconds / 3)
         self._stop = threading.Event()
@@ -331,7 +344,7 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Send a last report and end."""
+        """Send a last report and end the thread."""
         self._stop.set()
         self._thread.join()
         self._beat()
@@ -341,12 +354,12 @@ class Heartbeat:
             self._beat()
 
     def _beat(self) -> None:
-        first, *others = self._exchange.shards
+        first, *following = self._exchange.shards
         first.send(pb.ToServer(report=pb.Report(document=self._report())))
-        if first.connected:  # else they are kept
+        if first.connected:  # else `_rounds` keeps the documents
             for document in self._rounds():
                 first.send(pb.ToServer(report=pb.Report(rounds=document)))
-        for shard in others:
+        for shard in following:
             shard.send(pb.ToServer(heartbeat=pb.Heartbeat()))
         if not self._stop.is_set():
             self._exchange.attend()

@@ -1,7 +1,7 @@
-"""One worker's pushes to one shard, encoded as messages for the stream.
+"""Encode one worker's pushes to one shard as messages for the stream.
 
-A push is one message, or one for each slot where the datagrams of a slot end with it. Datagrams
-that travel in the stream go ahead of the messages or follow them.
+A push is one message. If each slot announces its own datagrams, a push is one message per slot and
+a last message without blocks. Datagrams in the stream precede or follow the messages of the push.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thinwire.proto.framing import BytesLike
 from thinwire.worker.client.datagrams import DatagramChannel
 from thinwire.worker.core.messages import PushRequest
 
-#: A message, and the pieces of its payload.
+#: A message and the buffers that make up its payload, in order.
 EncodedMessage = tuple[pb.ToServer, Sequence[BytesLike]]
 
 _KINDS = {
@@ -37,16 +37,17 @@ def push_messages(
     sealed: SealedStep | None = None,
     each_slot: bool = False,
 ) -> list[EncodedMessage]:
-    """Return the messages, in order; one, unless each slot has its own.
+    """Return the messages of a push, in order.
 
     Args:
         outgoing: The exchange.
-        shard: Which of its parts.
-        incarnation: This life of the worker.
-        epoch: Newest membership epoch that is known.
-        chooser: This worker's, for this shard.
-        sealed: The datagrams that go beside; None: the method sends none.
-        each_slot: Whether the datagrams of each slot end with it, not with the whole update.
+        shard: Number of the shard whose part of the exchange is encoded.
+        incarnation: Incarnation of the worker.
+        epoch: Newest membership epoch that the worker knows.
+        chooser: Chooses the coding of positions; one per worker and shard.
+        sealed: Datagrams of the push; None if the method sends no datagrams.
+        each_slot: True to send one message per slot, which announces the datagrams of that slot;
+            False to announce all datagrams in one message.
     """
     routed = outgoing.routed[shard] if outgoing.routed else Routed(outgoing.shards[shard])
     coded = [chooser.encode(block) for block in routed.reliable]
@@ -88,11 +89,11 @@ class PushEncoder:
     """Encodes one worker's pushes to one shard.
 
     Attributes:
-        channel: Carries what goes by datagram; None where the method sends none.
+        channel: Sends the datagrams of the pushes; None if the method sends no datagrams.
 
     Args:
-        shard: Which part of each push is encoded.
-        channel: See above.
+        shard: Number of the shard whose part of each push is encoded.
+        channel: Sends the datagrams of the pushes; None if the method sends no datagrams.
     """
 
     def __init__(self, shard: int, channel: DatagramChannel | None) -> None:
@@ -100,9 +101,10 @@ class PushEncoder:
         self._chooser = IndexChooser()
 
     def encode(self, request: PushRequest, incarnation: int, epoch: int) -> list[EncodedMessage]:
-        """Return the messages of a push, datagrams that go ahead of it in the stream included.
+        """Return the messages of a push, with the datagrams that precede it in the stream.
 
-        The pieces of their payloads must not change until the push is settled.
+        The caller must not change the payloads' buffers until the push is settled: a lost stream
+        makes the client send the same buffers again.
         """
         channel, sealed, each_slot = self.channel, None, False
         if channel is not None:
@@ -115,11 +117,11 @@ class PushEncoder:
         return [*((message, ()) for message in ahead), *messages]
 
     def finish(self) -> list[EncodedMessage]:
-        """Send the datagrams of the push just encoded; return what follows it in the stream."""
+        """Send the datagrams of the last encoded push; return those that follow in the stream."""
         return [(message, ()) for message in self.channel.after()] if self.channel else []
 
     def restart(self) -> None:
-        """Belong to another incarnation of the worker: forget how positions were coded."""
+        """Reset the coding of positions for a new incarnation of the worker."""
         self._chooser = IndexChooser()
 
 

@@ -1,4 +1,4 @@
-"""What a worker offers to a shard without model: the document, and its part of the values."""
+"""A worker's offer to a shard without a model: a JSON document and the shard's values."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Offering:
-    """A worker's model, as it is offered to any shard.
+    """A worker's model, to be offered to shards that have no model.
 
     Attributes:
-        offer: What it is; the digest of its weights is filled in when it is made.
-        weights: Returns the present weights: [num_parameters] float32.
-        statistics: Returns the moving statistics that are averaged: [m] float32.
-        slots: Returns the slots of each optimizer, by those of its variables, where one of them has
-            moved before the run.
-        phase: Of the script; 0: the first.
-        run_id: Of the run, where this worker has been in it; empty: of any run.
-        program: What this worker computes with, as rows of its Hello.
+        offer: Description of the model. `make` fills in the digest of the weights.
+        weights: Returns the current weights: [num_parameters] float32.
+        statistics: Returns the moving statistics that shard 0 averages: [m] float32.
+        slots: Returns the slots of each optimizer, over the optimizer's variables. Empty if no
+            optimizer has taken a step before the run.
+        phase: Number of the script's phase, from 0.
+        run_id: Id of the run that this worker has joined before; empty accepts any run.
+        program: Script, local modules and compile settings of this worker, as rows of its Hello.
     """
 
     offer: Offer
@@ -43,11 +43,11 @@ class Offering:
     program: Rows = ()
 
     def make(self, shard: int, layouts: Sequence[ShardLayout]) -> tuple[str, Sequence[BytesLike]]:
-        """Return the document and the payload of the offer to a shard.
+        """Return the JSON document and the payload of the offer to a shard.
 
         Args:
-            shard: Its number.
-            layouts: Of all shards.
+            shard: Number of the shard.
+            layouts: Layouts of all shards.
         """
         flat = np.ascontiguousarray(self.weights(), "<f4")
         offer = dataclasses.replace(self.offer, weights_digest=weights_digest(flat))
@@ -55,10 +55,12 @@ class Offering:
         pieces: list[BytesLike] = [flat[place].data for place in places]
         if shard == 0:
             pieces.append(np.ascontiguousarray(self.statistics(), "<f4").data)
-        slots_of = slot_places(offer, layouts[shard])
-        if any(slots_of):
-            for slots, numbers, own in zip(self.slots(), offer.groups(), slots_of, strict=True):
+        places_by_optimizer = slot_places(offer, layouts[shard])
+        if any(places_by_optimizer):
+            for slots, numbers, slot_place in zip(
+                self.slots(), offer.groups(), places_by_optimizer, strict=True
+            ):
                 layout, _ = part_of_layout(layouts[shard], numbers)
-                values = join(cut(slots, part_of_spec(offer.spec, numbers), layout), own)
+                values = join(cut(slots, part_of_spec(offer.spec, numbers), layout), slot_place)
                 pieces.append(values.astype("<f4", copy=False).data)
         return offer.to_json(), pieces

@@ -1,7 +1,7 @@
-"""A worker's half of a pacer that queries the state server before each further local step.
+"""The worker's side of a pacer that queries the state server before each further local step.
 
-`PacingState` makes the queries and decides by their answers; `PacingClient` waits for the answers
-on a thread, `thinwire.simulator.client.SimulatedPacingClient` on a virtual clock.
+`PacingState` builds the queries and decides from the answers. `PacingClient` waits for the answers
+in the training thread; `thinwire.simulator.client.SimulatedPacingClient` waits on a virtual clock.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from thinwire.ops.pacing import Pacer
 from thinwire.proto import thinwire_pb2 as pb
 from thinwire.worker.client.shard_client import ShardClient
 
-#: How long, as a part of a step, to wait for the answer to a query that need not be waited for: it
-#: lets the slowest worker learn that it is to push before it begins a step that delays the others.
+#: Wait for the answer to a query, as a fraction of a local step, if the pacer can continue without
+#: an answer. A short wait lets the slowest worker receive "push" before it starts another step,
+#: which would delay all workers.
 PATIENCE = 0.05
 
 
 class PacingState:
-    """What earlier rounds have taught, and the decisions that follow from it."""
+    """Decides whether to push, from the state server's answers and from the previous round."""
 
     def __init__(self) -> None:
         self._query_seconds = 0.0
@@ -32,14 +33,15 @@ class PacingState:
         step_seconds: float,
         age_seconds: float = 0.0,
     ) -> pb.Query:
-        """Return a query.
+        """Return a query to the state server.
 
         Args:
-            incarnation: Of the worker.
-            step: Of the exchange that would follow.
-            local_steps: Done in this round; 0: it has just begun, and nothing is answered.
-            step_seconds: Duration of the last one.
-            age_seconds: Since it ended.
+            incarnation: Incarnation of the worker.
+            step: Step of the exchange that ends this round.
+            local_steps: Local steps done in this round. 0 reports the start of the round, and the
+                state server does not answer.
+            step_seconds: Duration of the last local step, in seconds.
+            age_seconds: Time since the last local step ended, in seconds.
         """
         return pb.Query(
             incarnation=incarnation,
@@ -55,14 +57,15 @@ class PacingState:
     ) -> bool:
         """Return whether to push now.
 
-        While the state server is away the worker trains on for as many steps as its last round had,
-        and then pushes, which waits for the shard to come back.
+        While the state server is unreachable, the worker takes as many local steps as in its last
+        round and then pushes. The push waits until the shard is reachable again.
 
         Args:
-            local_steps: Done in this round.
-            answer: To the query, or to an earlier one of this round; None: there is none.
-            seconds: How long it took.
-            is_away: Whether the state server cannot be reached.
+            local_steps: Local steps done in this round.
+            answer: Answer to the newest query or to an earlier query of this round; None if no
+                answer arrived.
+            seconds: Time from the query to its answer, in seconds.
+            is_away: True if the state server is unreachable.
         """
         if answer is None:
             ready = is_away and local_steps >= self._steps_of_last_round
@@ -76,7 +79,7 @@ class PacingState:
 
 
 class PacingClient:
-    """Queries shard 0 whether to push; for pacers that never query the answer is always "no"."""
+    """Queries shard 0 whether to push; without queries in the pacer, `ready` is always False."""
 
     def __init__(self, pacer: Pacer, first_shard: ShardClient) -> None:
         self._queries, self._blocks = pacer.queries, pacer.waits_for_answer
@@ -84,7 +87,7 @@ class PacingClient:
         self._state = PacingState()
 
     def begin_round(self, step: int, step_seconds: float) -> None:
-        """Report that the exchange before `step` is over and how long a local step took last."""
+        """Report that the round of exchange `step` starts, and the last local step's duration."""
         if self._queries:
             incarnation = self._shard.welcome.incarnation
             self._shard.notify(self._state.query(incarnation, step, 0, step_seconds))
@@ -93,10 +96,10 @@ class PacingClient:
         """Return whether to push now.
 
         Args:
-            step: Of the exchange that would follow.
-            local_steps: Done in this round; without any there is nothing to push.
-            step_seconds: Duration of the last one.
-            finished_at: When it ended, by time.monotonic().
+            step: Step of the exchange that ends this round.
+            local_steps: Local steps done in this round; with 0 there is nothing to push.
+            step_seconds: Duration of the last local step, in seconds.
+            finished_at: End of the last local step, by time.monotonic().
         """
         if not self._queries or local_steps == 0:
             return False

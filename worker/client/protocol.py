@@ -1,14 +1,15 @@
-"""The conversation of one worker with one shard, without sockets, threads or clocks.
+"""State machine of the protocol between one worker and one shard, without sockets or clocks.
 
-`ShardProtocol` decides what is sent, sent again and given up; `thinwire.worker.client.shard_client`
-drives it with a thread and a socket, `thinwire.simulator.client` on a virtual clock. The driver
-passes on what arrives (`receive`), that a stream is lost (`lost`) and that time has passed
-(`tick`), and carries out, in order, the actions that each call returns.
+`ShardProtocol` decides which requests are sent, repeated or given up. A driver connects the
+protocol to a network: `thinwire.worker.client.shard_client` uses threads and a socket,
+`thinwire.simulator.client` a virtual clock. The driver reports received messages (`receive`), lost
+streams (`lost`) and elapsed time (`tick`). The driver then performs the returned actions in order.
 
-A worker has at most one request, a pull or a push, open at a time. It stays open through lost
-streams, expulsion and quarantine until the shard has replied to it or refused it for good, and is
-sent again on each new stream, a push with the same step and incarnation: the shard recognises a
-retry by them. The states and what leads from one to the next stand in `TRANSITIONS`.
+A worker has at most one open request, a pull or a push. The request stays open through lost
+streams, expulsion and quarantine until the shard has replied or has rejected the request for good.
+The protocol sends the request again on each new stream. A repeated push has the same step and
+incarnation, by which the shard recognizes the retry. `TRANSITIONS` lists the states and the
+triggers that lead from one state to the next.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ from thinwire.worker.core.messages import PushRequest
 
 
 class State(enum.Enum):
-    """Where the conversation stands."""
+    """State of the protocol with one shard."""
 
-    CLOSED = "no stream; a Hello on another one opens it"
-    JOINING = "a Hello is under way"
-    READY = "welcome; nothing is requested"
-    REQUESTING = "welcome; the open request has been sent"
-    QUARANTINED = "the shard accepts nothing of this worker until a certain time"
-    EXPELLED = "no member any more: the stream is useless, a Hello on another one helps"
-    ENDED = "the run is over, or the shard has refused for good"
+    CLOSED = "there is no stream; the next Hello needs a new stream"
+    JOINING = "the Hello is sent, its answer has not arrived"
+    READY = "the shard has sent a Welcome; no request is open"
+    REQUESTING = "the shard has sent a Welcome; the open request is sent"
+    QUARANTINED = "the shard rejects all messages of this worker until a known time"
+    EXPELLED = "the worker has lost its membership; it can join again with a new stream"
+    ENDED = "the run is over, or the shard has rejected a Hello or request for good"
 
 
 class Trigger(enum.Enum):
-    """What may lead to another state."""
+    """Event that can change the state."""
 
     JOIN = "the driver opens a stream and sends a Hello"
     WELCOME = "the shard accepts the Hello"
     REQUEST = "the open request is sent"
-    SETTLED = "the shard has replied to the request, or refused it for good"
+    SETTLED = "the shard has replied to the request, or rejected it as not finite"
     QUARANTINE = "the shard has quarantined this worker"
-    EXPEL = "the shard does not count this worker as a member any more"
-    LOST = "the stream is lost, or of no use after a quarantine"
-    END = "nothing more can come of this conversation"
+    EXPEL = "the shard has ended this worker's membership"
+    LOST = "the stream is lost, or a quarantine is over and the stream must be replaced"
+    END = "the run is over, or the shard has rejected a Hello or request for good"
 
 
 _ALWAYS = {Trigger.END: State.ENDED}
@@ -54,8 +55,8 @@ _ON_A_STREAM = _ALWAYS | {
     Trigger.QUARANTINE: State.QUARANTINED,
 }
 
-#: State -> trigger -> next state. Whatever a state does not list is out of place in it: a mistake
-#: where the driver does it, ignored where it comes from the shard.
+#: State -> trigger -> next state. A trigger that a state does not list is invalid in that state. An
+#: invalid trigger by the driver raises ValueError; an invalid message from the shard is ignored.
 TRANSITIONS: dict[State, dict[Trigger, State]] = {
     State.CLOSED: _ALWAYS | {Trigger.JOIN: State.JOINING, Trigger.LOST: State.CLOSED},
     State.JOINING: _ON_A_STREAM | {Trigger.WELCOME: State.READY, Trigger.SETTLED: State.JOINING},
@@ -75,83 +76,83 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Send:
-    """Send a request on the present stream."""
+    """Action: send a request on the open stream."""
 
     request: pb.Pull | pb.Query | PushRequest
-    incarnation: int  # of this worker, for the message
-    epoch: int  # newest membership epoch that is known
+    incarnation: int  # incarnation of this worker
+    epoch: int  # newest membership epoch that the worker knows
 
 
 @dataclasses.dataclass(frozen=True)
 class Replied:
-    """The open pull or push is settled: by the message just received, if there is a reply."""
+    """Action: deliver the result of the open pull or push, which is now settled."""
 
-    reply: pb.Reply | None  # None: the push was refused because it is not finite
-    is_outlier: bool = False  # the push was refused for its size; this is the model without it
+    reply: pb.Reply | None  # None: the shard rejected the push as not finite
+    is_outlier: bool = False  # True: push rejected for its size; `reply` is the model without it
 
 
 @dataclasses.dataclass(frozen=True)
 class Answered:
-    """The open query is settled."""
+    """Action: deliver the answer to the open query, which is now settled."""
 
-    answer: pb.Answer | None  # None: the state server is away
+    answer: pb.Answer | None  # None: the state server is unreachable
 
 
 @dataclasses.dataclass(frozen=True)
 class Rejoin:
-    """Drop the stream, and send a Hello on another one."""
+    """Action: drop the stream, and send a Hello on a new stream."""
 
     after: Trigger  # LOST, EXPEL or QUARANTINE
 
 
 @dataclasses.dataclass(frozen=True)
 class WaitUntil:
-    """Call `tick` at this time."""
+    """Action: call `tick` at a given time."""
 
-    when: float  # seconds, by the driver's clock
+    when: float  # in seconds, by the driver's clock
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """Nothing more can come of this conversation."""
+    """Action: stop, because the run is over or the shard has rejected a request for good."""
 
-    cause: str  # why the run ended, or what was refused
+    cause: str  # stop reason of the run, or text of the refusal
     refusal: pb.Refusal | None = None  # None: the run has ended
 
 
 Action = Send | Replied | Answered | Rejoin | WaitUntil | Ended
 
-#: A Hello refused for these reasons may be accepted a little later.
+#: The worker repeats a Hello that was rejected for one of these reasons.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-_RETRY_SECONDS = 1.0  # where such a refusal names no time
+_RETRY_SECONDS = 1.0  # delay if the refusal of a Hello names no time
 
 
 class NewestEpoch:
-    """The newest membership epoch that a worker knows of, from whichever shard."""
+    """Newest membership epoch that any shard has sent to this worker."""
 
     def __init__(self) -> None:
         self.number = 0
 
     def record(self, epoch: int) -> None:
-        """Take note of an epoch that a shard has named; older ones change nothing."""
+        """Store an epoch that a shard has sent, if the epoch is newer than the stored one."""
         self.number = max(self.number, epoch)
 
 
 class ShardProtocol:
-    """One worker's conversation with one shard.
+    """State machine of the protocol between one worker and one shard.
 
     Attributes:
-        state: Where it stands.
-        incarnation: Of this worker; 0 until the first Welcome names it.
-        has_joined: Whether the shard has welcomed this incarnation.
-        is_expelled: Whether the shard has ended this worker's membership since its last Welcome.
-        halt_cause: Why the run has ended, by shard 0; empty while it goes on.
-        step: Of the newest request: that of the push; 0 of a pull.
+        state: State of the protocol.
+        incarnation: Incarnation of this worker; 0 before the first Welcome.
+        has_joined: True if the shard has sent a Welcome to this incarnation.
+        is_expelled: True if the shard has ended this worker's membership since the last Welcome.
+        halt_cause: Stop reason of the run, from shard 0; empty while the run continues.
+        step: Step of the newest request if that request is a push, 0 if it is a pull.
 
     Args:
-        shard: Its number; only shard 0 declares the end of the run.
-        epochs: Shared by all conversations of the worker.
-        incarnation: If it is known already.
+        shard: Number of the shard; only shard 0 announces the end of the run.
+        epochs: Newest membership epoch, shared by the protocols of all shards.
+        incarnation: Incarnation of this worker; 0 if the shard must assign one.
     """
 
     def __init__(self, shard: int, epochs: NewestEpoch, incarnation: int = 0) -> None:
@@ -162,21 +163,21 @@ class ShardProtocol:
         self.halt_cause = ""
         self.step = 0
         self._request: pb.Pull | PushRequest | None = None
-        self._is_outlier = False  # the newest push was refused for its size
-        self._query: pb.Query | None = None  # that waits for its answer
-        self._unread: pb.Answer | None = None  # "push", to a query that was given up
+        self._is_outlier = False  # the shard rejected the newest push for its size
+        self._query: pb.Query | None = None  # open query, which waits for its answer
+        self._unread: pb.Answer | None = None  # late answer "push" to a canceled query
         self._quarantined_until = 0.0
         self._ending = Ended("")
 
     @property
     def is_requesting(self) -> bool:
-        """Whether a pull or a push is open, sent or not."""
+        """True if a pull or a push is open, even if the request could not be sent yet."""
         return self._request is not None
 
-    # -- what the driver does -----------------------------------------------------------------
+    # -- calls of the driver ------------------------------------------------------------------
 
     def join(self) -> None:
-        """Note that a stream is being opened, with a Hello as its first message."""
+        """Record that the driver opens a stream and sends a Hello."""
         self._move(Trigger.JOIN)
 
     def pull(self, pull: pb.Pull | None = None) -> list[Action]:
@@ -184,15 +185,15 @@ class ShardProtocol:
         return self._open(pull or pb.Pull(), 0)
 
     def push(self, request: PushRequest) -> list[Action]:
-        """Open a request that hands in the shard's part of an exchange."""
+        """Open a request that pushes the shard's part of an exchange."""
         return self._open(request, request.step)
 
     def abandon_push(self) -> list[Action]:
-        """Give up a push: other shards have settled their parts of it. A pull takes its place."""
+        """Replace the open push by a pull, because other shards have settled their parts of it."""
         return self._pull_instead() if isinstance(self._request, PushRequest) else []
 
     def query(self, query: pb.Query) -> list[Action]:
-        """Query the state server whether to push; it answers only where steps have been done."""
+        """Query the state server whether to push; a query with 0 local steps gets no answer."""
         self._query = query if query.local_steps else None
         if self.state not in (State.READY, State.REQUESTING):
             return self._settle_query(None)
@@ -202,11 +203,11 @@ class ShardProtocol:
         return actions
 
     def cancel_query(self) -> None:
-        """Wait no longer for an answer; one that comes later still counts if it is "push"."""
+        """Stop waiting for an answer; a late answer "push" counts for a later query of the step."""
         self._query = None
 
     def lost(self) -> list[Action]:
-        """Take note that the stream is gone, or could not be opened."""
+        """Record that the stream is lost, or could not be opened."""
         actions = self._settle_query(None)
         if self.halt_cause:
             return [*actions, *self._end(Ended(self.halt_cause))]
@@ -216,16 +217,16 @@ class ShardProtocol:
         return actions
 
     def tick(self, now: float) -> list[Action]:
-        """Do what time has made due."""
+        """Make the driver rejoin if a quarantine is over at time `now`."""
         if self.state is not State.QUARANTINED or now < self._quarantined_until:
             return []
         self._move(Trigger.LOST)
         return [Rejoin(Trigger.QUARANTINE)]
 
-    # -- what the shard sends -----------------------------------------------------------------
+    # -- messages of the shard ----------------------------------------------------------------
 
     def receive(self, message: pb.ToClient, now: float) -> list[Action]:
-        """Take in a message; one that does not belong here changes nothing."""
+        """Process a message; a message that is invalid in this state is ignored."""
         handler = self._handlers.get(message.WhichOneof("body") or "")
         if handler is None or self.state in (State.CLOSED, State.ENDED):
             return []
@@ -265,14 +266,14 @@ class ShardProtocol:
             self.halt_cause = message.halt.cause
         if self.halt_cause and self.state is State.QUARANTINED:
             return self._end(Ended(self.halt_cause))
-        return []  # an open request is still replied to
+        return []  # the shard still replies to an open request
 
     def _on_refusal(self, message: pb.ToClient, now: float) -> list[Action]:
         refusal = message.refusal
         if self.state is State.JOINING and not refusal.step:
             return self._on_refused_hello(refusal, now)
         if self._request is not None and refusal.step not in (self.step, 0):
-            return []  # of an earlier push
+            return []  # refusal of an earlier push
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
         if refusal.reason == pb.REASON_QUARANTINED:
@@ -284,7 +285,9 @@ class ShardProtocol:
     def _on_refused_hello(self, refusal: pb.Refusal, now: float) -> list[Action]:
         if refusal.reason == pb.REASON_NOT_MEMBER:
             return self._on_expulsion()
-        if refusal.retry_after_seconds > 0:  # also of an id whose holder may turn out to be dead
+        # A retry time may come with any reason. With the reason "id in use", the process that holds
+        # the id may be dead: the id is free again after its lease.
+        if refusal.retry_after_seconds > 0:
             return self._on_quarantine(now + refusal.retry_after_seconds)
         if refusal.reason in _TRANSIENT:
             return self._on_quarantine(now + _RETRY_SECONDS)
@@ -314,7 +317,7 @@ class ShardProtocol:
             return self._pull_instead()
         if reason == pb.REASON_NON_FINITE:
             return self._settle(Replied(None))
-        if refusal.step != self.step:  # of no request: the shard ends the stream by itself
+        if refusal.step != self.step:  # about the stream, which the shard closes, not a request
             return []
         return self._end(Ended(refusal.message, refusal))
 
@@ -326,22 +329,24 @@ class ShardProtocol:
         "refusal": _on_refusal,
     }
 
-    # -- parts of these -----------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------
 
     def _move(self, trigger: Trigger) -> None:
-        """Go to the next state.
+        """Change to the next state.
 
         Raises:
-            ValueError: There is none; only a driver that is wrong can bring this about.
+            ValueError: The state does not allow the trigger; the driver has a bug.
         """
         following = TRANSITIONS[self.state].get(trigger)
         if following is None:
-            raise ValueError(f"{trigger.name} has no place in state {self.state.name}")
+            raise ValueError(f"trigger {trigger.name} is invalid in state {self.state.name}")
         self.state = following
 
     def _open(self, request: pb.Pull | PushRequest, step: int) -> list[Action]:
         if self._request is not None:
-            raise ValueError(f"step {step} before the request of step {self.step} is settled")
+            raise ValueError(
+                f"request of step {step} opened before the request of step {self.step} is settled"
+            )
         if self.state is State.ENDED:
             return [self._ending]
         self._request, self.step, self._is_outlier = request, step, False
@@ -352,7 +357,7 @@ class ShardProtocol:
         return self._send_request()
 
     def _send_request(self) -> list[Action]:
-        """Send the open request if it can be sent now; else the next Welcome does."""
+        """Send the open request if a stream is ready; else the next Welcome triggers the send."""
         if self._request is None or self.state not in (State.READY, State.REQUESTING):
             return []
         if self.state is State.READY:
@@ -363,7 +368,7 @@ class ShardProtocol:
         return Send(request, self.incarnation, self._epochs.number)
 
     def _pull_instead(self) -> list[Action]:
-        """Go on with the shard's model where it does not want the push."""
+        """Replace the open push by a pull, to continue from the shard's model."""
         self._request, self.step = pb.Pull(), 0
         return self._send_request()
 
@@ -373,7 +378,7 @@ class ShardProtocol:
         return [replied]
 
     def _settle_query(self, answer: pb.Answer | None) -> list[Action]:
-        """Answer the open query, if there is one."""
+        """Settle the open query; do nothing without an open query."""
         if self._query is None:
             return []
         self._query = None

@@ -1,7 +1,7 @@
-"""A worker's client of one shard: the thread and the socket around `ShardProtocol`.
+"""A worker's client of one shard, which drives `ShardProtocol` with threads and a socket.
 
-The training thread opens a request and waits for its reply, through reconnections; meanwhile the
-heartbeat thread looks after the stream whenever nothing is requested on it.
+The training thread opens a request and waits for the reply, through reconnections. While no request
+is open, the heartbeat thread services the stream.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from thinwire.worker.client.protocol import (
 from thinwire.worker.core.messages import PushRequest
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
-#: How long a query whose answer is not waited for waits for its turn.
+#: How long a query waits for the lock while the heartbeat thread reconnects the stream.
 _QUERY_TURN_SECONDS = 0.05
-#: How long to listen to one shard before a look at the others.
+#: How long one wait for a shard's reply lasts before the other shards' requests are serviced.
 _POLL_SECONDS = 0.1
 
 
 class PushRefused(Exception):
-    """A request was refused for good, for `reason`. The stream stands."""
+    """The shard rejected a request for good, for `reason`. The stream stays open."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -59,32 +59,33 @@ class PushRefused(Exception):
 
 
 class ShardGone(Exception):
-    """The run has ended and the shard is gone."""
+    """The run has ended, and the shard has closed the stream."""
 
 
 class ShardClient:
-    """One shard as a worker sees it; it reconnects by itself.
+    """A worker's connection to one shard, with automatic reconnection.
 
     Attributes:
-        protocol: Decides what is sent, sent again and given up.
-        welcome: Of the newest stream.
-        before_rejoining: Called where this worker was expelled, before it sends another Hello.
-        on_expelled: Called when the shard reports that.
+        protocol: Decides which requests are sent, repeated or given up.
+        welcome: Welcome of the newest stream.
+        before_rejoining: Called before an expelled worker sends another Hello.
+        on_expelled: Called when the shard reports that the worker is expelled.
         on_welcome: Called with the Welcome of each stream.
 
     Args:
-        address: ``host:port``.
-        hello: This worker's introduction to this shard; gets run id and incarnation.
-        max_payload_bytes: Larger replies are refused.
-        link: The worker's emulated uplink.
-        reconnect_timeout_seconds: After this long without an answer, Unreachable.
-        closing: Set when the worker is to stop.
-        encoder: Of pushes to this shard.
-        epochs: Shared by all clients of the worker.
-        dscp: Class of service that the stream's packets request; None: the system's default.
-        credentials: Of this worker.
-        make_offer: Makes this worker's offer to the shard if that has no model; None: no offer.
-        leader: Address of shard 0, which knows where others have come back; empty: not known.
+        address: ``host:port`` of the shard.
+        hello: First message of each stream. The client stores run id and incarnation in this Hello.
+        max_payload_bytes: Largest payload of a reply, in bytes.
+        link: The worker's emulated uplink; None if no link is emulated.
+        reconnect_timeout_seconds: Seconds without an answer after which the client raises
+            Unreachable.
+        closing: Set when the worker must stop.
+        encoder: Encoder of pushes to this shard.
+        epochs: Newest membership epoch, shared by all clients of the worker.
+        dscp: Class of service of the stream's packets; None is the system's default.
+        credentials: Credentials of this worker.
+        make_offer: Makes this worker's offer for a shard without a model; None to offer nothing.
+        leader: Address of shard 0, which knows the new addresses of moved shards; empty if unknown.
     """
 
     def __init__(
@@ -115,78 +116,78 @@ class ShardClient:
         self.welcome = pb.Welcome()
         self._bytes_before = self._received_before = 0
         self._send_seconds_before = 0.0
-        self._turn = threading.Lock()  # held by whoever may replace the stream
-        self._in_use = False  # by the training thread: a request or a query is under way
-        self._abandons = False  # the push, as soon as the training thread gets to it
+        self._turn = threading.Lock()  # held by the thread that may replace the stream
+        self._in_use = False  # True while the training thread has a request or query open
+        self._abandons = False  # True: the training thread must abandon the push
         self._replied: Replied | None = None
-        self._payload = memoryview(b"")  # of the newest message
+        self._payload = memoryview(b"")  # payload of the newest message
         self._answered: Answered | None = None
         self._ended: Ended | None = None
-        self._lost_by: StreamLost | None = None  # for the log, at the next reconnection
+        self._lost_by: StreamLost | None = None  # cause, which the next reconnection logs
         self._pauses = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         self._try_again_at = 0.0
         self.before_rejoining: Callable[[], None] = lambda: None
         self.on_expelled: Callable[[], None] = lambda: None
         self.on_welcome: Callable[[pb.Welcome], None] = lambda welcome: None
 
-    # -- figures ----------------------------------------------------------------------------
+    # -- counters ---------------------------------------------------------------------------
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes over all streams to this shard."""
+        """Number of training bytes sent to this shard, over all streams and datagrams."""
         session, channel = self._session, self._encoder.channel
         open_bytes = session.stream.bytes_sent if session else 0
-        beside = channel.bytes_sent if channel is not None else 0
-        return self._bytes_before + open_bytes + beside
+        datagram_bytes = channel.bytes_sent if channel is not None else 0
+        return self._bytes_before + open_bytes + datagram_bytes
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received over all streams from this shard."""
+        """Number of bytes received from this shard, over all streams."""
         session = self._session
         return self._received_before + (session.stream.bytes_received if session else 0)
 
     @property
     def send_seconds(self) -> float:
-        """Seconds from a request to its last byte out, over all streams."""
+        """Total seconds from each request to its last byte sent, over all streams."""
         session = self._session
         open_seconds = session.stream.send_seconds if session else 0.0
         return self._send_seconds_before + open_seconds
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the training thread waits for something of this shard."""
+        """True while the training thread has a request or a query open at this shard."""
         return self._in_use
 
     @property
     def connected(self) -> bool:
-        """Whether the stream stands, as far as is known."""
+        """True if the stream is open, as far as this client knows."""
         return self._session is not None
 
     @property
     def is_member(self) -> bool:
-        """Whether the shard takes this worker's queries, as far as is known."""
+        """True if the shard accepts this worker's queries, as far as this client knows."""
         return self.protocol.state in (State.READY, State.REQUESTING)
 
     @property
     def alive(self) -> bool:
-        """Whether the stream stands, and something came in the time of two of its beats."""
+        """True if the stream is open and the shard sent a message in two heartbeat intervals."""
         session = self._session
         seconds = 2 * beat_seconds(self.welcome.lease_seconds)
         return session is not None and session.received_within(seconds)
 
     @property
     def halt_cause(self) -> str:
-        """Why the run has ended, by this shard; empty while it goes on."""
+        """Stop reason of the run, from this shard; empty while the run continues."""
         return self.protocol.halt_cause
 
     # -- requests (training thread) -----------------------------------------------------------
 
     def pull(self, pull: pb.Pull | None = None) -> None:
-        """Request the model."""
+        """Open a request for the shard's part of the model."""
         self._open(lambda: self.protocol.pull(pull))
 
     def push(self, request: PushRequest) -> None:
-        """Push the shard's part; it must not change until it is settled."""
+        """Push the shard's part; the caller must not change it until the push is settled."""
         self._open(lambda: self.protocol.push(request))
 
     def _open(self, request: Callable[[], list[Action]]) -> None:
@@ -200,15 +201,15 @@ class ShardClient:
         """Wait until the open request is settled, through reconnections.
 
         Args:
-            meanwhile: Called now and then; looks after what is requested elsewhere.
+            meanwhile: Called about every 0.1 s during the wait, to service other shards' requests.
 
         Returns:
-            What came of it, and the reply's payload.
+            The result of the request, and the reply's payload.
 
         Raises:
-            PushRefused: The shard refused the request for good.
-            Unreachable, RequestRejected: The shard is gone for good.
-            ShardGone: It is gone because the run has ended.
+            PushRefused: The shard rejected the request for good.
+            Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
+            ShardGone: The run has ended, and the shard has closed the stream.
         """
         try:
             while self._replied is None:
@@ -220,13 +221,13 @@ class ShardClient:
             self._in_use, self._replied = False, None
 
     def poll(self, seconds: float = 0.0) -> None:
-        """Take in one message of the shard, if one comes in this time.
+        """Receive and process at most one message of the shard, waiting up to `seconds`.
 
-        What comes may need the worker to do something, such as to send a push again: others may be
-        waiting for it at this shard while the worker waits at another one.
+        The message may require an action of this worker, for example repeating a push. Other
+        workers may wait for that push at this shard while this worker waits for another shard.
 
         Raises:
-            PushRefused, Unreachable, RequestRejected, ShardGone: As `wait_for_reply` does.
+            PushRefused, Unreachable, RequestRejected, ShardGone: `wait_for_reply` lists the causes.
         """
         if self._replied is not None or not self._in_use:
             return
@@ -246,13 +247,13 @@ class ShardClient:
         self._raise_if_ended()
 
     def abandon_push(self) -> None:
-        """Give up the push that is open, if one is, and pull instead (any thread)."""
+        """Mark an open push for replacement by a pull in the training thread (any thread)."""
         self._abandons = self.protocol.is_requesting and self.protocol.step > 0
 
     def _abandon(self) -> None:
         self._abandons = False
         logging.warning(
-            "this worker was expelled in the middle of an exchange; %s may lack its part of it",
+            "worker was expelled during an exchange: abandoning the push; %s may lack its part",
             self.address,
         )
         self._perform(self.protocol.abandon_push())
@@ -260,21 +261,23 @@ class ShardClient:
     # -- queries (training thread) ------------------------------------------------------------
 
     def notify(self, query: pb.Query) -> None:
-        """Send the state server a query that is not answered."""
+        """Send the state server a query without waiting for an answer."""
         self.send(pb.ToServer(query=query), counted=True)
 
     def query(self, query: pb.Query, patience_seconds: float | None) -> pb.Answer | None:
-        """Query the state server.
+        """Query the state server and wait for the answer.
 
         Args:
-            query: The question.
-            patience_seconds: How long to wait for its answer; None: as long as the shard lives.
+            query: Query about the current round.
+            patience_seconds: Time limit of the wait, in seconds; None waits while the shard lives.
 
         Returns:
-            The answer, or an earlier "push" of this round; None where neither came,
-            or the stream is lost: it is opened again meanwhile, or by the next push.
+            The answer, or an earlier answer "push" of this round. None if no answer arrived in time
+            or the stream is lost; the heartbeat thread or the next push reconnects a lost stream.
         """
-        if not self._turn.acquire(timeout=_QUERY_TURN_SECONDS):  # it is being dialled again
+        if not self._turn.acquire(
+            timeout=_QUERY_TURN_SECONDS
+        ):  # the heartbeat thread is reconnecting
             return None
         self._in_use, self._answered = True, None
         try:
@@ -289,7 +292,7 @@ class ShardClient:
             self._in_use = False
 
     def _wait_for_answer(self, patience_seconds: float | None) -> None:
-        """Receive until the query is settled or the patience is over."""
+        """Receive messages until the query is settled or the time limit has passed."""
         waited_from = time.monotonic()
         while self._answered is None and (session := self._session) is not None:
             try:
@@ -299,7 +302,9 @@ class ShardClient:
                     else session.poll(waited_from + patience_seconds - time.monotonic())
                 )
             except StreamLost as error:
-                logging.warning("stream to %s lost (%s); training on", self.address, error)
+                logging.warning(
+                    "stream to %s lost (%s); continuing local steps", self.address, error
+                )
                 self._lose(error)
                 return
             if received is None:
@@ -329,7 +334,7 @@ class ShardClient:
                 case Ended():
                     self._ended = action
                 case Rejoin(after=Trigger.LOST):
-                    pass  # whoever waits for this shard opens the next stream
+                    pass  # `poll` or `attend` opens the next stream
                 case Rejoin():
                     self._leave_stream(action.after)
 
@@ -352,9 +357,9 @@ class ShardClient:
             session.send_control(message, counted=True)
 
     def _leave_stream(self, after: Trigger) -> None:
-        """Drop a stream on which the shard takes nothing of this worker any more."""
+        """Drop the stream after an expulsion or a quarantine: the shard rejects its messages."""
         if after is Trigger.EXPEL:
-            self._lost_by = StreamLost("this worker is no member any more")
+            self._lost_by = StreamLost("the shard has expelled this worker")
             self.on_expelled()
         else:
             self._lost_by = StreamLost("the quarantine of this worker is over")
@@ -373,38 +378,39 @@ class ShardClient:
     # -- the stream -------------------------------------------------------------------------
 
     def connect(self) -> pb.Welcome:
-        """Dial until welcomed.
+        """Dial the shard until it sends a Welcome.
 
         Raises:
-            Unreachable: Nobody answered for the whole patience.
-            RequestRejected: The shard refused for good.
+            Unreachable: The shard did not answer within the reconnect timeout.
+            RequestRejected: The shard rejected this worker for good.
         """
         return self._join(lambda: self._dialler.dial(self._patience_seconds))
 
     def ensure_connected(self) -> None:
-        """Open the stream again if the shard seems away; an open request is sent again.
+        """Reconnect if the shard has sent nothing recently; an open request is sent again.
 
         Raises:
-            Unreachable, RequestRejected: The shard is gone for good.
-            ShardGone: It is gone because the run has ended.
+            Unreachable, RequestRejected: The shard stayed unreachable, or rejected this worker.
+            ShardGone: The run has ended, and the shard has closed the stream.
         """
         if not self.alive:
-            self._reconnect(StreamLost("nothing comes from it"))
+            self._reconnect(StreamLost("the shard sends no heartbeats"))
 
     def send(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message that needs no answer, if the stream stands."""
+        """Queue a message that needs no answer; drop the message if there is no stream."""
         session = self._session  # another thread may drop it
         if session is not None:
             session.send_control(message, counted)
 
     def attend(self, may_rejoin: Callable[[], bool] = lambda: True) -> None:
-        """Look after the stream while nothing is requested on it (heartbeat thread).
+        """Service the stream while no request is open on it (heartbeat thread).
 
-        A worker that computes for long, or waits for another shard, finds here that it was expelled
-        or that the stream is lost, and is back before its lease ends, or soon after.
+        A worker may compute for a long time or wait for another shard. This method then notices
+        that the shard has expelled the worker or that the stream is lost, and reconnects before the
+        worker's lease ends, or soon after.
 
         Args:
-            may_rejoin: Whether to send a Hello where this worker was expelled.
+            may_rejoin: Returns True if an expelled worker may send a Hello now.
         """
         if not self._turn.acquire(blocking=False):
             return
@@ -412,7 +418,7 @@ class ShardClient:
             if self._in_use or self._closing.is_set() or self.halt_cause:
                 return
             self._receive_unrequested()
-            if self.protocol.halt_cause:  # it has just come, and the stream ends with the run
+            if self.protocol.halt_cause:  # just received: the shard closes the stream with the run
                 return
             lost = self._session is None and time.monotonic() >= self._try_again_at
             if lost and (not self.protocol.is_expelled or may_rejoin()):
@@ -421,7 +427,7 @@ class ShardClient:
             self._turn.release()
 
     def probe(self, timeout_seconds: float) -> bool:
-        """Return whether anything listens at the shard's address."""
+        """Return True if a server accepts connections at the shard's address."""
         stream = ClientStream(self.address, credentials=self._credentials)
         try:
             stream.open(timeout_seconds)
@@ -431,7 +437,7 @@ class ShardClient:
         return True
 
     def close(self) -> None:
-        """End the stream after what has been queued."""
+        """Close the stream after sending the queued messages."""
         if self._session is not None:
             self._session.close()
         if self._encoder.channel is not None:
@@ -450,7 +456,7 @@ class ShardClient:
         )
 
     def _join(self, dial: Callable[[], tuple[ClientSession, pb.Welcome]]) -> pb.Welcome:
-        """Open a stream and go on with it."""
+        """Open a stream, and send the open request on it."""
         self.protocol.join()
         try:
             self._session, self.welcome = dial()
@@ -467,7 +473,7 @@ class ShardClient:
         return self.welcome
 
     def _receive_unrequested(self) -> None:
-        """Take in what the shard sends by itself; drop the stream if it is lost."""
+        """Process the messages that have arrived; drop the stream if it is lost or silent."""
         try:
             while self._session is not None and (received := self._session.poll(0.0)) is not None:
                 self._receive(*received)
@@ -481,7 +487,7 @@ class ShardClient:
         self._perform(self.protocol.tick(time.monotonic()))
 
     def _revive(self) -> None:
-        """Try once to open the stream again; a refusal is left to the next request to report."""
+        """Try once to reconnect; the next request repeats the attempt and reports a refusal."""
         try:
             self._join(self._dialler.attempt)
         except (Unreachable, StreamLost, RequestRejected):

@@ -1,4 +1,4 @@
-"""Fetches the state of the optimizer from the shards, for a script that goes on with it."""
+"""Fetch the optimizers' states from the shards, for a script that continues training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from thinwire.proto.grpc import StreamLost
 from thinwire.proto.grpc.session import ClientSession, Dialler, RequestRejected
 from thinwire.runtime.run.settings import Run
 
-#: Arrays of the model's size, the weights among them, and bytes for all that is smaller.
+#: Bounds of a shard's answer: number of arrays of the model's size (weights included), and bytes
+#: for the document and all smaller arrays.
 _MOST_ARRAYS, _SLACK_BYTES = 9, 1 << 20
 
 
@@ -25,31 +26,34 @@ def fetch_slots(
     num_statistics: int | None = None,
     role: pb.Role = pb.ROLE_SCRIPT,
 ) -> list[list[OptimizerState]]:
-    """Return what each shard holds of every optimizer, and one state more for what else it sends.
+    """Return the states of all optimizers from every shard.
+
+    A shard's list ends with one more state, which holds the shard's remaining arrays.
 
     Args:
         run: The run's settings.
-        id_worker: Of this worker.
-        run_id: Of the run.
-        layouts: Of every shard.
-        num_statistics: How many statistics are averaged; then these and the weights come, too.
-        role: Of this process: the script of a worker, or an evaluator.
+        id_worker: Id of this worker.
+        run_id: Id of the run.
+        layouts: Layout of every shard.
+        num_statistics: Number of averaged statistics, to fetch the statistics and the weights too;
+            None to fetch only the optimizers' states.
+        role: Role of this process: the script of a worker, or an evaluator.
 
     Raises:
         Unreachable, StreamLost, RequestRejected: A shard does not answer, or rejects the request.
     """
-    found = []
+    states = []
     for shard, layout in enumerate(layouts):
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
-            role=role,  # without incarnation: it takes no part in barriers
+            role=role,  # no incarnation: shard 0 does not wait for this client at barriers
             id=id_worker,
             run_id=run_id,
             shard=shard,
             num_shards=run.nb_ps,
         )
-        found.append(_fetch(run, hello, layout, num_statistics))
-    return found
+        states.append(_fetch(run, hello, layout, num_statistics))
+    return states
 
 
 def _fetch(

@@ -1,9 +1,10 @@
-"""Workers that sum and step among themselves, with the PS as coordinator (--collective).
+"""Training in which workers sum and step among themselves, and a PS coordinates (--collective).
 
-Where the links between workers are faster than those to the PS, the traffic of synchronous rounds
-can bypass it: shard 0 keeps membership, barrier and evaluation, and receives weights only now and
-then. In the order of use: `CollectiveExchange` (exchange) does a worker's rounds, `Aggregator`
-(all_reduce) sums them, `Peers` and `PeerServer` (peers, service) are both ends of the streams,
-`Mailbox` (mailbox) holds parts that arrived early, `Replica` and `Neighbours` (replica) keep the
-copies of the model equal. Nothing is re-exported: it needs numpy and gRPC.
+If the links between workers are faster than the links to the PS, workers can exchange gradients
+directly. Shard 0 then manages membership, the barrier and evaluation, and receives weights only at
+intervals. `CollectiveExchange` (exchange) carries out a worker's rounds. `Aggregator` (all_reduce)
+sums gradients. `Peers` (peers) and `PeerServer` (service) are the two ends of the streams between
+workers. `Mailbox` (mailbox) stores parts that arrive early. `Replica` and `Neighbours` (replica)
+keep the copies of the model equal. The package re-exports no names, because its modules import
+numpy and gRPC.
 """

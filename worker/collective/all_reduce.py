@@ -1,4 +1,4 @@
-"""Sums over workers without the parameter server: one call, made by every member."""
+"""Sums over workers without the parameter server. Every member of the sum makes the same call."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from thinwire.worker.collective.peers import PeerLost, Peers
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
-#: How late a part may be before the reason is looked for; it grows while nothing is wrong.
+#: Wait for a late part before its sender is checked. The wait doubles, up to the second value,
+#: while the checks find no problem.
 _FIRST_PATIENCE_SECONDS, _LAST_PATIENCE_SECONDS = 0.25, 2.0
 
 
 class MembershipChanged(Exception):
-    """The sum cannot be finished with these members; it is to be repeated with those who remain."""
+    """The sum cannot be finished with its members. Repeat it with the remaining members."""
 
 
 class Aggregator:
-    """Adds up buffers over the members of a round.
+    """Sums buffers over the members of a round.
 
     Source: the primitive that ESync's barrier needs, after Li, Zhou et al., IEEE TSC 15(4).
     """
@@ -39,15 +40,15 @@ class Aggregator:
         mailbox: Mailbox,
         on_late: Callable[[int], None],
     ) -> None:
-        """Keep the arguments.
+        """Store the arguments.
 
         Args:
-            algorithm: A name in thinwire.ops.collectives.REGISTRY.
-            worker: This one.
-            streams: To the other workers.
-            mailbox: Holds the parts that they send.
-            on_late: Called with the sender of a part that is late; raises MembershipChanged if the
-                part will not arrive.
+            algorithm: Name in thinwire.ops.collectives.REGISTRY.
+            worker: Id of this worker.
+            streams: Streams to the other workers.
+            mailbox: Store of the parts that other workers send.
+            on_late: Function that is called with the sender's id when a part is late. The function
+                raises MembershipChanged if the part will not arrive.
         """
         self._name, self._steps = algorithm, REGISTRY[algorithm]
         self._worker, self._streams = worker, streams
@@ -56,18 +57,18 @@ class Aggregator:
     def sum(
         self, name: RoundId, members: Sequence[CollectiveMember], buffers: Sequence[Float32]
     ) -> list[Float32]:
-        """Return the sums over all members, the same bits at each of them.
+        """Return the sums over all members. All members get the same bits.
 
-        An interrupted sum is repeated by a call with the same buffers. Peers may read the result
-        until the round is over, so it must not be written to.
+        To repeat an interrupted sum, call again with the same buffers. Do not write to the result
+        before the round is over: queued messages to peers are views of the result.
 
         Args:
-            name: The round; all members give the same.
-            members: In order of worker id, this one among them.
-            buffers: float32, of the same shapes at all members.
+            name: The round; every member passes the same name.
+            members: Members of the sum in order of worker id, including this worker.
+            buffers: float32 summands; every member passes the same shapes.
 
         Raises:
-            MembershipChanged: A member is lost, or the members are not these.
+            MembershipChanged: A member is lost, or shard 0 lists other members.
         """
         flat = np.concatenate([buffer.ravel() for buffer in buffers])
         place = [member.worker for member in members].index(self._worker)
@@ -110,7 +111,9 @@ class Aggregator:
         return payload
 
     def _view(self, members: Sequence[CollectiveMember]) -> int:
-        """Return a number for the algorithm and these incarnations of these members."""
+        """Return a 64-bit number that identifies the algorithm and the members' incarnations."""
+        # The number is part of each part's name, so parts of a sum with other members or another
+        # algorithm are never merged into this sum.
         words = struct.pack(
             f"<{2 * len(members)}Q", *(n for m in members for n in (m.worker, m.incarnation))
         )

@@ -1,11 +1,11 @@
-"""The exchanges of a worker in a run whose workers sum and step among themselves.
+"""A worker's exchanges in a run in which workers sum and step among themselves.
 
-To the training loop `CollectiveExchange` is an Exchange like any other. Each round is summed over
-the live members; every member applies the same step to its own copy of the model and reports the
-round to shard 0, which releases it when all have reported. With each release shard 0 sends the
-members of the next round. The live worker with the lowest id sends the weights at intervals. A
-member that has missed a round, or has just joined, fetches the model and the optimizer's state from
-a peer.
+`CollectiveExchange` has the interface of `Exchange`. In each round the live members sum their
+updates. Every member applies the same step to its copy of the model, and reports the round to shard
+0. Shard 0 releases the round when all members have reported, and sends the members of the next
+round with the release. The live worker with the lowest id is the leader, and sends the weights to
+shard 0 at intervals. A member that missed a round or has just joined fetches the model and the
+optimizer's state from a peer.
 """
 
 from __future__ import annotations
@@ -42,28 +42,32 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _SLACK_BYTES = 1 << 20
-#: The mailbox holds the parts of this many models: of several rounds, views and members.
+#: Capacity of the mailbox, in sizes of the model: it holds parts of several rounds, sets of members
+#: and senders.
 _MODELS_KEPT = 8
-_PAUSE_SECONDS = 0.2  # between two attempts
-_STALL_SECONDS = 30.0
+_PAUSE_SECONDS = 0.2  # pause between two queries of the peers
+_STALL_SECONDS = 30.0  # time without a received byte after which peers are queried
 
 
 class ModelCopy:
-    """The base model of a worker's core, in the slices that shard 0 sends and receives."""
+    """Conversion between the base of a worker's core and blocks of shard 0."""
 
     def __init__(self, core: WorkerCore) -> None:
-        """Keep `core`, whose base is read anew by each call."""
+        """Store `core`. Each method reads the present base of `core`."""
         self._core = core
 
     def with_blocks(self, blocks: Iterable[Block]) -> Float32:
-        """Return the present model [n], overwritten with some dense blocks of shard 0."""
+        """Return a copy of the present model [n], overwritten with dense blocks of shard 0."""
         flat = self._core.base.copy()
         for block in blocks:
             flat[self._place(block.slot)] = block.values.data
         return flat
 
     def blocks(self) -> tuple[Block, ...]:
-        """Return the model as the PS holds it; it must not change before the reply arrives."""
+        """Return the model as blocks of shard 0.
+
+        The blocks are views of the base, so the base must not change before the reply arrives.
+        """
         return tuple(
             Block(
                 slot, piece.size, None, CodedValues("float32", self._core.base[self._place(slot)])
@@ -72,7 +76,7 @@ class ModelCopy:
         )
 
     def alone(self, at: RoundId) -> PushRequest:
-        """Return an exchange that carries the weights of version `at`, and no round."""
+        """Return an exchange that sends the weights of version `at` outside a round."""
         return PushRequest(
             step=self._core.step + 1,
             kind=Kind.VALUES,
@@ -92,10 +96,15 @@ class ModelCopy:
 
 
 class CollectiveExchange(Exchange):
-    """A worker's exchanges with its peers and shard 0."""
+    """Exchanges of one worker with its peers and with shard 0."""
 
     def attach(self, own: WorkerFlags, core: WorkerCore) -> None:
-        """Use the base of `core` as this worker's replica of the model."""
+        """Use the base of `core` as this worker's replica of the model; create the peer streams.
+
+        Args:
+            own: Flags of this worker.
+            core: Core of this worker.
+        """
         self._own, self._core = own, core
         self._copy = ModelCopy(core)
         method, size = core.method, core.base.nbytes
@@ -110,7 +119,7 @@ class CollectiveExchange(Exchange):
         chunk = chunk_bytes_for(link)
         to_peers = me, self.sender, chunk, model_bytes, self.credentials
         self._parts = Peers(*to_peers)
-        self._queries = Peers(*to_peers)  # so that queries do not wait behind parts
+        self._queries = Peers(*to_peers)  # separate streams: queries do not wait behind parts
         self._ends = self._parts, self._queries, self._server
         self._aggregator = Aggregator(
             method.collective, me, self._parts, self._mailbox, self._on_late_part
@@ -118,20 +127,21 @@ class CollectiveExchange(Exchange):
         self._neighbours = Neighbours(self._queries, self._replica)
         self._members: tuple[CollectiveMember, ...] = ()
         self._goal = self._replica.at
-        self._progress = -1, 0.0  # bytes received, and when that number last changed
-        self._copied = -1  # version of the weights that shard 0 received last
+        self._progress = -1, 0.0  # bytes received, and monotonic time of the last change
+        self._copied = -1  # version of the weights that this worker sent to shard 0 last
         self._mean = np.empty_like(core.base)
 
     @property
     def refused_peers(self) -> dict[str, int]:
-        """Streams of other workers that were refused or closed, by reason."""
+        """Number of peers' streams that this worker refused or closed, by reason."""
         return self._guard.refused
 
     def join(self) -> list[pb.Welcome]:
-        """Listen to peers, then join at shard 0.
+        """Listen to peers, then join the run at shard 0.
 
         Raises:
-            ConfigurationError: The port is taken, or other machines could reach it unprotected.
+            ConfigurationError: The port is taken, or other machines could reach the port without
+                protection.
         """
         protection = self.credentials.protection
         host = listening_address(self.shards[0].address, self._own.insecure, protection)
@@ -139,7 +149,7 @@ class CollectiveExchange(Exchange):
             port = self._server.listen(host, self._own.peer_port)
         except PortInUse as error:
             raise ConfigurationError(
-                f"--worker_port={self._own.peer_port}: {error} (here --worker_port)"
+                f"--worker_port={self._own.peer_port}: {error} (the flag is --worker_port)"
             ) from error
         self.shards[0].hello.peer_address = host_and_port(host, port)
         logging.info("listening to other workers at %s:%d", host, port)
@@ -149,7 +159,7 @@ class CollectiveExchange(Exchange):
         return welcomes
 
     def pull(self) -> list[ShardReply]:
-        """Fetch the whole model, from shard 0 and then from a peer that has a newer one."""
+        """Fetch the whole model from shard 0, and then from a peer if a peer's model is newer."""
         while True:
             (reply,) = super().pull()
             at = RoundId(reply.generation, reply.version)
@@ -159,20 +169,20 @@ class CollectiveExchange(Exchange):
                 return [_without_weights(reply)]
 
     def send(self, request: PushRequest) -> None:
-        """Keep this worker's share of the next round."""
+        """Store this worker's summand of the next round; `replies` carries out the round."""
         self._request = request
 
     def replies(self) -> list[ShardReply | None]:
-        """Do one round with all members, report it, and wait for its release.
+        """Carry out one round with all members, report it, and wait for its release.
 
         Raises:
-            Diverged: The weights are no longer finite.
+            Diverged: The weights hold NaN or infinity.
         """
         request, at = self._request, self._replica.at
         goal = self._goal = RoundId(at.generation, at.number + 1)
-        elsewhere = self._do_round(goal, self._copy.with_blocks(request.shards[0]))
-        if elsewhere is not None:
-            return [elsewhere]
+        outside_round = self._do_round(goal, self._copy.with_blocks(request.shards[0]))
+        if outside_round is not None:
+            return [outside_round]
         self._mailbox.finish(goal)
         if not all_finite(self._replica.theta):
             raise Diverged(
@@ -182,7 +192,7 @@ class CollectiveExchange(Exchange):
         return [self._report(goal, request)]
 
     def close(self, cause: str) -> None:
-        """Send the newest weights if this worker leads, and leave."""
+        """Send the newest weights if this worker is the leader, and leave the run."""
         if cause in ("done", "interrupted"):
             self._send_last_weights()
         super().close(cause)
@@ -191,26 +201,33 @@ class CollectiveExchange(Exchange):
 
     @property
     def bytes_up(self) -> int:
-        """Training bytes sent, to shard 0 and to peers."""
+        """Number of training bytes sent to shard 0 and to peers."""
         return super().bytes_up + sum(end.bytes_sent for end in self._ends)
 
     @property
     def bytes_down(self) -> int:
-        """Bytes received, from shard 0 and from peers."""
+        """Number of bytes received from shard 0 and from peers."""
         return super().bytes_down + sum(end.bytes_received for end in self._ends)
 
     def save(self) -> State:
-        """Return the optimizer's state."""
+        """Return the optimizer's state of the replica."""
         return self._replica.save()
 
     def restore(self, state: State) -> None:
-        """Restore what `save` returned, if the model is at the version that it belongs to."""
+        """Restore the state from `save` if the first fetched model has the state's version."""
         self._replica.restore(state)
 
     # -- a round ----------------------------------------------------------------------------
 
     def _do_round(self, goal: RoundId, values: Float32) -> ShardReply | None:
-        """Bring the model to `goal`; return None, or shard 0's reply if it continued without it."""
+        """Bring the model to version `goal`.
+
+        Returns:
+            None if the model has version `goal`. Otherwise shard 0's reply: the run has stopped or
+            continued without this worker.
+        """
+        # A peer may have finished the round already. It will not send its parts again, but it has
+        # the resulting model.
         if self._neighbours.ahead and self._neighbours.take_over(goal, self._others):
             return None
         while self._replica.at != goal:
@@ -233,7 +250,7 @@ class CollectiveExchange(Exchange):
         return None
 
     def _report(self, goal: RoundId, request: PushRequest) -> ShardReply:
-        """Report the round to shard 0, and wait for its release."""
+        """Report the round to shard 0, and wait for the release of the round."""
         is_last = self.iter_max is not None and goal.number >= self.iter_max
         is_due = goal.number % self._own.sync_every == 0 or is_last
         sends_weights = self._leads and is_due
@@ -256,42 +273,50 @@ class CollectiveExchange(Exchange):
         return self.pull()[0]
 
     def _poll(self) -> ShardReply:
-        """Fetch the live members and the version from shard 0."""
+        """Fetch the live members and the model's version from shard 0."""
         at = self._replica.at
-        question = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
-        self.shards[0].pull(question)
+        request = pb.Pull(base_version=at.number, has_base=True, generation=at.generation)
+        self.shards[0].pull(request)
         return self._reply_of(0)
 
     def _on_late_part(self, sender: int) -> None:
-        """Raise MembershipChanged if a member's part that is late will not arrive."""
+        """Raise MembershipChanged if a late part of a member will not arrive."""
         before = self._members
         reply = self._poll()
         if reply.stop or not self._in_step(reply):
             raise MembershipChanged(f"shard 0 is at version {reply.version}, stop: {reply.stop}")
         if self._members != before:
-            raise MembershipChanged(f"members are {[each.worker for each in self._members]}")
-        # A peer that has finished may have lost the stream afterwards, and will not send again. But
-        # while the stream is open the part is on its way, and smaller than the whole model.
+            raise MembershipChanged(
+                f"the members are now workers {[member.worker for member in self._members]}"
+            )
+        # A peer that has finished the round does not send its parts again. So if its stream broke,
+        # fetch its model. But while the stream is open, wait: the part is on its way, and is
+        # smaller than the whole model.
         lost = not self._server.has_stream_of(sender) or self._is_stalled()
         if lost and self._neighbours.take_over(self._goal, self._others):
-            raise MembershipChanged("a peer had finished it")
+            raise MembershipChanged("adopted the model of a peer that had finished the round")
 
     def _is_stalled(self) -> bool:
-        """Whether no byte has arrived from peers for `_STALL_SECONDS`."""
+        """Return True if no byte has arrived from peers for `_STALL_SECONDS`."""
         received, now = self._server.bytes_received, time.monotonic()
         if received != self._progress[0]:
             self._progress = received, now
         return now - self._progress[1] > _STALL_SECONDS
 
     def _in_step(self, reply: ShardReply) -> bool:
-        """Whether shard 0 is at this worker's version and has it among the next members."""
-        mine = any(member.worker == self._own.id_worker for member in self._members)
-        return mine and RoundId(reply.generation, reply.version) == self._replica.at
+        """Return True if shard 0 has this worker's version and lists this worker as a member."""
+        is_member = any(member.worker == self._own.id_worker for member in self._members)
+        return is_member and RoundId(reply.generation, reply.version) == self._replica.at
 
     # -- members and weights ------------------------------------------------------------------
 
     def _agree(self) -> bool:
-        """Make all members start from the same model; return False if it must be pulled again."""
+        """Make all members start from the same model.
+
+        Returns:
+            True if the members agree or the run has stopped. False if the model must be pulled
+            again.
+        """
         while not self._neighbours.agree(self._others, self._leads):
             time.sleep(_PAUSE_SECONDS)
             reply = self._poll()
@@ -313,11 +338,11 @@ class CollectiveExchange(Exchange):
 
     @property
     def _leads(self) -> bool:
-        """Whether this worker is the lowest of the members."""
+        """True if this worker is the leader: the member with the lowest id."""
         return bool(self._members) and self._members[0].worker == self._own.id_worker
 
     def _send_last_weights(self) -> None:
-        """Send shard 0 the weights that it does not have yet; it may have ended already."""
+        """Send weights that shard 0 has not received yet. Shard 0 may have ended already."""
         at = self._replica.at
         if not (self._leads and self._replica.stepped) or self._copied == at.number:
             return
@@ -330,5 +355,5 @@ class CollectiveExchange(Exchange):
 
 
 def _without_weights(reply: ShardReply) -> ShardReply:
-    """Return a reply without its weights: this worker has the same or newer ones."""
+    """Return a reply without its weights, because this worker has equal or newer weights."""
     return dataclasses.replace(reply, operation=Operation.NONE, blocks=())

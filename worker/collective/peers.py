@@ -24,11 +24,11 @@ _DIAL_SECONDS = 2.0
 
 
 class PeerLost(Exception):
-    """A peer cannot be reached, or its stream has broken."""
+    """A peer cannot be reached, or the stream to the peer has broken."""
 
 
 class _PeerConnection:
-    """One stream to one peer."""
+    """A stream to one peer."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class _PeerConnection:
         self.stream.send((frame(peers.ToPeer(greeting=greeting)),))
 
     def receive(self, progress_seconds: float) -> tuple[peers.Holding, memoryview] | None:
-        """Return the next reply; None if no byte arrives for `progress_seconds`.
+        """Return the next reply, or None if no byte arrives for `progress_seconds`.
 
         Raises:
-            PeerLost: The stream has ended, or the peer refused it.
+            PeerLost: The stream has ended, or the peer refused the stream.
         """
         who = f"worker {self.member.worker} at {self.member.address}"
         try:
@@ -80,7 +80,7 @@ class _PeerConnection:
 
 
 class Peers:
-    """The streams that this worker has opened to others; for one thread."""
+    """The streams that this worker has opened to peers. Use an object from one thread only."""
 
     def __init__(
         self,
@@ -90,14 +90,15 @@ class Peers:
         max_model_bytes: int,
         credentials: Credentials = NO_CREDENTIALS,
     ) -> None:
-        """Open no stream yet.
+        """Store the arguments. The first message to a peer opens the stream.
 
         Args:
-            worker: This one.
-            sender: Its emulated uplink, if it has one.
-            chunk_bytes: Most bulk bytes of one message.
-            max_model_bytes: Of weights and optimizer slots that a peer sends.
-            credentials: Of this worker.
+            worker: Id of this worker.
+            sender: This worker's emulated uplink; None without emulation.
+            chunk_bytes: Most bytes of values in one message.
+            max_model_bytes: Largest accepted size of a peer's weights and optimizer slots, in
+                bytes.
+            credentials: Credentials of this worker.
         """
         self._credentials = credentials
         self._worker, self._sender, self._chunk_bytes = worker, sender, chunk_bytes
@@ -108,17 +109,22 @@ class Peers:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent to peers."""
+        """Number of training bytes sent to peers."""
         return self._closed_bytes + sum(c.stream.bytes_sent for c in self._open.copy().values())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of the models that peers have sent."""
+        """Number of bytes received from peers: replies to queries, with models."""
         received = sum(c.stream.bytes_received for c in self._open.copy().values())
         return self._closed_bytes_received + received
 
     def send(self, member: CollectiveMember, part: peers.Part, values: Float32) -> None:
-        """Queue a part; `values` [k] float32 must not change before it is delivered.
+        """Queue a part for sending. `values` must not change before the part is delivered.
+
+        Args:
+            member: The peer.
+            part: Header of the part.
+            values: [k] float32 entries of the part.
 
         Raises:
             PeerLost: The peer cannot be reached.
@@ -128,10 +134,10 @@ class Peers:
         stream.send(frames(message, [values.data.cast("B")], self._chunk_bytes))
 
     def check(self) -> None:
-        """Check that no stream has broken.
+        """Check that all open streams work.
 
         Raises:
-            PeerLost: One has.
+            PeerLost: A stream has broken.
         """
         for member, connection in list(self._open.items()):
             try:
@@ -143,15 +149,15 @@ class Peers:
     def query(
         self, member: CollectiveMember, query: peers.ModelQuery, timeout_seconds: float
     ) -> tuple[peers.Holding, memoryview]:
-        """Return the version that a peer holds, and its model if that is the one queried.
+        """Return a peer's version, and the peer's model if it has the queried version.
 
         Args:
             member: The peer.
-            query: For which model.
-            timeout_seconds: Longest silence of the peer.
+            query: Version of the queried model.
+            timeout_seconds: Longest time without a byte from the peer, in seconds.
 
         Raises:
-            PeerLost: It does not reply.
+            PeerLost: The peer does not reply.
         """
         connection = self._to(member)
         connection.stream.send((frame(peers.ToPeer(query=query)),))
@@ -160,18 +166,20 @@ class Peers:
         except PeerLost:
             self._drop(member)
             raise
-        if reply is None:  # a late reply must not be taken for the next one
+        # Close the stream: replies have no number, so a late reply would be matched to the next
+        # query.
+        if reply is None:
             self._drop(member)
             raise PeerLost(f"worker {member.worker} was silent for {timeout_seconds:g} s")
         return reply
 
     def forget(self, members: Sequence[CollectiveMember]) -> None:
-        """Close the streams to all others than these."""
+        """Close the streams to peers that are not in `members`."""
         for member in [member for member in self._open if member not in members]:
             self._drop(member)
 
     def close(self) -> None:
-        """Close all streams, after sending what is queued."""
+        """Send the queued messages, for at most one second per stream, and close all streams."""
         for member in list(self._open):
             self._drop(member, 1.0)
 
@@ -199,16 +207,18 @@ class Peers:
 def listening_address(
     shard_address: str, insecure: bool, protection: Protection = NOT_PROTECTED
 ) -> str:
-    """Return this machine's address on the route to shard 0, for peers to dial; sends no byte.
+    """Return this machine's address on the route to shard 0, for peers to connect to.
+
+    The function finds the route by connecting a UDP socket, which sends no packet.
 
     Args:
         shard_address: host:port of shard 0.
-        insecure: Whether unprotected connections from other machines are allowed.
-        protection: Of the connections.
+        insecure: True if unprotected connections from other machines are allowed.
+        protection: Protection of the connections.
 
     Raises:
-        ConfigurationError: The address would be open to others without protection, or there is no
-            route to shard 0.
+        ConfigurationError: Other machines could reach the address without protection, or there is
+            no route to shard 0.
     """
     host, _, port = shard_address.rpartition(":")
     try:
@@ -225,9 +235,9 @@ def listening_address(
         ) from error
     if not (insecure or protection.authenticated or is_loopback(address)):
         raise ConfigurationError(
-            f"with --collective a worker listens to the others, here at {address}, neither "
-            "encrypted nor authenticated; give certificates (--tls_cert, --tls_key, --tls_ca) or "
-            "a token (--token_file), add --insecure if every machine that can reach this address "
-            "is trusted, or set --collective=ps."
+            f"with --collective a worker listens to other workers, here at {address}, and the "
+            "connections are neither encrypted nor authenticated. Give certificates (--tls_cert, "
+            "--tls_key, --tls_ca) or a token (--token_file), add --insecure if every machine that "
+            "can reach this address is trusted, or set --collective=ps."
         )
     return address

@@ -1,7 +1,7 @@
-"""A worker's replica of the model and its optimizer, kept equal to those of the other members.
+"""A worker's replica of the model and the optimizer, equal to the replicas of the other members.
 
-`Replica` holds both and serves them to peers; `Neighbours` queries the peers and adopts what they
-hold.
+`Replica` holds the model and the optimizer's state, and serves them to peers. `Neighbours` queries
+peers and adopts their models.
 """
 
 from __future__ import annotations
@@ -26,35 +26,42 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32
 
 _NOWHERE = RoundId(-1, 0)
-_REPLY_SECONDS = 10.0  # longest silence of a queried peer
+_REPLY_SECONDS = 10.0  # longest time without a byte from a queried peer
 
 
 class Replica:
     """Weights, optimizer state, and their version.
 
-    The training thread changes it; threads of the Peer service read it.
+    The training thread changes the replica. Threads of the Peer service read it.
 
     Attributes:
-        theta: [n] float32, changed in place.
-        at: The version of the model; `RoundId.number` is shard 0's version.
-        stepped: Whether it results from steps of this worker or of a peer, not from the PS.
+        theta: [n] float32 weights, changed in place.
+        at: Version of the model. `RoundId.number` counts like shard 0's version.
+        stepped: True if the model results from a step of this worker or of a peer. False if it was
+            fetched from the PS.
     """
 
     def __init__(self, theta: Float32, method: Method, kernels: Kernels) -> None:
-        """Hold `theta` [n] float32, which is of no version yet."""
+        """Store `theta` [n] float32, without a version.
+
+        Args:
+            theta: Weights that the replica changes in place.
+            method: The run's method; its server optimizer steps the replica.
+            kernels: Kernels of the steps.
+        """
         self.theta, self._method, self._kernels = theta, method, kernels
         self._server = method.server.init(theta)
-        self._saved: State | None = None  # slots of an earlier incarnation
+        self._saved: State | None = None  # state of an earlier incarnation, until `fetched`
         self._lock = threading.Lock()
         self.at, self.stepped = _NOWHERE, False
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights and slots."""
+        """Size of weights and slots, in bytes."""
         return sum(array.nbytes for array in self._arrays())
 
     def fetched(self, at: RoundId, weights: Float32) -> None:
-        """Adopt weights [n] from the PS; slots stay, or are those of `restore`."""
+        """Adopt weights [n] from the PS, and the slots from `restore` if they have this version."""
         with self._lock:
             np.copyto(self.theta, weights)
             slots = self._slots()
@@ -65,10 +72,11 @@ class Replica:
             self.at, self.stepped = at, False
 
     def step(self, mean: Float32, rate: float, at: RoundId) -> None:
-        """Apply the mean update [n] of a round, as the PS would; this makes it version `at`."""
+        """Apply a round's mean update [n] with the PS' optimizer; the version becomes `at`."""
         with self._lock:
             method = self._method
-            own_rate = method.step_rate(rate, 0.0)  # the outer one is constant here
+            # The outer rate is constant in these runs, so any fraction of the budget does.
+            own_rate = method.step_rate(rate, 0.0)
             _, self._server = method.server.apply(
                 self.theta, Update(None, mean), method.kind, own_rate, self._kernels, self._server
             )
@@ -77,8 +85,12 @@ class Replica:
     def adopt(self, payload: memoryview, at: RoundId) -> None:
         """Adopt the model and optimizer of a peer.
 
+        Args:
+            payload: Weights and slots. Empty if the peer's replica is equal to this replica.
+            at: Version of the peer's model.
+
         Raises:
-            ValueError: The payload is not of this model and optimizer.
+            ValueError: The payload belongs to another model or optimizer.
         """
         with self._lock:
             if len(payload):
@@ -86,14 +98,18 @@ class Replica:
             self.at, self.stepped = at, True
 
     def digest(self) -> bytes:
-        """Return a digest that only equal replicas have in common."""
+        """Return a hash of weights and slots; replicas with equal hashes are equal."""
         code = hashlib.blake2b(digest_size=16)
         for array in self._arrays():
             code.update(array.tobytes())
         return code.digest()
 
     def answer(self, query: peers.ModelQuery) -> tuple[peers.Holding, Sequence[BytesLike]]:
-        """Return the version, and the content if the query is for that version (any thread)."""
+        """Return the version, and the content if the query is for this version.
+
+        Any thread may call this method. The content is empty if the query's digest shows that the
+        peer's replica is equal.
+        """
         with self._lock:
             holding = peers.Holding(version=self.at.number, generation=max(0, self.at.generation))
             if self.at != RoundId(query.generation, query.version):
@@ -103,12 +119,12 @@ class Replica:
             return holding, [] if holding.same else [a.tobytes() for a in self._arrays()]
 
     def save(self) -> State:
-        """Return the slots, for a later incarnation that starts from the same weights of the PS."""
+        """Return version and slots, for a later incarnation that fetches the same version."""
         with self._lock:
             return {"version": self.at.number, "slots": self._slots()}
 
     def restore(self, state: State) -> None:
-        """Use the slots that `save` returned, if the PS is at the version that they belong to."""
+        """Store the state from `save`, for the next call of `fetched`."""
         self._saved = state
 
     def _slots(self) -> State:
@@ -125,8 +141,9 @@ class Replica:
         expected = self.theta.nbytes + sum(np.asarray(slot).nbytes for slot in slots.values())
         if len(payload) != expected:
             raise ValueError(
-                f"a peer's model and optimizer have {len(payload)} bytes, these have {expected}; "
-                "give all workers the same --network, --server_optimizer and --momentum"
+                f"a peer's model and optimizer have {len(payload)} bytes, this worker's have "
+                f"{expected}; give all workers the same --network, --server_optimizer and "
+                "--momentum"
             )
         end = self.theta.nbytes
         np.copyto(self.theta, np.frombuffer(payload[:end], "<f4"))
@@ -138,15 +155,32 @@ class Replica:
 
 
 class Neighbours:
-    """Brings this worker's replica to the version of the others."""
+    """Updates this worker's replica from the replicas of its peers.
+
+    Attributes:
+        ahead: True if a member has finished the next round, and waits for this worker's report.
+    """
 
     def __init__(self, streams: Peers, replica: Replica) -> None:
-        """Send no query yet; `streams` carry no parts, so that a query need not wait for them."""
+        """Store the arguments.
+
+        Args:
+            streams: Streams that send no parts, so that queries do not wait behind parts.
+            replica: This worker's replica.
+        """
         self._streams, self._replica = streams, replica
-        self.ahead = False  # a member has done the next round, and waits for this worker's report
+        self.ahead = False
 
     def take_over(self, goal: RoundId, others: Sequence[CollectiveMember]) -> bool:
-        """Adopt the model of a member that has finished a round; return whether one has."""
+        """Adopt the model of a member that has finished a round.
+
+        Args:
+            goal: The round.
+            others: The other members.
+
+        Returns:
+            True if a member had finished the round.
+        """
         self.ahead = False
         query = peers.ModelQuery(generation=goal.generation, version=goal.number)
         for member in others:
@@ -160,14 +194,18 @@ class Neighbours:
         return False
 
     def agree(self, others: Sequence[CollectiveMember], leads: bool) -> bool:
-        """Adopt the model that all members have at this version; return False if it is undecided.
+        """Adopt the model that all members must have at this replica's version.
 
-        A member that has stepped to this version holds it. If none has, as at a run's start, it is
-        the model of the member with the lowest id.
+        The model of a member that has stepped to this version counts. If no member has stepped, as
+        at a run's start, the model of the member with the lowest id counts.
 
         Args:
             others: The other members, in order of worker id.
-            leads: Whether this worker is the lowest of all.
+            leads: True if this worker is the member with the lowest id.
+
+        Returns:
+            True if the model is known. False if a member did not reply or has an older version, so
+            the caller must try again.
         """
         at = self._replica.at
         query = peers.ModelQuery(generation=at.generation, version=at.number)
@@ -187,6 +225,7 @@ class Neighbours:
             elif RoundId(holding.generation, holding.version) > at:
                 self.ahead = True
                 return True
+        # A silent member may be the one that has stepped, so decide only when all have replied.
         if len(fetched) < len(others):
             return False
         if not leads:

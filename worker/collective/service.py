@@ -1,4 +1,4 @@
-"""The Peer service of a worker: parts of sums, and queries for its model, from other workers."""
+"""The Peer service of a worker: receives parts of sums, and queries for the worker's model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,22 @@ from thinwire.proto.security.credentials import part_of_worker
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.worker.collective.mailbox import Mailbox, PartName, RoundId
 
-#: Streams beyond one per peer: a peer that reconnects may open the new one first.
+#: Spare streams beyond one per worker, because a peer that reconnects may open a new stream before
+#: the old stream ends.
 _SPARE_STREAMS = 16
-#: Streams that are left for other addresses, however many one address opens.
+#: Streams that are reserved for other addresses if one address opens as many as it may.
 _STREAMS_OF_OTHERS = 64
 
-#: Returns the reply to a query: the message, and the pieces of its payload.
+#: Function that returns the reply to a query: the message, and the pieces of the payload.
 QueryHandler = Callable[[peers.ModelQuery], tuple[peers.Holding, Sequence[BytesLike]]]
 
 
 class PeerServer:
-    """This worker's Peer service."""
+    """The Peer service of this worker.
+
+    Attributes:
+        run_id: Id of the run, empty until the worker's own Hello is answered.
+    """
 
     def __init__(
         self,
@@ -37,29 +42,36 @@ class PeerServer:
         pace: Callable[[ServerStream], None] = lambda stream: None,
         guard: ConnectionGuard | None = None,
     ) -> None:
-        """Keep the arguments; `listen` starts the service.
+        """Store the arguments; `listen` starts the service.
 
         Args:
-            mailbox: Receives the parts.
-            answer: Replies to queries for this worker's model; called in the streams' threads.
-            max_part_bytes: Larger parts are refused before anything is allocated.
-            pace: Limits a new stream to this worker's emulated link.
-            guard: Admits and authenticates peers; None: everybody is admitted.
+            mailbox: Store of the received parts.
+            answer: Function that replies to queries for this worker's model. The streams' threads
+                call the function.
+            max_part_bytes: Largest accepted part, in bytes. Larger parts are refused before memory
+                is allocated.
+            pace: Function that limits a new stream to this worker's emulated link.
+            guard: Guard that admits and authenticates peers; None to admit every peer.
         """
         self._guard = guard or ConnectionGuard()
         self._mailbox, self._answer, self._pace = mailbox, answer, pace
         self._max_part_bytes = max_part_bytes
         self._streams: list[ServerStream] = []
-        self._authenticated: list[int] = []  # the worker of each stream after its greeting
+        self._authenticated: list[int] = []  # worker id of each stream with an accepted greeting
         self._closed_bytes = self._closed_bytes_received = 0
         self._server: GrpcServer | None = None
-        self.run_id = ""  # known after the worker's own Hello
+        self.run_id = ""
 
     def listen(self, address: str, port: int) -> int:
         """Start to listen; return the port.
 
+        Args:
+            address: Address of this machine.
+            port: Port to listen at; 0 for a free port.
+
         Raises:
-            thinwire.proto.grpc.PortInUse: It is taken, or the address is not of this machine.
+            thinwire.proto.grpc.PortInUse: The port is taken, or the address belongs to another
+                machine.
         """
         self._server = serve(
             address,
@@ -76,17 +88,17 @@ class PeerServer:
             self._server.stop()
 
     def has_stream_of(self, worker: int) -> bool:
-        """Return whether a worker's stream is open: everything it has sent will arrive."""
+        """Return True if a worker's stream is open, so that all sent parts will arrive."""
         return worker in self._authenticated
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes of the models sent."""
+        """Number of bytes of models sent to peers."""
         return self._closed_bytes + sum(stream.bytes_sent for stream in self._streams.copy())
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of parts and queries."""
+        """Number of bytes of received parts and queries."""
         received = sum(stream.bytes_received for stream in self._streams.copy())
         return self._closed_bytes_received + received
 
@@ -119,18 +131,22 @@ class PeerServer:
         """Handle one message; return the stream's worker (0: not authenticated yet)."""
         body = message.WhichOneof("body")
         if (sender == 0) != (body == "greeting"):
-            raise Malformed(f"a {body} message is not allowed here")
+            raise Malformed(
+                f"a message of kind {body}; expected a greeting first, and only one greeting"
+            )
         if body == "greeting":
             return self._greet(stream, message.greeting)
         if body == "part":
             part = message.part
             if len(payload) % 4:
-                raise Malformed(f"a part of {len(payload)} bytes is not of float32")
+                raise Malformed(
+                    f"a part of {len(payload)} bytes; expected a multiple of 4 (float32)"
+                )
             name = PartName(RoundId(part.generation, part.round), part.view, sender, part.number)
             self._mailbox.put(name, payload)
         else:
             if stream.num_waiting >= self._guard.limits.waiting_replies:
-                raise Malformed(f"a query while {stream.num_waiting} replies wait to be taken")
+                raise Malformed(f"a query while {stream.num_waiting} replies wait for the peer")
             holding, pieces = self._answer(message.query)
             stream.send(frames(peers.FromPeer(holding=holding), pieces))
         return sender
@@ -139,19 +155,21 @@ class PeerServer:
         """Check a greeting and return the stream's worker.
 
         Raises:
-            Malformed: It was refused.
+            Malformed: The greeting was refused.
         """
         refusal = versions.difference(greeting.protocol_version, "the peer", "this worker")
         refusal = refusal or versions.unknown_fields(greeting, "the peer")
         part = part_of_worker(greeting.worker)
         claims = (part, greeting.run_id)
-        if refusal is not None:  # the proof may differ for the same reason
+        # Check the version before the proof: with another version of the protocol the proof may
+        # fail too, and the refusal must name the cause.
+        if refusal is not None:
             reason = pb.REASON_PROTOCOL_VERSION
         elif stranger := self._guard.authenticate(stream, part, greeting.proof, claims):
             reason, refusal = stranger
         elif greeting.run_id != self.run_id:
             reason = pb.REASON_RUN if self.run_id else pb.REASON_STARTING
-            refusal = f"run_id: this worker is of {self.run_id!r}, the peer of {greeting.run_id!r}"
+            refusal = f"run_id: this worker has {self.run_id!r}, the peer has {greeting.run_id!r}"
         elif not greeting.worker:
             reason, refusal = pb.REASON_ID_RANGE, "worker: expected an id from 1"
         elif full := self._guard.hello_received(stream):
@@ -170,9 +188,9 @@ class PeerServer:
 
 
 def guard_of(credentials: Credentials, nb_workers: int) -> ConnectionGuard:
-    """Return the guard of a worker, all of whose peers may have the same address."""
-    own = nb_workers + _SPARE_STREAMS
-    limits = Limits(streams=own + _STREAMS_OF_OTHERS, streams_per_address=own)
+    """Return the guard of a worker's Peer service. All peers may have the same address."""
+    per_address = nb_workers + _SPARE_STREAMS
+    limits = Limits(streams=per_address + _STREAMS_OF_OTHERS, streams_per_address=per_address)
     return ConnectionGuard(credentials, limits)
 
 

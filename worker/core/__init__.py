@@ -1,7 +1,7 @@
-"""The worker's engine: what one worker computes between a gradient and the next weights.
+"""The worker's engine: the computation between a gradient and the next weights.
 
-No IO, threads or clock, so that the real worker, the Simulator and the tests drive the same code.
-`WorkerCore` (core) encodes changes and applies replies, `LocalRound` (local_round) holds the local
-steps of a round, `PushRequest` and `ShardReply` (messages) are what travels.
-Nothing is re-exported: the engine needs numpy.
+The engine has no IO, threads or clock, so that the worker, the Simulator and the tests run the same
+code. `WorkerCore` (core) encodes changes and applies replies. `LocalRound` (local_round) holds the
+local steps of a round. `PushRequest` and `ShardReply` (messages) are the messages of an exchange.
+The package re-exports no names, because its modules import numpy.
 """

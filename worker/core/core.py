@@ -1,8 +1,9 @@
-"""One worker without IO, threads or clock: gradients in, packets out; replies in, weights out.
+"""One worker's computation: gradients to pushes, and replies to weights.
 
-`WorkerCore` is the worker's side of the six policies. `begin` and `finish` are separate calls, so
-that the exchange loop, the Simulator and the tests drive the same object. `UpdatePacker` is its
-part that turns a change of weights into packets: codec, split over the shards, router.
+`WorkerCore` runs the worker's side of the six policies, without IO, threads or clock. `begin`
+starts an exchange and `finish` ends it, so that the exchange loop, the Simulator and the tests can
+do the exchange between the two calls. `UpdatePacker` turns a change of weights into packets: it
+runs the codec, splits the result over the shards, and runs the router.
 """
 
 from __future__ import annotations
@@ -49,26 +50,27 @@ if TYPE_CHECKING:
     from thinwire.worker.core.mirror import DeviceMirror
 
 
-#: Touched rows of a tensor / its rows, up to which these alone are sent.
+#: Largest fraction of a tensor's rows that is sent as rows. Above it, the tensor is sent dense.
 _MOST_ROWS = 0.75
-#: Changed entries of a tensor / its entries, up to which their positions are sent with them.
+#: Changes of weights by a script: largest fraction of changed entries that is sent with positions.
+#: Above it, the tensor's change is sent dense.
 _MOST_POSITIONS = 0.9
 
 
 class UpdatePacker:
-    """Codec and router of one worker, with their state: residuals of what was not sent.
+    """Codec and router of one worker, and their state, for instance residuals of unsent entries.
 
     Attributes:
-        sent: The blocks that the codec made for the last exchange, per shard.
+        sent: For each shard, the blocks of the last exchange.
 
     Args:
         spec: The shared model.
-        layouts: Of every shard.
-        method: The composition.
-        kernels: Of the host or the device.
-        seed: The run's seed and the worker's number: entropy of its random generator.
-        groups: Numbers of the tensors that each optimizer of a script steps, which are coded by
-            themselves; empty: one steps all.
+        layouts: Layout of every shard.
+        method: The run's method.
+        kernels: Kernels of the host or the device.
+        seed: The run's seed and the worker's number, to seed the random generator.
+        groups: Numbers of the tensors that each optimizer of a script steps. Each group is coded
+            separately. Empty if one optimizer steps all tensors.
     """
 
     def __init__(
@@ -85,12 +87,15 @@ class UpdatePacker:
         self._offsets = spec.offsets
         self._seed, self._number = seed[0], seed[-1]
         self._rng = np.random.default_rng(seed)
-        # Datagrams and the workers' own sums have no place for positions.
+        # Datagrams, and sums among workers, cannot carry positions of rows.
         self._sends_rows = not method.router.channels and method.collective == THROUGH_PS
         self._groups = [tuple(group) for group in groups] or [tuple(range(len(spec.tensors)))]
         self._codec_states = self._initial_states()
         self._router_state = method.router.init(layouts)
-        self._last_packet: Packet | None = None  # slots count the tensors of its group
+        # The last packet as the codec returned it: its slots are numbers within `_last_group`,
+        # which the codec's `undelivered` expects. `encode` returns a packet with slots of the whole
+        # model.
+        self._last_packet: Packet | None = None
         self._last_group = 0
         self.sent: list[tuple[Block, ...]] = []
 
@@ -107,17 +112,19 @@ class UpdatePacker:
         """Code a change of the model, or of the tensors that one optimizer steps.
 
         Args:
-            values: [num_parameters] float32 gradient or change of weights; an array, or an
+            values: [num_parameters] float32 gradient or change of weights: a numpy array or a
                 `thinwire.ops.kernels.device.DeviceArray`.
-            step: Of the exchange.
-            learning_rate: In use now.
-            epoch: Examples the whole run has consumed / examples of the training set.
-            touched: Tensor's number -> ascending rows that are not 0; left out: any may be.
+            step: Number of the exchange.
+            learning_rate: Present learning rate.
+            epoch: Examples that the whole run has consumed / examples of the training set.
+            touched: Tensor's number -> ascending rows that may be nonzero. A missing tensor may be
+                nonzero anywhere.
             group: Number of the optimizer.
-            keep: Fraction of the entries to send; None: the codec's own.
+            keep: Fraction of the entries to send; None for the codec's fraction.
 
         Raises:
-            thinwire.ops.codecs.base.NonFiniteUpdate: NaN or infinity in them; nothing has changed.
+            thinwire.ops.codecs.base.NonFiniteUpdate: `values` hold NaN or infinity. This object is
+                unchanged.
         """
         numbers = self._groups[group]
         tensors = [values[self._offsets[n] : self._offsets[n + 1]] for n in numbers]
@@ -128,9 +135,9 @@ class UpdatePacker:
             rng=self._rng,
             kernels=self._kernels,
             epoch=epoch,
-            touched={own: rows[n] for own, n in enumerate(numbers) if n in rows},
+            touched={slot: rows[n] for slot, n in enumerate(numbers) if n in rows},
             leaves_dense=self._method.router.takes_device_arrays,
-            finite=self._kernels.first_not_finite([values]) is None,  # in one call
+            finite=self._kernels.first_not_finite([values]) is None,  # one call for all
             keep=keep,
         )
         packet, self._codec_states[group] = self._method.codec.encode(
@@ -141,41 +148,47 @@ class UpdatePacker:
         self._last_packet, self._last_group = packet, group
         if len(numbers) == len(self._spec.tensors):
             return packet
-        blocks = (dataclasses.replace(each, slot=numbers[each.slot]) for each in packet.blocks)
+        blocks = (dataclasses.replace(block, slot=numbers[block.slot]) for block in packet.blocks)
         return Packet(tuple(blocks), packet.kind)
 
     def rest(self, step: int, epoch: float) -> Packet:
-        """Code all that the codec has kept back of changes of weights, as the next packet."""
+        """Code the codec's whole residual of changes of weights, as the next packet."""
         nothing = np.zeros(self._spec.num_parameters, np.float32)
         return self.encode(nothing, step, 1.0, epoch, keep=1.0)
 
     def unsent(self) -> Float32:
-        """Return what error feedback has kept back, [num_parameters]."""
-        kept: dict[int, Float32] = {}
+        """Return the residual of error feedback, [num_parameters] float32."""
+        residuals: dict[int, Float32] = {}
         for numbers, state in zip(self._groups, self._codec_states, strict=True):
-            kept |= zip(numbers, residuals_of(self._method.codec, state), strict=True)
-        return self._kernels.joined([kept[number] for number in range(len(kept))])
+            residuals |= zip(numbers, residuals_of(self._method.codec, state), strict=True)
+        return self._kernels.joined([residuals[number] for number in range(len(residuals))])
 
     def _few_rows(self, touched: Mapping[int, Int64]) -> dict[int, TouchedRows]:
-        """Return the touched rows of tensors that are smaller on the wire without the others."""
-        found = {}
+        """Return the touched rows of each tensor that is smaller on the wire as touched rows."""
+        few = {}
         for number, rows in touched.items() if self._sends_rows else ():
             size, length = self._spec.tensors[number].size, self._spec.tensors[number].shape[0]
             if rows.size <= _MOST_ROWS * length:
-                found[number] = TouchedRows(rows, size // length)
-        return found
+                few[number] = TouchedRows(rows, size // length)
+        return few
 
     def empty(self) -> Packet:
-        """Return the packet of an update that overflowed; there is nothing to take back of it."""
+        """Return a packet without blocks. `undelivered` then has no packet to take back."""
         self._last_packet = None
         return Packet((), self._method.kind)
 
     def route(self, packet: Packet, step: int, loss: float | None) -> list[Routed]:
-        """Split a packet over the shards, and each shard's part by class of service."""
+        """Split a packet over the shards, and each shard's blocks by class of service.
+
+        Args:
+            packet: Packet of the exchange.
+            step: Number of the exchange.
+            loss: Mean loss of the mini-batches; None if unknown.
+        """
         self.sent = split_packet(packet, self._layouts)
         router = self._method.router
         if router.joins_slots and len(self._groups) == 1:
-            self.sent = [joined(*each) for each in zip(self.sent, self._layouts, strict=True)]
+            self.sent = [joined(*part) for part in zip(self.sent, self._layouts, strict=True)]
         context = RouteContext(step, loss, self._seed, self._number, self._kernels)
         self._router_state = router.begin(self._router_state, context)
         routed = []
@@ -185,7 +198,10 @@ class UpdatePacker:
         return routed
 
     def divide_change(self, change: Float32 | None) -> list[tuple[Block, ...]]:
-        """Return a change of weights [num_parameters] as blocks of each shard; None: none."""
+        """Return a script's change of weights [num_parameters] as blocks for each shard.
+
+        The result is empty if `change` is None: the script has changed no weights.
+        """
         if change is None:
             return []
         blocks = []
@@ -202,11 +218,11 @@ class UpdatePacker:
         return split_packet(Packet(tuple(blocks), self._method.kind), self._layouts)
 
     def record_loss(self, shard: int, lost: Sequence[LostEntries]) -> None:
-        """Record the entries of the last push to a shard that are known to be lost."""
+        """Record which entries of the last push to a shard were lost."""
         self._router_state = self._method.router.undelivered(shard, lost, self._router_state)
 
     def undelivered(self) -> None:
-        """Take the last packet, which was rejected, back into the residuals."""
+        """Return the last packet's values to the residuals, because the shards rejected it."""
         if self._last_packet is None:
             return
         codec, router, group = self._method.codec, self._method.router, self._last_group
@@ -216,29 +232,35 @@ class UpdatePacker:
             self._router_state = router.undelivered(shard, None, self._router_state)
 
     def forget(self, shards: Iterable[int]) -> None:
-        """Drop the residuals: shards rejected the last packet as too large."""
+        """Drop all residuals, because shards rejected the last packet as too large."""
         self._codec_states = self._initial_states()
         for shard in shards:
             self.record_loss(shard, ())
 
     def save(self) -> State:
-        """Return the state that survives this process."""
-        first, *others = [self._kernels.as_saved(state) for state in self._codec_states]
+        """Return the state to save for a later process."""
+        first, *further = [self._kernels.as_saved(state) for state in self._codec_states]
         return {
             "codec": first,
-            "more_codecs": {str(number): state for number, state in enumerate(others, 1)},
+            "more_codecs": {str(number): state for number, state in enumerate(further, 1)},
             "router": self._kernels.as_saved(self._router_state),
             "rng": json.dumps(self._rng.bit_generator.state),
         }
 
     def restore(self, state: State, fits: bool) -> None:
-        """Restore what `save` returned; residuals only if the state `fits` the shards' model."""
+        """Restore the state from `save`.
+
+        Args:
+            state: Return value of `save`.
+            fits: True if the shards applied exactly the saved pushes. If False, the saved residuals
+                are dropped.
+        """
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
             saved = {"0": state["codec"], **state.get("more_codecs", {})}
             self._codec_states = [
-                self._kernels.as_kept(saved[str(number)], own)
-                for number, own in enumerate(self._codec_states)
+                self._kernels.as_kept(saved[str(number)], present)
+                for number, present in enumerate(self._codec_states)
             ]
             self._router_state = state["router"]
 
@@ -248,7 +270,24 @@ class UpdatePacker:
 
 
 class WorkerCore:
-    """The worker's side of the six policies."""
+    """One worker's side of the six policies.
+
+    Attributes:
+        base: [num_parameters] float32 model as received from the shards, on the host.
+        own: Unsent changes of a script that steps itself. None in other runs.
+        round: Local steps since the last exchange.
+        statistics: [m] float32 moving statistics that are averaged over the workers.
+        aux_size: Number of values that shard 0 averages over the workers.
+        step: Number of exchanges that this worker has started.
+        learning_rate: Scheduled learning rate that shard 0 sent last.
+        loss_scale: Factor of the loss for the next gradient; 0 without loss scaling.
+        samples_of_run: Number of examples that the run has consumed.
+        schedule_counts: Count at which each optimizer's schedule is read.
+        stopped: True if shard 0 has stopped the training.
+        stop_reason: Reason of the stop, for people.
+        versions: Version of each shard's model in `base`.
+        generations: Generation of each shard's model in `base`; -1 before the first reply.
+    """
 
     def __init__(
         self,
@@ -263,50 +302,54 @@ class WorkerCore:
         rate_in_round: RateInRound | None = None,
         keeps_on_device: bool = False,
     ) -> None:
-        """Start without a model, which the first replies bring.
+        """Start with a model of zeros. The first replies set the model.
 
         Args:
             spec: The shared model.
-            layouts: Of every shard.
-            method: The composition.
-            kernels: Of the host or the device.
-            seed: The run's seed and this worker's number: entropy of its random generator.
+            layouts: Layout of every shard.
+            method: The run's method.
+            kernels: Kernels of the host or the device.
+            seed: The run's seed and this worker's number, to seed the random generator.
             statistics: [m] float32 moving statistics that are averaged over the workers.
-            num_examples: Of the whole training set, by which codecs count epochs; 0: they stay
-                in the first.
-            groups: Numbers of the tensors that each optimizer of a script steps; empty: one steps
-                all.
-            rate_in_round: Of local steps; None: the rate that the shards have sent last.
-            keeps_on_device: Whether `weights` are of the device where TensorFlow's kernels are.
+            num_examples: Number of examples of the whole training set, from which codecs compute
+                the epoch. 0 keeps the codecs in the first epoch.
+            groups: Numbers of the tensors that each optimizer of a script steps. Empty if one
+                optimizer steps all tensors.
+            rate_in_round: Schedule of the learning rate within a round. None to use the rate that
+                the shards sent last.
+            keeps_on_device: True to store `weights` on the device, if the kernels are TensorFlow's.
         """
         self._rate_in_round = rate_in_round if method.takes_local_steps else None
         self.spec, self.layouts, self.method, self.kernels = spec, layouts, method, kernels
-        self.base = aligned(spec.num_parameters)  # the model as received from the shards
-        # Its like where steps are computed: on the device, or the base itself.
+        self.base = aligned(spec.num_parameters)
+        # `_newest` is the base where steps are computed: its copy on the device, or the base
+        # itself.
         on_host = method.steps_on_workers or method.collective != THROUGH_PS
         is_there = keeps_on_device and kernels.name == "tf" and not on_host
         self._mirror = self._new_mirror() if is_there else None
         self._newest = newest = self.base if self._mirror is None else self._mirror.array
         steps_itself = method.steps_on_workers and not method.takes_local_steps
-        # With a momentum more is sent than a step's own change, and only the codec shows what.
+        # With momentum the codec sends more than a step's change, and only the codec knows how
+        # much. So the unsent part of the changes cannot be tracked outside the codec.
         has_momentum = any(codec.keeps_momentum for codec in wrappers_of(method.codec))
         self.own = OwnChanges(self.base) if steps_itself and not has_momentum else None
         self._runs_ahead = method.overlap and steps_itself and has_momentum
-        # After the local steps, or ahead of the base by what was sent; else the base itself.
+        # The weights after the local steps, or the base plus the unanswered push of a run that
+        # computes ahead. In other runs the base itself.
         has_own = method.takes_local_steps or self._runs_ahead
         self._weights = self._new_weights() if has_own else newest
-        # Where local steps begin.
+        # The weights before the first local step.
         self._start = self._new_weights() if method.ahead else newest
-        self.loss_scale = 0.0  # the factor of the loss for the next gradient; 0: none
+        self.loss_scale = 0.0
         self.statistics = np.zeros(0, np.float32) if statistics is None else statistics.copy()
         stepped = self._weights if method.takes_local_steps else newest
         self.round = LocalRound(method.local, newest, self._start, stepped, spec, kernels)
         self._num_examples = num_examples
         self.aux_size = len(self.statistics) + method.num_averaged(spec.num_parameters)
-        self.step = 0  # exchanges begun
+        self.step = 0
         self.learning_rate = 0.0
         self.samples_of_run = 0
-        self.schedule_counts: tuple[int, ...] = ()  # what each optimizer's schedule is read at
+        self.schedule_counts: tuple[int, ...] = ()
         self.stopped = False
         self.stop_reason = ""
         self.versions = [0] * len(layouts)
@@ -317,9 +360,10 @@ class WorkerCore:
 
     @property
     def on_device(self) -> bool:
-        """Whether gradients may stay where TensorFlow computes them.
+        """True if gradients may stay on the device where TensorFlow computes them.
 
-        Where workers sum among themselves, local steps are of the host, whose model they change.
+        Local steps without a mirror on the device, and steps of a script, change weights on the
+        host.
         """
         on_host = self.method.takes_local_steps and self._mirror is None
         return self.kernels.name == "tf" and not (on_host or self.method.steps_on_workers)
@@ -330,16 +374,16 @@ class WorkerCore:
         return DeviceMirror(self.base)
 
     def _new_weights(self) -> Float32:
-        """Return zeros [num_parameters] where steps are computed."""
+        """Return zeros [num_parameters] on the host or device that computes steps."""
         size = self.spec.num_parameters
         return aligned(size) if self._mirror is None else self.kernels.zeros([size])[0]
 
     @property
     def weights(self) -> Float32:
-        """The weights to compute the next gradient at: [num_parameters] float32, not a copy.
+        """Weights for the next gradient, [num_parameters] float32; not a copy.
 
-        A `thinwire.ops.kernels.device.DeviceArray` where they are kept on the device: never where
-        workers sum among themselves, or scripts step themselves.
+        The weights are a `thinwire.ops.kernels.device.DeviceArray` if they are stored on the
+        device. They are on the host if workers sum among themselves, or a script steps itself.
         """
         return self._weights if self.own is None else self.own.weights
 
@@ -355,24 +399,25 @@ class WorkerCore:
         """Process one mini-batch; return an exchange, or None for a local step.
 
         Args:
-            values: [num_parameters] float32 mean gradient at `weights`; where the method
-                `steps_on_workers`, the weights that the script's step has made of `weights`. Where
-                `on_device`, it may be an `thinwire.ops.kernels.device.DeviceArray`.
-            samples: Examples in the mini-batch. A local step of none changes nothing, and a round
-                of none is an exchange without an update.
-            loss: Its mean loss; None: unknown.
-            statistics: [m] the moving statistics after it, where they are averaged.
-            computed_at: The shards' versions that the gradient was computed at; None: `versions`.
-            figures: What a script's optimizer adds.
+            values: [num_parameters] float32 mean gradient at `weights`. If the method
+                `steps_on_workers`, the weights after the script's step, which started at `weights`.
+                If `on_device`, `values` may be a `thinwire.ops.kernels.device.DeviceArray`.
+            samples: Number of examples in the mini-batch. A local step without examples changes no
+                weights. A round without examples is an exchange without an update.
+            loss: Mean loss of the mini-batch; None if unknown.
+            statistics: [m] moving statistics after the mini-batch; None if they are not averaged.
+            computed_at: Versions of the shards that the gradient was computed at. None for
+                `versions`.
+            figures: Settings of the mini-batch from a script and its optimizer.
 
         Raises:
             thinwire.ops.codecs.base.NonFiniteUpdate: The values, the loss or the statistics hold
-                NaN or infinity; nothing has changed, and `weights` and `statistics` are the last
-                good ones.
+                NaN or infinity. This object is unchanged: `weights` and `statistics` keep their
+                last finite values.
         """
         if figures.change is not None and not all_finite(figures.change):
             raise NonFiniteUpdate(
-                "the script has set weights to NaN or infinity; expected finite ones"
+                "the script has set weights to NaN or infinity; expected finite weights"
             )
         if figures.overflow:
             return self._begin_overflow(samples, loss, statistics, computed_at, figures)
@@ -385,7 +430,8 @@ class WorkerCore:
             self.own.is_ahead = False
         finite = statistics is None or np.isfinite(statistics).all()
         if not (finite and (loss is None or np.isfinite(loss))):
-            # Let the codec's own check refuse it.
+            # Make the check of `values` fail too. `LocalRound.step` and the codec check `values`
+            # before they change any state, so that an error leaves this object unchanged.
             values = np.full(self.spec.num_parameters, np.nan, np.float32)
         rate = self.step_rate() if figures.learning_rate is None else figures.learning_rate
         if self.method.takes_local_steps:
@@ -401,11 +447,11 @@ class WorkerCore:
 
     @property
     def ends_round(self) -> bool:
-        """Whether the next mini-batch is the round's last by the worker's own count."""
+        """True if the next mini-batch is the last of the round by this worker's count."""
         return self.method.pacer.push_now(self.round.num_steps + 1)
 
     def step_rate(self) -> float:
-        """Return the scheduled learning rate of the next step."""
+        """Return the scheduled learning rate for the next step."""
         if self._rate_in_round is None:
             return self.learning_rate
         round_ = self.round
@@ -414,9 +460,10 @@ class WorkerCore:
         )
 
     def _run_ahead(self) -> None:
-        """Go on from the base and what was just sent, before the shards answer it.
+        """Set the weights to the base plus the newest push, before the shards answer the push.
 
-        They add the same; their answer adds the others' changes, one step later.
+        The shards add the same blocks. Their reply adds the changes of other workers, one step
+        later.
         """
         np.copyto(self.weights, self.base)
         for shard in range(len(self.layouts)):
@@ -430,9 +477,15 @@ class WorkerCore:
         computed_at: Sequence[int] | None,
         figures: ScriptFigures,
     ) -> PushRequest:
-        """Return the exchange of a mini-batch without an update; it takes part in its round."""
+        """Return an exchange without an update, for a mini-batch with overflowed gradients.
+
+        The worker still takes part in the round, so other workers need not wait for it.
+        """
         if self.method.kind is Kind.DELTA:
-            raise ValueError("an overflow of changes of weights; the script's optimizer skips it")
+            raise ValueError(
+                "an overflow was reported in a run that sends changes of weights; expected the "
+                "script's optimizer to skip the step"
+            )
         if statistics is not None and np.isfinite(statistics).all():
             self.statistics[:] = statistics
         finite_loss = loss if loss is not None and np.isfinite(loss) else None
@@ -440,22 +493,23 @@ class WorkerCore:
         return self._request(self._packer.empty(), computed_at, figures)
 
     def end_round(self) -> PushRequest:
-        """Return the exchange of the local steps taken so far (at least one)."""
+        """Return an exchange with the change of the local steps so far (at least one step)."""
         if self.round.is_empty:
             return self._request(self._packer.empty())
         return self._request(self._encode(*self._to_send(self.weights, self.learning_rate)))
 
     def begin_empty(self) -> PushRequest:
-        """Return the exchange of a worker without examples: it takes part, and is not merged."""
+        """Return an exchange without an update, for a worker without examples in a round."""
         self.round.record(0, None)
         return self._request(self._packer.empty())
 
     def end_training(self) -> PushRequest | None:
-        """Return the exchange of all changes that the codec has kept back; None: there are none.
+        """Return an exchange with all unsent changes, or None if no change is unsent.
 
-        Only where changes of weights travel, of which late ones are as good as others: the sum is
-        what the workers have trained. With momentum the residual holds more than that sum. See the
-        analysis of error feedback by its virtual iterate, Karimireddy et al., ICML 2019.
+        The exchange exists only for changes of weights without momentum. The sum of these changes
+        is the result of the training, so the unsent changes are valid at any later time. With
+        momentum the residual would hold more than the unsent changes. See the analysis of error
+        feedback by its virtual iterate, Karimireddy et al., ICML 2019.
         """
         if self.own is None or not self.method.codec.sends_fraction:
             return None
@@ -499,13 +553,14 @@ class WorkerCore:
         )
 
     def _lags(self, computed_at: Sequence[int] | None) -> Sequence[int]:
-        """Return the versions since `computed_at`; after a shard's restart there may be fewer."""
+        """Return the number of versions of each shard since `computed_at`."""
         if computed_at is None:
             return ()
+        # A restarted shard may continue from a checkpoint with a smaller version: count 0.
         return [max(0, now - then) for now, then in zip(self.versions, computed_at, strict=True)]
 
     def _checksums(self) -> list[int] | None:
-        """Return checksums by which the shards verify their replicas of this base, at intervals."""
+        """Return checksums of the base for the shards' replicas, or None between the intervals."""
         if not self.method.down_codec.keeps_replicas or self.step % replicas.CHECKSUM_INTERVAL:
             return None
         places = (shard_positions(self.spec, layout) for layout in self.layouts)
@@ -517,7 +572,7 @@ class WorkerCore:
         return np.concatenate([self.statistics, self.round.pack()])
 
     def finish(self, replies: Sequence[ShardReply]) -> Float32:
-        """Apply one reply of every shard, in order; return the weights to train on."""
+        """Apply the replies of all shards, in order; return the weights to train on."""
         for shard, reply in enumerate(replies):
             self.receive(shard, reply)
         if self._runs_ahead:
@@ -527,10 +582,10 @@ class WorkerCore:
         return self.restart_from_base()
 
     def settle(self, replies: Sequence[ShardReply | None]) -> Float32:
-        """Apply what came of a push, a reply of every shard; return the weights to train on.
+        """Apply the replies to a push that may be rejected; return the weights to train on.
 
         Args:
-            replies: None: the shard refused the push as not finite.
+            replies: Reply of each shard; None if the shard rejected the push as not finite.
         """
         for shard, reply in enumerate(replies):
             if reply is not None:
@@ -540,11 +595,15 @@ class WorkerCore:
 
     def receive(self, shard: int, reply: ShardReply) -> None:
         """Apply one shard's reply to the base model."""
+        # SET_REST: the reply holds only entries that differ from base + own push. So add the push
+        # first, and let the blocks overwrite the result afterwards.
         if reply.operation is Operation.SET_REST:
             self._add_sent(self.base, shard)
-        for each in reply.rounds:
-            self._repeat(shard, each)
+        for relayed in reply.rounds:
+            self._repeat(shard, relayed)
         self._change(self.base, shard, reply.blocks, int(reply.operation is Operation.ADD))
+        # The shard has the newest push now, so its blocks are not unsent. `_unanswered` makes this
+        # happen once per push: the reply to a later pull must not subtract the blocks again.
         if self.own is not None and shard in self._unanswered:
             self._add_sent(self.own.unsent, shard, -1)
         self._unanswered.discard(shard)
@@ -561,15 +620,17 @@ class WorkerCore:
                 self._adopt_means(reply.aux)
 
     def _add_sent(self, weights: Float32, shard: int, sign: int = 1) -> None:
-        """Add what was sent last to a shard to a model [num_parameters], or subtract it (-1)."""
+        """Add (1) or subtract (-1) the last push to a shard on a model [num_parameters]."""
         self._change(weights, shard, self._sent_to(shard), sign)
 
     def _sent_to(self, shard: int) -> list[Block]:
-        """Return the blocks that were sent last to a shard, as it decodes them."""
+        """Return the blocks of the last push to a shard, with the values that the shard decodes."""
         return [on_host(expanded(block)) for block in self._packer.sent[shard]]
 
     def _repeat(self, shard: int, round_: RepeatedRound) -> None:
-        """Change the base model by a round as the shard does, by the same functions in order."""
+        """Apply a round's updates to the base, as the shard did."""
+        # The base must equal the shard's model bit for bit. Float addition is not associative, so
+        # merge the updates with the shard's functions and in the shard's order.
         layout = self.layouts[shard]
         updates = [
             flatten(self._sent_to(shard) if blocks is None else blocks, layout, KERNELS)
@@ -582,14 +643,15 @@ class WorkerCore:
     def _changing(
         self, weights: Float32, shard: int, blocks: Iterable[Block]
     ) -> Iterator[tuple[Float32, Block]]:
-        """Yield the views of a model [num_parameters] that a shard's blocks are to change."""
+        """Yield for each block of a shard the view of the model [num_parameters] to change."""
         for place, block in self._slices[shard].places(blocks):
+            # Record every change of the base: `DeviceMirror.catch_up` copies only recorded entries.
             if self._mirror is not None and weights is self.base:
                 self._mirror.note(place.start, block.size, block.indices)
             yield weights[place], block
 
     def _change(self, weights: Float32, shard: int, blocks: Iterable[Block], sign: int) -> None:
-        """Add a shard's blocks to a model [num_parameters] (1, -1), or overwrite it by them (0)."""
+        """Change a model [num_parameters] by a shard's blocks: add (1), subtract (-1), set (0)."""
         for target, block in self._changing(weights, shard, blocks):
             values = self.kernels.dequantise(block.values)
             change = np.add if sign > 0 else np.subtract
@@ -601,30 +663,34 @@ class WorkerCore:
                 change.at(target, block.indices, values)
 
     def _adopt_means(self, means: Float32) -> None:
-        """Adopt the averages over the workers."""
+        """Replace the statistics and the optimizer's values by their means over the workers."""
         num_statistics = len(self.statistics)
         self.statistics[:] = means[:num_statistics]
         if len(means) > num_statistics:
             self.round.unpack(means[num_statistics:])
 
     def restart_from_base(self) -> Float32:
-        """Begin the next local steps at the shards' model, or ahead of it; return the weights."""
+        """Reset the weights for the next local steps; return the weights.
+
+        The weights start at the shards' model, plus a part of the residual if the method is ahead.
+        """
+        # First, because `_newest` is the mirror's array on the device.
         if self._mirror is not None:
             self._mirror.catch_up()
         if self.method.ahead:
             self._start[:] = self._newest
             unsent = self._packer.unsent()
             if self._mirror is None:
-                unsent = np.asarray(unsent)  # of a codec that works on the device
+                unsent = np.asarray(unsent)  # the codec may store residuals on the device
             self._start += unsent * np.float32(self.method.ahead)
         self.round.restart()
         return self.weights
 
     def resume_round(self) -> Float32:
-        """Continue the restored local steps, if the shards still have the model they began at.
+        """Continue the restored local steps if the shards' versions have not changed since.
 
         Returns:
-            The weights to train on.
+            Weights to train on, [num_parameters] float32.
         """
         statistics = self.round.resume(self.versions)
         if statistics is not None:
@@ -632,7 +698,11 @@ class WorkerCore:
         return self.weights
 
     def handle_refusals(self, replies: Sequence[ShardReply | None]) -> None:
-        """Handle the rejections of the last push; a reply of None: it was not finite."""
+        """Repair residuals after shards rejected the last push.
+
+        Args:
+            replies: Reply of each shard; None if the shard rejected the push as not finite.
+        """
         outliers = [shard for shard, reply in enumerate(replies) if reply and reply.refused]
         if outliers:
             self._forget(outliers)
@@ -640,9 +710,9 @@ class WorkerCore:
             self.undelivered()
 
     def _forget(self, shards: Iterable[int]) -> None:
-        """Drop residuals and velocities: they hold what made the last push too large.
+        """Drop residuals and velocities after shards rejected the last push as too large.
 
-        They would send it again and again, a part at a time.
+        The residuals and velocities hold the large values, and would send them again in parts.
         """
         self._packer.forget(shards)
         self.round.forget()
@@ -650,12 +720,12 @@ class WorkerCore:
             self.own.forget()
 
     def undelivered(self) -> None:
-        """Take the last packet, which was rejected, back into the residuals."""
+        """Return the last push's values to the residuals, because the shards rejected it."""
         self._packer.undelivered()
         self._unanswered.clear()
 
     def save(self) -> State:
-        """Return the state that survives this process, with the local steps not yet pushed."""
+        """Return the state to save for a later process, with the local steps not yet pushed."""
         return {
             **self.round.save(self.versions, self.statistics),
             "step": self.step,
@@ -664,14 +734,18 @@ class WorkerCore:
         }
 
     def restore(self, state: State, last_applied_step: int) -> bool:
-        """Restore what `save` returned.
+        """Restore the state from `save`.
 
-        The residual is used only if the shards applied exactly the saved steps; otherwise it would
-        send entries twice, or at the wrong place.
+        Args:
+            state: Return value of `save`.
+            last_applied_step: Step of this worker's last push that the shards applied.
 
         Returns:
-            Whether the codec's state was used.
+            True if the codec's state was restored.
         """
+        # The saved residual belongs to the saved step. If the shards applied a later push, the
+        # residual would send entries a second time. If they did not apply the saved step, the
+        # entries of that step would be missing.
         fits = bool(state["step"] == last_applied_step)
         self._packer.restore(state, fits)
         self.round.restore(state, fits)
@@ -681,14 +755,17 @@ class WorkerCore:
         return fits
 
     def _unsent(self, own: OwnChanges) -> Float32:
-        """Return what is unsent of a script's changes once the newest push is applied: [n]."""
+        """Return the unsent changes [n] of a script after the newest push is applied.
+
+        `restore` uses this array only if the shards applied the newest push.
+        """
         unsent = own.unsent.copy()
         for shard in self._unanswered:
             self._add_sent(unsent, shard, -1)
         return unsent
 
     def _to_send(self, values: Float32, rate: float) -> tuple[Float32, float]:
-        """Return what an exchange sends, and the learning rate that goes with it."""
+        """Return the values to code for an exchange, and the learning rate of the values."""
         if self.method.takes_local_steps:
             return self.weights - self._start, rate
         if self.own is not None:

@@ -1,4 +1,4 @@
-"""A worker's local steps since its last exchange: the weights they lead to, and their figures."""
+"""A worker's local steps since its last exchange: the local weights, and counts of the steps."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ if TYPE_CHECKING:
 
 
 class LocalRound:
-    """The local optimizer, and the mini-batches of its steps since the last exchange.
+    """The local optimizer, and the counts of its mini-batches since the last exchange.
 
     Attributes:
-        num_steps: Mini-batches of this round.
-        samples: Examples in them.
-        batch_parts: Parts of the script's batches that they are.
-        slots: The optimizer's state; empty without local steps.
+        num_steps: Number of mini-batches in this round.
+        samples: Number of examples in the round's mini-batches.
+        batch_parts: Parts of the script's batches in this round; nb_workers parts are one batch.
+        slots: State of the optimizer; empty if the worker takes no local steps.
 
     Args:
-        optimizer: Of the local weights.
-        base: [n] float32 the model as received from the shards; a
-            `thinwire.ops.kernels.device.DeviceArray` if steps are of the device, like the others.
-        start: [n] float32 where the local steps begin: the base, or ahead of it.
-        weights: [n] float32 after the local steps; without local steps the base itself.
+        optimizer: Optimizer of the local weights.
+        base: [n] float32 model as received from the shards. `base`, `start` and `weights` are
+            `thinwire.ops.kernels.device.DeviceArray` if steps are computed on the device.
+        start: [n] float32 weights before the first local step: the base, or the base with a part of
+            the residual.
+        weights: [n] float32 weights after the local steps. The base itself without local steps.
         spec: The shared model.
-        kernels: Of where the gradients are.
+        kernels: Kernels of the host or the device that holds the gradients.
     """
 
     def __init__(
@@ -55,28 +56,29 @@ class LocalRound:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the mini-batches' losses; None where none is known."""
+        """Mean loss of the round's mini-batches; None if no loss is known."""
         return float(np.mean(self._losses)) if self._losses else None
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to merge of these local steps: no example was in them."""
+        """True if the local steps saw no example, so that there is no change to merge."""
         return self._moves and not self.samples
 
     def step(self, values: Float32, learning_rate: float) -> None:
         """Take a step of the local optimizer on the local weights.
 
         Args:
-            values: [n] float32 gradient; where the caller steps, the weights after its step.
-            learning_rate: The scheduled one.
+            values: [n] float32 gradient. If a script's optimizer steps, the weights after its step.
+            learning_rate: Scheduled learning rate.
 
         Raises:
             NonFiniteUpdate: The values hold NaN or infinity.
         """
-        # The codec sees it only after all local steps.
+        # Check before the step: the codec checks only the sum of all local steps, when the weights
+        # and the optimizer's slots would hold NaN already and could not be restored.
         if self._kernels.first_not_finite([values]) is not None:
             raise NonFiniteUpdate(
-                "a local step holds NaN or infinity; expected finite values. Lower the learning "
+                "the values of a local step hold NaN or infinity. Lower the learning "
                 "rate, or clip gradients (--clip_norm, or clipnorm of a script's optimizer)."
             )
         self.slots = self._optimizer.step(
@@ -84,7 +86,7 @@ class LocalRound:
         )
 
     def record(self, samples: int, loss: float | None, batch_parts: int = 0) -> None:
-        """Count a mini-batch; the loss of no example is no loss."""
+        """Count a mini-batch. The loss of a mini-batch without examples is ignored."""
         self.num_steps += 1
         self.samples += samples
         self.batch_parts += batch_parts
@@ -92,7 +94,7 @@ class LocalRound:
             self._losses.append(loss)
 
     def restart(self) -> None:
-        """Begin the next round at its start."""
+        """Start the next round: reset the local weights and all counts."""
         if self._moves:
             self._weights[:] = self._start
             self.slots = self._optimizer.restart(self._weights, self.slots)
@@ -100,22 +102,22 @@ class LocalRound:
         self._losses = []
 
     def pack(self) -> Float32:
-        """Return the part of the optimizer's state that is averaged over the workers."""
+        """Return the values of the optimizer's state that are averaged over the workers."""
         return self._optimizer.pack(self.slots)
 
     def unpack(self, means: Float32) -> None:
-        """Adopt the averages of that part."""
+        """Replace the optimizer's values that `pack` returned by their averages."""
         self.slots = self._optimizer.unpack(means, self.slots)
 
     def forget(self) -> None:
-        """Reset the state that the optimizer accumulated from gradients."""
+        """Reset the optimizer's state that gradients have accumulated in."""
         self.slots = self._optimizer.forget(self._weights, self.slots)
 
     def save(self, versions: Sequence[int], statistics: Float32) -> State:
-        """Return the state that survives this process, with the steps not yet pushed.
+        """Return the state to save for a later process, with the local steps not yet pushed.
 
         Args:
-            versions: Of the shards' model, at which the round began.
+            versions: Version of each shard's model at the start of the round.
             statistics: [m] float32 moving statistics after the last step.
         """
         slots = self._optimizer.save(self.slots) if self.slots else {}
@@ -133,16 +135,28 @@ class LocalRound:
         return {"round": steps, "slots": slots}
 
     def restore(self, state: State, fits: bool) -> None:
-        """Keep what `save` returned for `resume`; the steps only if they `fit` the shards."""
+        """Store the state from `save`, for a later call of `resume`.
+
+        Args:
+            state: Return value of `save`.
+            fits: True if the shards applied exactly the saved pushes. If False, the saved local
+                steps are dropped.
+        """
         self._saved_slots = state["slots"]
         if fits:
             self._saved_round = state["round"]
 
     def resume(self, versions: Sequence[int]) -> Float32 | None:
-        """Continue from the restored state, with the steps if they began at these versions.
+        """Continue from the restored state.
+
+        The saved local steps count only if they started at the shards' present versions. Otherwise
+        the steps would be applied to weights that other workers have changed.
+
+        Args:
+            versions: Present version of each shard's model.
 
         Returns:
-            The moving statistics after these steps; None if there are none.
+            [m] float32 moving statistics after the restored steps; None if no steps are restored.
         """
         saved, self._saved_round = self._saved_round, None
         slots, self._saved_slots = self._saved_slots, None
@@ -150,7 +164,7 @@ class LocalRound:
         if saved is not None and fits:
             self._weights[:] = saved["weights"]
             self.num_steps, self.samples = saved["local_steps"], saved["samples"]
-            self.batch_parts = saved.get("batch_parts", 0)  # an earlier version has none
+            self.batch_parts = saved.get("batch_parts", 0)  # missing in states of older versions
             self._losses = list(saved["losses"])
         if slots and (fits or self._optimizer.outlives_rounds):
             self.slots = self._optimizer.restore(slots, self._weights, self.slots)

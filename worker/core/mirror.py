@@ -1,4 +1,4 @@
-"""The shards' model on the device where gradients are computed."""
+"""A copy of the shards' model on the device that computes gradients."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from thinwire.ops.kernels.device import DeviceArray
 if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
-#: Bytes to the device for an entry by itself, and in a copy of the whole.
+#: Bytes sent to the device for one entry: with its position, and in a copy of the whole model.
 _APART, _TOGETHER = 12, 4
 
 
 class DeviceMirror:
-    """Follows a model on the host; what is copied is what has changed.
+    """Copy of a host's model on the device. Only changed entries are copied again.
 
-    Entries are overwritten with the host's, so the two are the same bit for bit, whatever the
-    host has done to them.
+    The host's values overwrite the device's values, so host and device hold the same bits after any
+    arithmetic on the host.
 
     Attributes:
-        array: [n] float32 on the device.
+        array: [n] float32 copy on the device.
 
     Args:
-        model: [n] float32 on the host, zeros.
+        model: [n] float32 model on the host, all zeros.
     """
 
     def __init__(self, model: Float32) -> None:
@@ -35,12 +35,13 @@ class DeviceMirror:
         self._num_changed = 0
 
     def note(self, start: int, size: int, indices: Int64 | None) -> None:
-        """Note that a part of the host's model changes.
+        """Record that a part of the host's model changes.
 
         Args:
-            start: Where it begins.
-            size: Of the part.
-            indices: [k] int64 what changes, from `start` on; None: all of it.
+            start: Position of the part's first entry in the model.
+            size: Number of entries of the part.
+            indices: [k] int64 positions of the changed entries, relative to `start`. None if all
+                entries of the part change.
         """
         self._num_changed += size if indices is None else len(indices)
         if not self._is_whole:
@@ -48,11 +49,11 @@ class DeviceMirror:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether a copy of the whole is less than what has changed."""
+        """True if copying the whole model takes no more bytes than copying the changed entries."""
         return self._num_changed * _APART >= len(self._model) * _TOGETHER
 
     def catch_up(self) -> None:
-        """Take over what has changed."""
+        """Copy the changed entries to the device."""
         if self._is_whole:
             self.array[:] = cast("Float32", DeviceArray(self._model))
         elif self._changed:

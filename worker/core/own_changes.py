@@ -1,4 +1,4 @@
-"""What a script that steps itself trains on: the shards' model with its own unsent changes."""
+"""The model of a script that steps itself: the shards' model plus the worker's unsent changes."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
 
 
 class OwnChanges:
-    """One worker's changes of the weights that the shards do not have yet.
+    """One worker's changes of the weights that the shards have not received yet.
 
-    A script whose model lacks them repeats them at every step until they are sent, and what comes
-    of it then is too much. So they stay in its model: the residual is what the others do not know
-    yet, and one worker trains as Keras alone, whatever it sends. It is the error reset of Xie et
-    al., "CSER: Communication-efficient SGD with Error Reset", NeurIPS 2020, at every step.
+    The script's model must include the unsent changes. Otherwise the script would compute a similar
+    change at every step until the first change is sent, and the sum would be too large. With the
+    unsent changes in its model, a single worker trains exactly as Keras without Thinwire, for any
+    codec. The method is the error reset of Xie et al., "CSER: Communication-efficient SGD with
+    Error Reset", NeurIPS 2020, at every step.
 
     Attributes:
-        unsent: [n] float32, of all steps so far.
-        weights: [n] float32 to begin the next step at: the base and what is unsent.
-        step_taken: [n] float32 weights before the newest step minus those after it, which is what
-            travels; it stays as it is until the next step.
-        is_ahead: Whether that step is yet to be coded.
+        unsent: [n] float32 sum of the unsent changes of all steps.
+        weights: [n] float32 weights before the next step: `base` + `unsent`.
+        step_taken: [n] float32 weights before the newest step minus the weights after the step. The
+            codec codes this array, which stays constant until the next step.
+        is_ahead: True if the newest step is not coded yet.
 
     Args:
-        base: [n] float32 the model as received from the shards.
+        base: [n] float32 model as received from the shards.
     """
 
     def __init__(self, base: Float32) -> None:
@@ -38,22 +39,22 @@ class OwnChanges:
         self.is_ahead = False
 
     def step(self, values: Float32, loss: float | None, statistics: Float32 | None = None) -> None:
-        """Go on from a step of the script.
+        """Record a step of the script.
 
         Args:
-            values: [n] the weights that it has made of `weights`.
-            loss: Of its mini-batch; None: unknown.
-            statistics: [m] the moving statistics after it, where they are averaged.
+            values: [n] weights after the step, which started at `weights`.
+            loss: Loss of the step's mini-batch; None if unknown.
+            statistics: [m] moving statistics after the step; None if they are not averaged.
 
         Raises:
-            NonFiniteUpdate: NaN or infinity; nothing has changed.
+            NonFiniteUpdate: A value is NaN or infinite. This object is unchanged.
         """
         finite = loss is None or bool(np.isfinite(loss))
         finite = finite and (statistics is None or all_finite(statistics))
         if not (finite and all_finite(values)):
             raise NonFiniteUpdate(
-                "a step of the script's optimizer made NaN or infinity, or the loss is; expected "
-                "finite values. Lower its learning rate, or clip its gradients (clipnorm, "
+                "the weights after a step of the script's optimizer, or the loss, are NaN or "
+                "infinite. Lower the optimizer's learning rate, or clip its gradients (clipnorm, "
                 "global_clipnorm)."
             )
         np.subtract(self.weights, values, out=self.step_taken)
@@ -62,9 +63,9 @@ class OwnChanges:
         self.is_ahead = True
 
     def catch_up(self) -> None:
-        """Begin the next step at what the shards have sent since."""
+        """Update `weights` after a change of the base or of `unsent`."""
         np.add(self._base, self.unsent, out=self.weights)
 
     def forget(self) -> None:
-        """Drop what is unsent: the codec has, too."""
+        """Drop the unsent changes, as the codec drops its residual."""
         self.unsent.fill(0.0)

@@ -1,7 +1,8 @@
-"""What a worker reports: measured rounds, instruments for /metrics, TensorBoard scalars.
+"""A worker's reports: measured rounds, instruments for /metrics, TensorBoard scalars.
 
-The training thread only adds numbers, so that measuring costs it nothing; other threads make
-documents of them. `MEASURES` (round_trace) has an implementation for each value of --measure,
-`instruments.collect` returns what /metrics exports, `WorkerScalars` (tensorboard) writes scalars.
-Nothing is re-exported: `instruments` and `tensorboard` are needed only where they are switched on.
+The training thread only adds numbers, so measuring hardly slows training; other threads make
+documents of the numbers. `round_trace.MEASURES` has an implementation for each value of --measure.
+`instruments.collect` returns the instruments for /metrics. `tensorboard.WorkerScalars` writes
+scalars. This package re-exports nothing: a run imports `instruments` and `tensorboard` only if they
+are switched on.
 """

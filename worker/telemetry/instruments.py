@@ -1,4 +1,4 @@
-"""The instruments of one worker for monitoring."""
+"""Monitoring instruments of one worker, for /metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def collect(session: WorkerSession) -> list[Instrument]:
-    """Return the present instruments of this process (any thread)."""
+    """Return the instruments of this process with their current values (any thread)."""
     exchange, core, spent = session.exchange, session.core, session.stopwatch.seconds
     seconds = spent | {"send": exchange.send_seconds}
     seconds["wait"] = max(0.0, spent["wait"] - exchange.send_seconds)
@@ -19,10 +19,12 @@ def collect(session: WorkerSession) -> list[Instrument]:
     return [
         counter("steps", "Local steps, one mini-batch each.", session.num_steps),
         counter(
-            "exchanges", "Pushes to which every shard replied.", core.step - session.joined_at_step
+            "exchanges", "Pushes that every shard has answered.", core.step - session.joined_at_step
         ),
         counter("seconds", "Seconds that the worker spent in each phase.", seconds, "phase"),
-        gauge("step_seconds", "Seconds that the newest local step took.", session.step_seconds),
+        gauge(
+            "step_seconds", "Duration of the newest local step, in seconds.", session.step_seconds
+        ),
         gauge(
             "loss",
             "Training loss of the newest mini-batch.",
@@ -34,7 +36,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
         ),
         counter(
             "non_finite_batches",
-            "Mini-batches left out because of NaN or infinity.",
+            "Mini-batches skipped because of NaN or infinity.",
             session.num_non_finite,
         ),
         counter(
@@ -66,7 +68,7 @@ def collect(session: WorkerSession) -> list[Instrument]:
             else [
                 counter(
                     "datagrams_sent",
-                    "Datagrams handed to the network, by channel.",
+                    "Datagrams sent to the network, by channel.",
                     {str(number): count for number, count in enumerate(datagrams.datagrams)},
                     "channel",
                 ),

@@ -1,6 +1,6 @@
-"""Measures a worker's rounds: the time of each phase, and the bytes.
+"""Measure a worker's rounds: the time of each phase, and the bytes sent and received.
 
-The training thread only adds numbers; another thread makes the documents.
+The training thread only adds numbers. The heartbeat thread makes documents of the numbers.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from thinwire.runtime.telemetry.round_trace import MeasuredBy, RoundRecord
 from thinwire.runtime.telemetry.run_status import WorkerMetrics
 from thinwire.worker.core.messages import PushRequest, ShardReply
 
-#: Rounds kept while no shard is connected; older ones are dropped.
+#: Most rounds stored while shard 0 is unreachable; the oldest rounds are dropped.
 _MOST_ROWS = 50_000
-_BATCHES_TO_REPEAT = 4
+_BATCHES_TO_REPEAT = 4  # newest documents that a new connection sends again
 
 
 class ByteCounters(Protocol):
@@ -28,20 +28,20 @@ class ByteCounters(Protocol):
 
     @property
     def bytes_up(self) -> int:
-        """Sent so far."""
+        """Number of bytes sent."""
 
     @property
     def bytes_down(self) -> int:
-        """Received so far."""
+        """Number of bytes received."""
 
 
 class RoundMeasure:
-    """One worker's rounds, summed over their local steps.
+    """Measures one worker's rounds; times are sums over the local steps of a round.
 
     Args:
-        pacer: Determines the phases of a round.
-        counters: Read once per round.
-        clock: Seconds, monotonic.
+        pacer: Pacer of the method, which determines the phases of a round.
+        counters: Counters of bytes, read once per round.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -56,28 +56,30 @@ class RoundMeasure:
         self.begin(0.0)
 
     def begin(self, seconds_before: float) -> None:
-        """Start the clock; earlier incarnations trained for `seconds_before`."""
+        """Start the clock at `seconds_before`, the training time of earlier incarnations."""
         self._started_at = self._clock() - seconds_before
         self._bytes = (self._counters.bytes_up, self._counters.bytes_down)
 
     def begin_step(self) -> None:
-        """Note that the next local step, or the query whether to take one, begins."""
+        """Mark the start of a local step, or of the query that precedes the step."""
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add to a phase of this round; phases that this worker does not have are ignored."""
+        """Add seconds to a phase of this round; a phase that the pacer does not have is ignored."""
         if phase in self._time:
             self._time[phase] += seconds
 
     def end_round(
         self, request: PushRequest, replies: list[ShardReply | None], epoch: int, exchange: float
     ) -> None:
-        """Make a record of the round and begin the next.
+        """Record the round that has ended and start the next round.
+
+        A push that shard 0 has rejected as not finite makes no record.
 
         Args:
-            request: The push.
-            replies: To it, of every shard; shard 0 has accepted it.
-            epoch: Of the worker's examples.
-            exchange: Seconds from push to last reply.
+            request: The push that ended the round.
+            replies: Replies of all shards to the push.
+            epoch: Number of the epoch of the worker's examples.
+            exchange: Time from the push to the last reply, in seconds.
         """
         first = replies[0]
         if first is None:
@@ -107,32 +109,34 @@ class RoundMeasure:
         self._time = dict.fromkeys(self._phases, 0.0)
 
     def record_exchange(self, seconds: float) -> None:
-        """Add to the phase of the exchange, whose name depends on the composition."""
+        """Add seconds to the exchange's phase, which is the pacer's last phase."""
         self.record(self._phases[-1], seconds)
 
     def batches(self, origin: MeasuredBy, receiver: object) -> list[str]:
-        """Return the documents to send now (one thread, not the training one).
+        """Return the documents to send now (heartbeat thread only).
+
+        After a change of the receiver, the newest documents may have been lost and are returned
+        again. The receiver ignores duplicates, because every record has a number.
 
         Args:
-            origin: The worker.
-            receiver: If it is not the one of the call before, the newest batches may have been
-                lost and are sent again: records are identified by their number.
+            origin: Origin of the records: host, device and worker.
+            receiver: Object that identifies the connection; compared by identity.
         """
-        again = list(self._sent) if receiver is not self._receiver else []
+        repeated = list(self._sent) if receiver is not self._receiver else []
         self._receiver = receiver
         rows = []
         while self._rows:
             rows.append(self._rows.popleft())
         new = round_trace.pack(origin, rows)
         self._sent.extend(new)
-        return [*again, *new]
+        return [*repeated, *new]
 
     def _take_steps(self) -> list[dict[str, float]] | None:
         return None
 
 
 class StepMeasure(RoundMeasure):
-    """Measures every local step as well; the last entry is the step that led to the exchange."""
+    """Measures rounds and every local step; a round's last step is followed by the exchange."""
 
     def __init__(
         self, pacer: Pacer, counters: ByteCounters, clock: Callable[[], float] = time.monotonic
@@ -141,11 +145,11 @@ class StepMeasure(RoundMeasure):
         super().__init__(pacer, counters, clock)
 
     def begin_step(self) -> None:
-        """Open an entry."""
+        """Start the measurement of a local step."""
         self._steps.append({})
 
     def record(self, phase: str, seconds: float) -> None:
-        """Add to a phase of this round and of this step."""
+        """Add seconds to a phase of this round and of this local step."""
         super().record(phase, seconds)
         if self._steps and phase in self._time:
             entry = self._steps[-1]
@@ -180,10 +184,10 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Me
     """Return the origin of a worker's records.
 
     Args:
-        id_worker: From 1.
-        device: Flag --device.
-        on_gpu: Whether that is a GPU.
-        incarnation: Of the worker.
+        id_worker: Id of the worker, from 1.
+        device: Value of --device.
+        on_gpu: True if the device is a GPU.
+        incarnation: Incarnation of the worker.
     """
     number = device.partition(":")[2] or "0"
     name = f"gpu{number}" if on_gpu else "cpu"
@@ -192,7 +196,7 @@ def origin_of(id_worker: int, device: str, on_gpu: bool, incarnation: int) -> Me
 
 
 def seconds_trained(before: WorkerMetrics) -> float:
-    """Return the seconds that earlier incarnations of a worker trained for."""
+    """Return the training time of a worker's earlier incarnations, in seconds."""
     return math.fsum(
         (before.compute_seconds, before.encode_seconds, before.send_seconds, before.wait_seconds)
     )

@@ -1,4 +1,4 @@
-"""A worker's own TensorBoard scalars, written outside the training thread."""
+"""TensorBoard scalars of one worker, written by the heartbeat thread."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _INTERVAL_SECONDS = 2.0
 
 
 class WorkerScalars:
-    """Writes a worker's counters at most every two seconds; a failing disk only ends that."""
+    """Writes a worker's counters at most every two seconds; a disk error ends the writing."""
 
     def __init__(
         self, directory: pathlib.Path, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create no file before the first scalar."""
+        """Prepare the file; the first scalar creates it."""
         self._file: ScalarFile | None = ScalarFile(directory)
         self._clock = clock
         self._written_at, self._steps = clock(), 0
-        self._datagrams = SentCounts()  # when last written
+        self._datagrams = SentCounts()  # counts at the last write
 
     def record(
         self, counted: WorkerMetrics, loss: float | None, num_steps: int, version: int
     ) -> None:
-        """Write if the last time was long enough ago (heartbeat thread).
+        """Write the counters if the last write is two seconds or more ago (heartbeat thread).
 
         Args:
             counted: Totals of this worker.
-            loss: Of its newest mini-batch.
-            num_steps: Mini-batches of this process.
-            version: Of shard 0's model that this worker has.
+            loss: Loss of the newest mini-batch; None if unknown.
+            num_steps: Number of mini-batches since this process started.
+            version: Version of shard 0's weights that this worker has.
         """
         elapsed = self._clock() - self._written_at
         if self._file is None or elapsed < _INTERVAL_SECONDS:
@@ -55,10 +55,12 @@ class WorkerScalars:
             self._file.write(values, version)
         except OSError as error:
             self._file = None
-            logging.warning("no more TensorBoard scalars of this worker: %s", error)
+            logging.warning(
+                "cannot write this worker's TensorBoard scalars, no further scalars: %s", error
+            )
 
     def _of_datagrams(self, counts: SentCounts | None) -> dict[str, float | None]:
-        """Return the mean k of the exchanges since the last write, and all bytes by channel."""
+        """Return the mean k of the exchanges since the last write, and total bytes by channel."""
         if counts is None:
             return {}
         new, self._datagrams = counts.minus(self._datagrams), counts

@@ -271,15 +271,15 @@ def test_of_a_gradient_the_pseudo_gradient_is_the_rate_times_it():
         ),
         (
             {"overrides": {"server_optimizer": "adam", "pacer": "every"}, "server_tau": 0.1},
-            "--server_tau=0.1 has no effect.*of changes of weights",
+            "--server_tau=0.1 has no effect.*changes of weights",
         ),
         (
             {"overrides": {"pacer": "every"}, "global_lr_schedule": "0.5:0.5"},
-            "--global_lr_schedule is of changes of weights.*--lr_schedule",
+            "--global_lr_schedule .*changes of weights.*--lr_schedule",
         ),
         (
             {"global_lr_schedule": "0.5:0.5", "collective": "ring"},
-            "--global_lr_schedule cannot act",
+            "--collective=.*--global_lr_schedule",
         ),
         (
             {"overrides": {"codec": "dgs", "pacer": "every", "server_optimizer": "nesterov"}},

@@ -71,7 +71,7 @@ def test_a_dry_run_knows_the_size_of_the_model_from_last_time(tmp_path):
         ([], None, 2, "was given no script"),
         ([], "missing.py", 2, "missing.py is no file"),
         (["--network=cnn"], "train.py", 2, "--network is not for `thinwire run`"),
-        (["--batch_size=5"], "train.py", 2, "it is that of the script's own fit"),
+        (["--batch_size=5"], "train.py", 2, "--batch_size is not for `thinwire run`"),
         (["--learning_rate=1"], "train.py", 2, "the one that the script compiles"),
         (["--method=dgs", "--local_lr=1"], "train.py", 2, "--local_lr is not for"),
         (["--method=dgs", "--learning_rate=1"], "train.py", 2, "the one that the script compiles"),

@@ -320,9 +320,9 @@ def test_epochs_are_shared_and_never_go_back():
 
 def test_what_a_driver_may_not_do():
     protocol = requesting()
-    with pytest.raises(ValueError, match="step 5 before the request of step 4 is settled"):
+    with pytest.raises(ValueError, match="step 5 .* step 4"):
         protocol.push(push(5))
-    with pytest.raises(ValueError, match="JOIN has no place in state REQUESTING"):
+    with pytest.raises(ValueError, match="JOIN .* REQUESTING"):
         protocol.join()
 
 

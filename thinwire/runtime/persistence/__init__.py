@@ -1,6 +1,6 @@
 """State on disk: checkpoints that are whole or absent, and documents with checked fields.
 
-Every role saves plain data (nested dicts of arrays and numbers) by the same `Checkpoints`, so that
-a process killed at any moment can resume. `documents` writes dataclasses as JSON and checks every
-field of what it reads. Import the modules themselves: `checkpoint` needs numpy.
+Every role saves plain data (nested dicts of arrays and numbers) with the same `Checkpoints`, so
+that a process killed at any moment can resume. `documents` writes dataclasses as JSON and checks
+every field when it reads them. Import the modules directly: `checkpoint` needs numpy.
 """

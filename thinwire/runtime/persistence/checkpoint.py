@@ -1,15 +1,15 @@
-"""One saver for every role: state is plain data, so one format holds it all.
+"""Checkpoints on disk: every role saves its state as plain data in the same format.
 
 A checkpoint is a directory ``<sequence>-step-<step>`` with two files: ``arrays.bin`` (the raw
-bytes of every array, each aligned to 64 bytes) and ``manifest.json`` (format version, step, the
-tree of plain values, and per array its dtype, shape, place and CRC-32). It is written under a
-temporary name, synced and renamed, so a process killed at any moment leaves either the whole
-checkpoint or a leftover that the next save clears away. Nothing is pickled.
+bytes of every array, aligned to 64 bytes) and ``manifest.json`` (format version, step, the tree of
+plain values, and the dtype, shape, offset and CRC-32 of every array). The checkpoint is written
+under a temporary name, synced and renamed. So a process killed at any moment leaves either the
+whole checkpoint or a temporary directory that the next save removes. Nothing is pickled.
 
-Order is by sequence, not by step: after a return to an older checkpoint, the abandoned steps ahead
-of it must not be taken for the newest.
+Checkpoints are ordered by sequence, not by step: after a return to an older checkpoint, the
+checkpoints of abandoned later steps must not be taken for the newest.
 
-Before a save the disk must have enough free space; after it everything is synced.
+Before a save the disk must have enough free space; after the save everything is synced.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from thinwire.runtime.persistence.state_format import (
 
 
 def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
-    """Refuse to begin what the disk cannot take: others on it may still need the space.
+    """Reject a write that does not fit on the disk, before it takes space other processes need.
 
     Raises:
-        OSError: ENOSPC.
+        OSError: With ENOSPC, if the disk has fewer than ``needed_bytes`` free bytes.
     """
     disk = os.statvfs(folder)
     free_bytes = disk.f_bavail * disk.f_frsize
@@ -53,13 +53,13 @@ def check_free_space(folder: pathlib.Path, needed_bytes: int) -> None:
 
 
 def sync(file: IO[Any]) -> None:
-    """Make what was written durable."""
+    """Flush a file and wait until its content is on the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Make the names in ``path`` durable, not only the contents."""
+    """Wait until the names in a directory are on the disk, not only the files' contents."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -77,16 +77,18 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(ValueError):
-    """A checkpoint is incomplete, altered, or of an unknown format; the message names which."""
+    """A checkpoint is incomplete, altered or of an unknown format; the message names the defect."""
 
 
 class CheckpointStore(abc.ABC):
-    """Where the checkpoints of one node are kept: `Checkpoints` in a folder, or elsewhere.
+    """Storage of one node's checkpoints.
+
+    `Checkpoints` uses a folder, `StoredCheckpoints` an object store.
 
     Attributes:
-        keep: How many of the newest to leave there, at least 1.
-        num_skipped: Damaged ones, newer than what was loaded.
-        generation_before: The highest generation that was claimed before; -1: none was.
+        keep: Number of newest checkpoints to keep, at least 1.
+        num_skipped: Number of damaged checkpoints newer than the loaded checkpoint.
+        generation_before: Highest generation claimed so far; -1 if no generation was claimed.
     """
 
     keep: int
@@ -95,54 +97,56 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def claim(self, generation: int, owner: str) -> bool:
-        """Let nobody of an earlier generation write from now on.
+        """Make this process the only writer; fence the processes of earlier generations.
 
         Args:
-            generation: Of whoever writes from now on, above `generation_before`.
-            owner: Who that is, for the messages of the one before.
+            generation: Generation of this process, above `generation_before`.
+            owner: Description of this process, for the error messages of a fenced process.
 
         Returns:
-            Whether nothing was written since it was loaded; if False, nothing is claimed: load
-            it again.
+            True if the claim succeeded. False if another process has written since this store was
+            loaded; the caller must load again.
         """
 
     @abc.abstractmethod
     def take_over(self, owner: str) -> None:
-        """Let nobody write from now on who did before, whatever was written meanwhile.
+        """Make this process the only writer, even if another process has written since the load.
 
         Args:
-            owner: Who writes from now on, for the messages of the one before.
+            owner: Description of this process, for the error messages of a fenced process.
         """
 
     @abc.abstractmethod
     def save(self, step: int, state: State) -> object:
-        """Write a state so that it is kept, whole, when this returns.
+        """Write a state; the checkpoint is whole and durable when the call returns.
 
-        The state must not change meanwhile: hand in ``copy_state(state)`` to save on another
+        The state must not change during the call: pass ``copy_state(state)`` to save on another
         thread.
 
         Raises:
-            TypeError: The state holds something that is not plain data, and where it is.
-            OSError: The storage refused.
-            Fenced: Another one of a higher generation writes there now.
+            TypeError: The state holds a value that is not plain data; the message names its place.
+            OSError: The storage failed.
+            Fenced: A process of a higher generation has claimed the storage.
         """
 
     @abc.abstractmethod
     def load_latest(self) -> tuple[int, State] | None:
-        """Return (step, state) of the newest whole checkpoint, or None when there is none.
+        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
 
-        A damaged one is logged as a warning and the one before it is tried.
+        A damaged checkpoint is skipped with a warning, and the checkpoint before it is tried.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote the newest whole one.
+            ConfigurationError: Another version of Thinwire wrote the newest whole checkpoint.
         """
 
     @abc.abstractmethod
     def load_values(self) -> State | None:
-        """Return the newest state with zeros for its arrays, which are not read; None: no state.
+        """Return the newest state with zeros instead of its arrays; None if no state exists.
+
+        The bytes of the arrays are not read.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote it.
+            ConfigurationError: Another version of Thinwire wrote the newest state.
         """
 
     @abc.abstractmethod
@@ -151,25 +155,26 @@ class CheckpointStore(abc.ABC):
 
     @abc.abstractmethod
     def discard(self, owner: str) -> None:
-        """Remove all that is there; nobody that writes now may go on.
+        """Remove all checkpoints; a process that writes to this storage now is fenced.
 
         Args:
-            owner: Who removes it.
+            owner: Description of this process, for the error messages of a fenced process.
         """
 
 
 class Fenced(ConfigurationError):
-    """A successor of a higher generation writes; the message names both."""
+    """A process of a higher generation has claimed the storage; the message names the process."""
 
 
 class Checkpoints(CheckpointStore):
-    """The checkpoints of one role in one directory, which belongs to that role alone.
+    """Checkpoints of one node in a directory that only this node uses.
 
-    Its lock (`thinwire.runtime.run.lock`) keeps others out, so that there is nothing to claim.
+    The directory's lock (`thinwire.runtime.run.lock`) excludes other processes, so `claim` has
+    nothing to do.
 
     Args:
-        directory: created when missing.
-        keep: how many of the newest to leave on disk, at least 1.
+        directory: Directory of the checkpoints; created if missing.
+        keep: Number of newest checkpoints to keep on disk, at least 1.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3) -> None:
@@ -179,26 +184,26 @@ class Checkpoints(CheckpointStore):
         self.keep = keep
 
     def claim(self, generation: int, owner: str) -> bool:
-        """See CheckpointStore."""
+        """Return True: the directory's lock excludes other writers."""
         del generation, owner
         return True
 
     def take_over(self, owner: str) -> None:
-        """See CheckpointStore."""
+        """Do nothing: the directory's lock excludes other writers."""
         del owner
 
     def discard(self, owner: str) -> None:
-        """See CheckpointStore."""
+        """Remove the directory with all checkpoints."""
         del owner
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def save(self, step: int, state: State) -> pathlib.Path:
-        """Write ``state``; see CheckpointStore.
+        """Write a state as the newest checkpoint.
 
-        What a failed save has written is removed: others need the space.
+        If the save fails, its files are removed, because other processes need the space.
 
         Returns:
-            The new checkpoint's directory.
+            Directory of the new checkpoint.
         """
         if step < 0:
             raise ValueError(f"step is {step}, expected 0 or more")
@@ -228,7 +233,7 @@ class Checkpoints(CheckpointStore):
         return path
 
     def load_latest(self) -> tuple[int, State] | None:
-        """See CheckpointStore."""
+        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists."""
         self.num_skipped = 0
         for _, path in reversed(self._found()):
             try:
@@ -239,7 +244,7 @@ class Checkpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """See CheckpointStore."""
+        """Return the newest state with zeros instead of its arrays; None if no state exists."""
         for _, path in reversed(self._found()):
             try:
                 state: State = decode_values(_read_content(path)["tree"])
@@ -249,7 +254,7 @@ class Checkpoints(CheckpointStore):
         return None
 
     def load_all(self) -> list[State]:
-        """See CheckpointStore."""
+        """Return the states of all whole checkpoints, oldest first; damaged ones are logged."""
         states = []
         for _, path in self._found():
             try:
@@ -260,7 +265,7 @@ class Checkpoints(CheckpointStore):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> tuple[int, State]:
-        """See the function ``load``."""
+        """Read the checkpoint at ``path`` with the function ``load``."""
         return load(path)
 
     def _found(self) -> list[tuple[int, pathlib.Path]]:
@@ -271,9 +276,10 @@ class Checkpoints(CheckpointStore):
         return sorted((int(match[1]), path) for match, path in matches if match and path.is_dir())
 
     def _prune(self) -> None:
-        """Remove what is older than the newest ``keep``, and leftovers of killed saves."""
+        """Remove checkpoints older than the newest ``keep``, and leftovers of killed saves."""
         for _, path in self._found()[: -self.keep]:
-            # Renamed first: a kill in the middle must not leave half a checkpoint with a good name.
+            # Rename first: if the process is killed during the removal, a directory with missing
+            # files must not have the name of a finished checkpoint.
             doomed = path.with_name(_TEMPORARY_PREFIX + path.name)
             os.rename(path, doomed)
         for leftover in self.directory.glob(_TEMPORARY_PREFIX + "*"):
@@ -284,11 +290,11 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
     """Read the checkpoint at ``path`` and check every byte of it.
 
     Returns:
-        (step, state); arrays are fresh and writable.
+        (step, state); the arrays are new and writable.
 
     Raises:
-        DamagedCheckpointError: with the path and what is wrong.
-        ConfigurationError: Another version of Thinwire wrote it.
+        DamagedCheckpointError: The checkpoint is damaged; the message has the path and the defect.
+        ConfigurationError: Another version of Thinwire wrote the checkpoint.
     """
     path = pathlib.Path(path)
     try:
@@ -306,7 +312,7 @@ def load(path: str | os.PathLike[str]) -> tuple[int, State]:
 
 
 def copy_state(value: Any) -> Any:
-    """Return a deep copy of plain state; quick enough to be taken between two updates."""
+    """Return a deep copy of plain state; fast enough to run between two updates."""
     if isinstance(value, dict):
         return {key: copy_state(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -329,9 +335,12 @@ def _write_arrays(
 def _read_content(path: pathlib.Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint's directory."""
     content = read_manifest((path / _MANIFEST).read_bytes(), _MANIFEST)
-    if content["format"] != FORMAT_VERSION:  # whole: going back to an older one would lose it
+    # Not a DamagedCheckpointError: the checkpoint is whole, and a return to an older checkpoint
+    # would lose its training progress.
+    if content["format"] != FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} is a checkpoint of format {content['format']!r}, and this version of "
-            f"Thinwire reads {FORMAT_VERSION}; go on with the one that wrote it, or --overwrite."
+            f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote it, or "
+            "start again with --overwrite."
         )
     return content

@@ -1,6 +1,6 @@
-"""Frozen dataclasses that travel as JSON: written strictly, read with every field checked.
+"""Frozen dataclasses sent as JSON: written strictly, and read with a check of every field.
 
-Metrics documents come from other machines, so reading trusts nothing: unknown, missing or
+Metrics documents come from other hosts, so the reader does not trust them: unknown, missing or
 ill-typed fields, NaN, numbers of absurd size, control characters and deep nesting all raise
 ValueError with the place and the value.
 """
@@ -24,16 +24,16 @@ _Dataclass = typing.TypeVar("_Dataclass")
 _Found = typing.TypeVar("_Found")
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_TEXT = 1000
-#: The largest magnitude of a number in a document: the sum of many is finite, too.
+#: Largest magnitude of a number in a document. The sum of many numbers must be finite, too.
 LARGEST_NUMBER = 1e300
 _DEEPEST_NESTING = 16
 
 
 class Document:
-    """Base of a dataclass that is written and read as JSON: methods for the functions below."""
+    """Base class of dataclasses that are written and read as JSON."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; see `to_dict`."""
+        """Return the fields of the document as plain JSON values."""
         return to_dict(self)
 
     def to_json(self) -> str:
@@ -42,21 +42,21 @@ class Document:
 
     @classmethod
     def from_dict(cls: type[_DocumentType], values: Any, where: str = "") -> _DocumentType:
-        """Build the document from parsed JSON; see `from_dict`."""
+        """Build the document from parsed JSON and check every field; raises ValueError."""
         return from_dict(cls, values, where)
 
     @classmethod
     def from_json(cls: type[_DocumentType], text: str | bytes) -> _DocumentType:
-        """Parse and check a document of any origin; raises ValueError."""
+        """Parse and check a document from an untrusted source; raises ValueError."""
         return cls.from_dict(parse_json(text))
 
 
 def to_dict(document: Any) -> dict[str, Any]:
     """Return the fields of a dataclass as plain JSON values.
 
-    Its fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
-    dataclasses of these. A field annotated ``float | None`` is written as null when it is not
-    finite.
+    The fields are counts (ints of 0 to 2**63 - 1), floats, strings, and lists, dicts and
+    dataclasses of these types. A field annotated ``float | None`` is written as null if its value
+    is not finite.
 
     Raises:
         ValueError: A field that may not be null is NaN or infinite.
@@ -66,10 +66,10 @@ def to_dict(document: Any) -> dict[str, Any]:
 
 
 def from_dict(cls: type[_Dataclass], values: Any, where: str = "") -> _Dataclass:
-    """Build a dataclass from parsed JSON of any origin; fields with a default may be missing.
+    """Build a dataclass from untrusted parsed JSON; fields with a default may be missing.
 
     Raises:
-        ValueError: Names the field, its value and the expected value.
+        ValueError: A field is unknown, missing or has a wrong value; the message names the field.
     """
     where = where or cls.__name__
     if not isinstance(values, dict):
@@ -90,7 +90,7 @@ def from_dict(cls: type[_Dataclass], values: Any, where: str = "") -> _Dataclass
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON strictly: no NaN or Infinity, no bottomless nesting; raises ValueError."""
+    """Parse JSON strictly: NaN, Infinity and very deep nesting raise ValueError."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except RecursionError as error:
@@ -101,15 +101,15 @@ def write_json_atomically(path: str | os.PathLike[str], document: Mapping[str, A
     """Write ``document`` so that readers see the old file or the whole new one, never a part.
 
     Raises:
-        ValueError: the document holds NaN or infinity, which is not JSON.
-        OSError: it cannot be written, by name of the file; see `replace_file`.
+        ValueError: The document holds NaN or infinity, which JSON cannot express.
+        OSError: The file cannot be written; the error names the file.
     """
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     replace_file(path, text, durable=True)
 
 
 def _once(find: Callable[[Any], _Found]) -> Callable[[Any], _Found]:
-    """Return a function of classes or annotations, which are few, that looks at each once."""
+    """Cache a function of classes or annotations; the cache is unbounded because they are few."""
     return functools.cache(find)
 
 
@@ -119,7 +119,7 @@ _kind_arguments: Callable[[Any], Any] = _once(typing.get_args)
 
 @_once
 def _kinds(cls: Any) -> dict[str, Any]:
-    """Field names and resolved annotations, in order."""
+    """Return the field names and resolved annotations of a dataclass, in order."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
@@ -151,7 +151,7 @@ def _write(value: Any, kind: Any, where: str) -> Any:
 
 
 def _read(value: Any, kind: Any, where: str) -> Any:
-    """Return ``value`` as the annotated ``kind`` wants it."""
+    """Check ``value`` against the annotation ``kind``, and return it in that type."""
     if kind is Any:
         return check_plain(value, where)
     if _is_optional(kind):
@@ -199,7 +199,8 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
             _refuse(where, value, "a count from 0 to 2**63 - 1")
         return value
     if kind is float and type(value) in (int, float):
-        # An int beyond every float would make float() and isfinite() raise OverflowError.
+        # Compare before converting: float() and isfinite() raise OverflowError for an int larger
+        # than any float.
         if abs(value) > LARGEST_NUMBER or not math.isfinite(value):
             _refuse(where, value, "a finite number")
         return float(value)
@@ -207,15 +208,15 @@ def _read_scalar(value: Any, kind: Any, where: str) -> Any:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a document may have this text, as the name of something."""
+    """Return True if a document may hold this text: short and without control characters."""
     return len(text) <= _LONGEST_TEXT and text.isprintable()
 
 
 def check_plain(value: Any, where: str, depth: int = _DEEPEST_NESTING) -> Any:
-    """Check free-form JSON, such as what a policy reports about itself.
+    """Check free-form JSON, for example the report of a policy about itself.
 
     Raises:
-        ValueError: with the place and the value.
+        ValueError: A value is not allowed; the message has its place and the value.
     """
     if depth == 0:
         raise ValueError(f"{where} is nested more than {_DEEPEST_NESTING} deep")
@@ -240,7 +241,8 @@ def _is_optional(kind: Any) -> bool:
 
 
 def _refuse(where: str, value: Any, expected: str) -> NoReturn:
-    # ascii() because the value may be hostile and the message goes to a log or a terminal.
+    # ascii() because an attacker may have chosen the value, and the message goes to a log or a
+    # terminal, which would interpret control characters.
     shown = f"{value.bit_length()} bits" if type(value) is int and value > 2**64 else ascii(value)
     raise ValueError(f"{where} is {shown:.80}, expected {expected}")
 

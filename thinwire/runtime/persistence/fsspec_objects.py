@@ -1,12 +1,13 @@
-"""Objects at any address of `fsspec`: ``s3://bucket/folder`` and the like.
+"""Object storage at an address of `fsspec`, for example ``s3://bucket/folder``.
 
-`fsspec` and the package of the protocol are imported here alone, and only for such an address.
-Credentials come from where the protocol's own tools look for them (for S3: the variables
-``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL``, a profile, the machine's
-role), never from the address, which logs and files of flags hold.
+Only this module imports `fsspec` and the package of the protocol, and only for an address with a
+remote protocol. Credentials come from the places where the protocol's own tools look for them (for
+S3: the variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_ENDPOINT_URL``, a profile,
+the host's role). The address never holds credentials, because logs and flag files show it.
 
-Two writers are kept apart by a conditional request, which the storage must decide on; so only
-protocols are taken whose `fsspec` package sends one. Listings are never cached.
+A conditional request, which the storage decides atomically, excludes two concurrent writers. So
+only protocols with an `fsspec` package that sends conditional requests are supported. Listings are
+never cached.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from thinwire.runtime.persistence.object_store import (
     StorageError,
 )
 
-#: Protocol -> the package that speaks it, and that creates an object only if there is none.
+#: Protocol -> package that implements the protocol and its conditional creation of objects.
 PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -37,26 +38,28 @@ PACKAGES = {
     "abfss": "adlfs",
     "az": "adlfs",
 }
-#: Time until an attempt counts as failed, in seconds, and attempts, while a node starts; later.
+#: Time limits of one attempt while a node starts, in seconds: a wrong address must fail soon.
 _AT_START: Mapping[str, Any] = {"connect_timeout": 3, "read_timeout": 10}
+#: Time limits of one attempt while a node runs, in seconds.
 _LATER: Mapping[str, Any] = {"connect_timeout": 5, "read_timeout": 60}
+#: Number of attempts while a node starts.
 _ATTEMPTS_AT_START = 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SECRET_NAME = re.compile(r"SECRET|TOKEN|PASSWORD|CREDENTIAL|ACCESS_KEY|ACCOUNT_KEY", re.IGNORECASE)
-_LEAST_SECRET = 6
-_LARGEST_REQUEST = 5 << 30  # of S3, in bytes
+_LEAST_SECRET = 6  # characters; masking the text of shorter values would garble messages
+_LARGEST_REQUEST = 5 << 30  # largest single upload request of S3, in bytes
 
 
 def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore:
-    """Return the storage at an address; nothing is read or written there.
+    """Return the storage at an address, without reading or writing there.
 
     Args:
-        address: A folder, or an address of `fsspec`.
-        flag: That names it, for messages.
-        is_start: Give up soon where it cannot be reached.
+        address: Folder, or address of `fsspec`.
+        flag: Name of the flag that holds the address, for messages.
+        is_start: True to use short time limits and few attempts, while a node starts.
 
     Raises:
-        ConfigurationError: Nothing can be kept there.
+        ConfigurationError: The address cannot hold objects.
     """
     scheme = _SCHEME.match(address)
     protocol = scheme[1].lower() if scheme else "file"
@@ -65,22 +68,24 @@ def open_objects(address: str, flag: str, is_start: bool = False) -> ObjectStore
     parts = urllib.parse.urlsplit(address)
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise ConfigurationError(
-            f"--{flag}={protocol}://...: an address holds no name, password, query or fragment "
-            "here, for logs show it; expected protocol://bucket/folder. Give credentials where the "
-            "protocol's own tools look for them, such as AWS_ACCESS_KEY_ID."
+            f"--{flag}={protocol}://...: the address must not hold a user name, password, query or "
+            "fragment, because logs show it; expected protocol://bucket/folder. Set credentials "
+            "where the protocol's own tools look for them, for example in AWS_ACCESS_KEY_ID."
         )
     if protocol not in PACKAGES:
         raise ConfigurationError(
-            f"--{flag}={address}: the protocol {protocol} is unknown, or creates no object only if "
-            f"there is none; expected a folder, or {', '.join(f'{name}://' for name in PACKAGES)}"
+            f"--{flag}={address}: the protocol {protocol} is unknown, or cannot create an object "
+            "only if none of its name exists; expected a folder, or "
+            f"{', '.join(f'{name}://' for name in PACKAGES)}"
         )
     if not parts.netloc or not parts.path.strip("/"):
         raise ConfigurationError(
-            f"--{flag}={address}: expected a bucket and a folder of this run's own in it, such as "
-            f"{protocol}://bucket/runs/first."
+            f"--{flag}={address}: expected a bucket and a folder that only this run uses, for "
+            f"example {protocol}://bucket/runs/first."
         )
     files = _filesystem(address, protocol, flag, is_start)
-    # Above this size s3fs would upload an object in pieces, which a killed process leaves behind.
+    # Above the chunk size s3fs uploads an object in several requests. A process killed between the
+    # requests would leave an unfinished upload behind.
     options = {"chunksize": _LARGEST_REQUEST} if PACKAGES[protocol] == "s3fs" else {}
     return FsspecObjects(files, address.rstrip("/"), options)
 
@@ -110,7 +115,7 @@ def _filesystem(address: str, protocol: str, flag: str, is_start: bool) -> Any:
 
 
 def without_secrets(error: BaseException) -> str:
-    """Return the text of an error without queries of addresses and values of secret variables."""
+    """Return an error's text without URL queries, credentials and values of secret variables."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = re.sub(r"(\w+://[^\s?\"']*)\?[^\s\"']*", r"\1", text)
     text = re.sub(r"(\w+://)[^\s/@\"']*@", r"\1", text)
@@ -121,12 +126,12 @@ def without_secrets(error: BaseException) -> str:
 
 
 class FsspecObjects(ObjectStore):
-    """Objects of a file system of `fsspec`; each is one request, so it is there whole or not.
+    """Objects in a file system of `fsspec`; one request writes an object, so no part can remain.
 
     Args:
-        filesystem: That does not cache listings.
-        address: Of the folder, with its protocol.
-        options: Of a request that writes.
+        filesystem: File system of `fsspec` that does not cache listings.
+        address: Address of the folder, with its protocol.
+        options: Options of every write request.
     """
 
     def __init__(
@@ -136,15 +141,15 @@ class FsspecObjects(ObjectStore):
         self._root = str(filesystem._strip_protocol(address)).rstrip("/")
 
     def put(self, name: str, data: bytes) -> None:
-        """See ObjectStore."""
+        """Write an object; replace an existing object of this name."""
         self._send(name, data, "overwrite")
 
     def create(self, name: str, data: bytes) -> None:
-        """See ObjectStore."""
+        """Write an object if no object of this name exists; raises ObjectExistsError."""
         self._send(name, data, "create")
 
     def get(self, name: str) -> bytes:
-        """See ObjectStore."""
+        """Return the bytes of an object; raises ObjectMissingError."""
         with self._failures("read", name):
             try:
                 return bytes(self._files.cat_file(self._path(name)))
@@ -152,21 +157,21 @@ class FsspecObjects(ObjectStore):
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
-        """See ObjectStore."""
+        """Return the names of all objects, sorted."""
         with self._failures("list", ""):
             self._files.invalidate_cache()
-            found = self._files.find(self._root)
+            paths = self._files.find(self._root)
             start = len(self._root) + 1
-            return sorted(path[start:] for path in found if path.startswith(f"{self._root}/"))
+            return sorted(path[start:] for path in paths if path.startswith(f"{self._root}/"))
 
     def remove(self, names: Iterable[str]) -> None:
-        """See ObjectStore."""
+        """Remove objects; missing objects are ignored."""
         for name in names:
             with self._failures("remove", name), contextlib.suppress(FileNotFoundError):
                 self._files.rm_file(self._path(name))
 
     def below(self, name: str) -> FsspecObjects:
-        """See ObjectStore."""
+        """Return the part of this storage whose names begin with ``name/``."""
         return FsspecObjects(self._files, f"{self.address}/{name}", self._options)
 
     def _path(self, name: str) -> str:

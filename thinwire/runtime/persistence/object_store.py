@@ -1,9 +1,9 @@
-"""Named objects at one address: what snapshots and reports need of a storage, and no more.
+"""Named objects at one address: the storage interface that snapshots and reports need.
 
-An object is there whole or not at all, and `create` writes only where there is none yet: of two
-processes that create the same name one is refused by the storage itself. `LocalObjects` is a
-folder, on a disk that hosts may share; `thinwire.runtime.persistence.fsspec_objects` everything
-else.
+An object is written whole or not written. `create` writes only if no object of the name exists: if
+two processes create the same name, the storage rejects one of them. `LocalObjects` stores objects
+in a folder, on a disk that several hosts may share. `thinwire.runtime.persistence.fsspec_objects`
+uses remote storage.
 """
 
 from __future__ import annotations
@@ -21,66 +21,66 @@ _TEMPORARY_PREFIX = ".tmp-"
 
 
 class StorageError(OSError):
-    """The storage has failed or refused; the message has no secret."""
+    """The storage failed or rejected a request; the message holds no secret."""
 
 
 class ObjectExistsError(Exception):
-    """There is an object of this name already."""
+    """An object of this name exists already."""
 
 
 class ObjectMissingError(Exception):
-    """There is no object of this name."""
+    """No object of this name exists."""
 
 
 class ObjectStore(abc.ABC):
     """Objects by name; a name may have slashes.
 
-    Every method raises `StorageError` where the storage fails.
+    Every method raises `StorageError` if the storage fails.
 
     Attributes:
-        address: Of the storage, for messages.
+        address: Address of the storage, for messages.
     """
 
     address: str
 
     @abc.abstractmethod
     def put(self, name: str, data: bytes) -> None:
-        """Write an object, over one of this name."""
+        """Write an object; replace an existing object of this name."""
 
     @abc.abstractmethod
     def create(self, name: str, data: bytes) -> None:
-        """Write an object where there is none.
+        """Write an object if no object of this name exists.
 
         Raises:
-            ObjectExistsError: There is one. It may be of this very call, where the storage's reply
-                was lost: compare what it holds.
+            ObjectExistsError: An object of this name exists. This call may have written it if the
+                storage's reply was lost and the request repeated: compare the object's bytes.
         """
 
     @abc.abstractmethod
     def get(self, name: str) -> bytes:
-        """Return an object's bytes.
+        """Return the bytes of an object.
 
         Raises:
-            ObjectMissingError: There is none.
+            ObjectMissingError: No object of this name exists.
         """
 
     @abc.abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all objects, in order; leftovers of writers that died included."""
+        """Return the names of all objects, sorted, including leftovers of killed writers."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects; one that is not there is none to remove."""
+        """Remove objects; missing objects are ignored."""
 
     @abc.abstractmethod
     def below(self, name: str) -> ObjectStore:
         """Return the part of this storage whose names begin with ``name/``."""
 
     def check(self) -> None:
-        """Try what is needed: create, refuse to create again, read, list, remove.
+        """Test the storage: create an object, create it again (must fail), read, list, remove.
 
         Raises:
-            StorageError: Something of it does not work; the message names what.
+            StorageError: An operation does not work; the message names the operation.
         """
         name, data = f"parts/probe-{secrets.token_hex(4)}", b"thinwire"
         self.create(name, data)
@@ -90,24 +90,24 @@ class ObjectStore(abc.ABC):
             pass
         else:
             raise StorageError(
-                f"{self.address} writes over an object that was to be created only if there was "
-                "none (If-None-Match: *), so that two writers could not be kept apart; expected a "
-                "storage that refuses this, as S3 does"
+                f"{self.address} replaced an existing object although the request was to create "
+                "it only if none exists (If-None-Match: *), so two writers could overwrite each "
+                "other; expected a storage that rejects the request, as S3 does"
             )
         try:
             is_whole = self.get(name) == data
         except ObjectMissingError:
             is_whole = False
         if not is_whole or name not in self.names():
-            raise StorageError(f"{self.address} does not show what was just written there")
+            raise StorageError(f"{self.address} does not show an object that was just written")
         self.remove([name])
 
 
 class LocalObjects(ObjectStore):
-    """Objects as files of a folder; each is written beside its place, synced, and put there.
+    """Objects as files of a folder; a file is written under a temporary name, synced and renamed.
 
     Args:
-        folder: Made when the first object is written.
+        folder: Folder of the objects; created when the first object is written.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -115,16 +115,17 @@ class LocalObjects(ObjectStore):
         self.address = str(folder)
 
     def put(self, name: str, data: bytes) -> None:
-        """See ObjectStore."""
+        """Write an object; replace an existing object of this name."""
         with self._failures(name):
             temporary, path = self._write(name, data)
             os.replace(temporary, path)
             sync_directory(path.parent)
 
     def create(self, name: str, data: bytes) -> None:
-        """See ObjectStore; a second name of a file is the one thing that never replaces another."""
+        """Write an object if no object of this name exists; raises ObjectExistsError."""
         with self._failures(name):
             temporary, path = self._write(name, data)
+            # A hard link fails if the name exists; a rename would replace the other writer's file.
             try:
                 os.link(temporary, path)
             except FileExistsError as error:
@@ -134,7 +135,7 @@ class LocalObjects(ObjectStore):
             sync_directory(path.parent)
 
     def get(self, name: str) -> bytes:
-        """See ObjectStore."""
+        """Return the bytes of an object; raises ObjectMissingError."""
         with self._failures(name):
             try:
                 return (self._folder / name).read_bytes()
@@ -142,19 +143,19 @@ class LocalObjects(ObjectStore):
                 raise ObjectMissingError(name) from error
 
     def names(self) -> list[str]:
-        """See ObjectStore."""
+        """Return the names of all objects, sorted, including leftovers of killed writers."""
         with self._failures(""):
-            found = self._folder.rglob("*")
-            return sorted(str(p.relative_to(self._folder)) for p in found if p.is_file())
+            paths = self._folder.rglob("*")
+            return sorted(str(p.relative_to(self._folder)) for p in paths if p.is_file())
 
     def remove(self, names: Iterable[str]) -> None:
-        """See ObjectStore."""
+        """Remove objects; missing objects are ignored."""
         for name in names:
             with self._failures(name):
                 (self._folder / name).unlink(missing_ok=True)
 
     def below(self, name: str) -> LocalObjects:
-        """See ObjectStore."""
+        """Return the part of this storage whose names begin with ``name/``."""
         return LocalObjects(self._folder / name)
 
     def _write(self, name: str, data: bytes) -> tuple[pathlib.Path, pathlib.Path]:

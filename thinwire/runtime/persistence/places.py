@@ -1,4 +1,4 @@
-"""Where the checkpoints of a PS are kept: in the run directory, or at --checkpoint_dir."""
+"""Storage of a PS's checkpoints: the run directory, or the address of --checkpoint_dir."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _NODE = re.compile(r"(ps-\d+(?:-ended)?)/.*")
 def checkpoints_at(
     address: str | None, node: str, folder: pathlib.Path, keep: int
 ) -> CheckpointStore:
-    """Return where a node's checkpoints are kept.
+    """Return the store of a node's checkpoints.
 
     Args:
-        address: --checkpoint_dir; None: in the run directory.
-        node: Its name, such as ``ps-0``.
-        folder: Of the node in the run directory.
-        keep: How many checkpoints to keep.
+        address: Value of --checkpoint_dir. None: use ``folder``.
+        node: Name of the node, for example ``ps-0``.
+        folder: The node's checkpoint folder in the run directory.
+        keep: Number of newest checkpoints to keep.
 
     Raises:
-        ConfigurationError: Nothing can be kept at the address.
+        ConfigurationError: The address cannot hold checkpoints.
     """
     if address is None:
         return Checkpoints(folder, keep=keep)
@@ -36,12 +36,12 @@ def checkpoints_at(
 
 
 def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
-    """Remove the checkpoints at an address; whoever writes them is fenced.
+    """Remove the checkpoints at an address; a process that writes there is fenced.
 
     Args:
-        address: --checkpoint_dir.
-        node: Whose; None: of all nodes.
-        owner: Who removes them.
+        address: Value of --checkpoint_dir.
+        node: Node of the checkpoints. None: remove the checkpoints of all nodes.
+        owner: Description of this process, for the error messages of a fenced process.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -52,17 +52,17 @@ def discard_checkpoints(address: str, node: str | None, owner: str) -> None:
         nodes = sorted({match[1] for match in matches if match})
     except StorageError as error:
         raise ConfigurationError(f"{error}.") from error
-    for each in nodes:
-        if node in (None, each, each.removesuffix("-ended")):
-            StoredCheckpoints(store.below(each)).discard(owner)
+    for name in nodes:
+        if node in (None, name, name.removesuffix("-ended")):
+            StoredCheckpoints(store.below(name)).discard(owner)
 
 
 def discard_records(address: str, owner: str) -> None:
     """Remove the records at an address; a Supervisor that publishes there is fenced.
 
     Args:
-        address: --report_dir.
-        owner: Who removes them.
+        address: Value of --report_dir.
+        owner: Description of this process, for the error messages of a fenced process.
 
     Raises:
         ConfigurationError: The storage failed.
@@ -71,14 +71,15 @@ def discard_records(address: str, owner: str) -> None:
 
 
 def check_place(address: str, flag: str) -> None:
-    """Try an address out, so that a run does not learn late that it cannot write there.
+    """Test an address before a run starts, so that the run does not fail at its first write.
 
     Args:
-        address: Of --checkpoint_dir or --report_dir.
-        flag: Which of the two.
+        address: Value of --checkpoint_dir or --report_dir.
+        flag: Name of the flag: "checkpoint_dir" or "report_dir".
 
     Raises:
-        ConfigurationError: It names no storage, or one that cannot be reached, written or read.
+        ConfigurationError: The address names no storage, or the storage cannot be reached, written
+            or read.
     """
     store = open_objects(address, flag, is_start=True)
     probed = store.below("ps-0" if flag == CHECKPOINTS else CLAIMS)
@@ -86,6 +87,6 @@ def check_place(address: str, flag: str) -> None:
         probed.check()
     except StorageError as error:
         raise ConfigurationError(
-            f"--{flag}={address}: {error}. Expected a bucket or folder that is there, that these "
-            "credentials may list and write, and that this machine reaches."
+            f"--{flag}={address}: {error}. Expected a bucket or folder that exists, that these "
+            "credentials may list and write, and that is reachable from this host."
         ) from error

@@ -1,7 +1,7 @@
-"""Files of a run directory that are kept at another address, too, under their own names.
+"""Copies of run directory files at a remote address, under the same names.
 
-Each is one object, there whole or not at all. One process writes at a time: it claims the address
-as `StoredCheckpoints` does, and looks for a successor before each write.
+A file is one object, which is written whole or not written. One process writes at a time: the
+process claims the address as `StoredCheckpoints` does, and checks its claim before each write.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from thinwire.runtime.persistence.object_store import ObjectStore, StorageError
 from thinwire.runtime.persistence.stored_checkpoints import StoredCheckpoints
 from thinwire.runtime.run.files import naming
 
-#: Below it are the claims.
+#: Prefix of the names of the claims.
 CLAIMS = "supervisor"
 
 
 class PublishedFiles:
-    """The files at an address.
+    """Published files of one run at one address.
 
     Args:
-        store: Whose names are those of one run.
-        owner: Of this process, for the messages of one before.
+        store: Object store that only this run uses.
+        owner: Description of this process, for the error messages of a fenced process.
     """
 
     def __init__(self, store: ObjectStore, owner: str) -> None:
@@ -34,7 +34,7 @@ class PublishedFiles:
         self._claims = StoredCheckpoints(store.below(CLAIMS), keep=1)
 
     def claim(self) -> None:
-        """Let no process before this one write any more.
+        """Make this process the only writer; fence earlier processes.
 
         Raises:
             ConfigurationError: The storage failed.
@@ -42,7 +42,7 @@ class PublishedFiles:
         self._claims.take_over(self._owner)
 
     def discard(self) -> None:
-        """Claim the address, and remove all that was published there.
+        """Claim the address, and remove all published files.
 
         Raises:
             ConfigurationError: The storage failed.
@@ -56,16 +56,19 @@ class PublishedFiles:
     def put(self, files: Mapping[str, bytes]) -> None:
         """Write files, one after the other.
 
+        Args:
+            files: Name -> content.
+
         Raises:
             StorageError: The storage failed.
-            Fenced: A successor writes there.
+            Fenced: Another process has claimed the address.
         """
         self._claims.check_owner()
         for name, data in files.items():
             self._store.put(name, data)
 
     def restore(self, folder: pathlib.Path) -> list[str]:
-        """Write into a folder what it lacks of the files; return their names.
+        """Write the published files that a folder lacks into the folder; return their names.
 
         Raises:
             ConfigurationError: The storage failed.

@@ -1,7 +1,7 @@
-"""How plain state becomes bytes: a tree of JSON values, and the memory of its arrays behind it.
+"""Serialization of plain state: a tree of JSON values, and the raw bytes of the state's arrays.
 
-Arrays lie one after the other, each aligned to 64 bytes and with a CRC-32 of its own; the tree
-names them by number. A manifest is one line of JSON with a CRC-32. Nothing is pickled.
+Arrays are stored one after the other, aligned to 64 bytes; every array has a CRC-32. The tree
+refers to an array by its number. A manifest is one line of JSON with a CRC-32. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,17 +18,29 @@ from numpy.typing import NDArray
 from thinwire.ops.frozen import FrozenArray
 
 _ALIGNMENT_BYTES = 64
-_ARRAY_KINDS = "biufc"  # bool, integers, floats, complex: whatever is raw memory and no object
+_ARRAY_KINDS = "biufc"  # bool, int, unsigned, float, complex: raw memory, never Python objects
 
 
 class StateEncoder:
-    """Turns state into JSON values, putting arrays and bytes aside in ``arrays``."""
+    """Encoder of state as JSON values.
+
+    Attributes:
+        arrays: Arrays and byte strings of the encoded state, in the order of their numbers.
+    """
 
     def __init__(self) -> None:
         self.arrays: list[NDArray[Any] | FrozenArray] = []
 
     def encode(self, value: Any, where: str) -> Any:
-        """Return the JSON form of ``value``; containers and arrays become tagged objects."""
+        """Return the JSON form of ``value``; containers and arrays become tagged objects.
+
+        Args:
+            value: Plain state.
+            where: Place of the value in the state, for error messages.
+
+        Raises:
+            TypeError: The value is not plain data.
+        """
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:
@@ -68,7 +80,7 @@ class StateEncoder:
 
 
 def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
-    """Undo ``StateEncoder.encode``."""
+    """Return the state that ``StateEncoder.encode`` has encoded as ``value`` and ``arrays``."""
     if isinstance(value, list):
         return [decode_state(item, arrays) for item in value]
     if not isinstance(value, dict):
@@ -90,7 +102,7 @@ def decode_state(value: Any, arrays: list[NDArray[Any]]) -> Any:
 
 
 class _NoArrays(list[NDArray[Any]]):
-    """Stands for arrays that were not read."""
+    """Placeholder for arrays that were not read: every item is a zero."""
 
     def __getitem__(self, number: Any) -> Any:
         """Return a zero."""
@@ -99,16 +111,15 @@ class _NoArrays(list[NDArray[Any]]):
 
 
 def decode_values(value: Any) -> Any:
-    """Undo ``StateEncoder.encode`` without the arrays, in whose places are zeros."""
+    """Decode state like ``decode_state``, with a zero instead of every array."""
     return decode_state(value, _NoArrays())
 
 
 class ArrayBytes:
-    """The bytes of arrays one after the other, to be iterated once.
+    """Concatenated bytes of arrays; iterate once.
 
     Attributes:
-        records: The manifest's records of the arrays whose bytes have been taken: dtype, shape,
-            place and CRC-32 of each.
+        records: Manifest records (dtype, shape, offset and CRC-32) of the arrays yielded so far.
     """
 
     def __init__(self, arrays: list[NDArray[Any] | FrozenArray]) -> None:
@@ -116,7 +127,7 @@ class ArrayBytes:
         self._arrays = arrays
 
     def __iter__(self) -> Iterator[memoryview]:
-        """Yield the bytes; what is frozen in small pieces."""
+        """Yield the bytes of the arrays with padding; frozen arrays are yielded in small pieces."""
         end = 0
         for array in self._arrays:
             gap = -end % _ALIGNMENT_BYTES
@@ -138,16 +149,16 @@ def _pieces(array: NDArray[Any] | FrozenArray) -> Iterable[memoryview]:
 def read_arrays(
     file: IO[bytes], file_bytes: int, name: str, records: list[dict[str, Any]]
 ) -> list[NDArray[Any]]:
-    """Read and check arrays; lengths are checked before allocation.
+    """Read arrays and check their checksums; lengths are checked before allocation.
 
     Args:
-        file: At any place.
-        file_bytes: Its size.
-        name: Of the file, for messages.
-        records: Of `ArrayBytes`.
+        file: File of the arrays, at any position.
+        file_bytes: Size of the file, in bytes.
+        name: Name of the file, for messages.
+        records: Manifest records that `ArrayBytes` made.
 
     Raises:
-        ValueError, KeyError, TypeError: The records or the bytes are not as they were written.
+        ValueError, KeyError, TypeError: The records or the bytes are damaged.
     """
     arrays = []
     for number, record in enumerate(records):
@@ -166,7 +177,7 @@ def read_arrays(
 
 
 def canonical(content: dict[str, Any]) -> bytes:
-    """Return the text of which a manifest has the checksum."""
+    """Return the JSON text of a manifest's content, over which the checksum is computed."""
     return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -180,11 +191,11 @@ def read_manifest(data: bytes, name: str) -> dict[str, Any]:
     """Return a manifest's content.
 
     Args:
-        data: Of `manifest_bytes`.
-        name: Of the file, for messages.
+        data: Bytes that `manifest_bytes` made.
+        name: Name of the file, for messages.
 
     Raises:
-        ValueError, KeyError, TypeError: It is not as it was written.
+        ValueError, KeyError, TypeError: The manifest is damaged.
     """
     document = json.loads(data)
     content: dict[str, Any] = document["content"]

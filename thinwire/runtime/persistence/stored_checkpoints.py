@@ -1,20 +1,23 @@
-"""Checkpoints as objects, where nothing can be renamed and any number of hosts can write.
+"""Checkpoints in an object store, which has no rename and which several hosts can write.
 
-Below the node's name there are two kinds of objects:
+A node has two kinds of objects:
 
 - ``parts/TOKEN-UPLOAD-I.bin``: the bytes of a checkpoint's arrays, in pieces;
-- ``log/NUMBER.json``: an entry of the log. A *snapshot* is a manifest, with size and CRC-32 of
-  every part: it is written after them, so that a checkpoint is whole as soon as its entry is
-  there. A *claim* names who writes from now on, with a generation above all before.
+- ``log/NUMBER.json``: an entry of the log. A *snapshot* entry is a manifest with the size and
+  CRC-32 of every part. The snapshot entry is written after the parts, so a checkpoint is whole as
+  soon as its entry exists. A *claim* entry names the new writer, with a generation above all
+  earlier generations.
 
-Entries are numbered one by one, and each is created only if there is none of its number. Whoever
-writes has seen every entry before; so of two that write, one is refused by the storage, at the
-entry itself: an owner that was away, and has been replaced by another, finds the claim of its
-successor in the place of its own next entry. There is no moment between a look and a write.
+Entries have consecutive numbers, and an entry is created only if its number is not taken. A writer
+has read every earlier entry. So if two processes write, the storage rejects the entry of one
+process: a process that was suspended and has been replaced finds the claim of its successor under
+the number that its own next entry needs. The check and the write are one request, so no other
+write can come between them.
 
-A number is also never free again: an owner lists the log after each write, and is fenced by any
-higher number. Parts that no entry names are leftovers of uploads that were cut off; the owner
-removes them after each write and when it begins.
+The removal of old entries frees their numbers, which a suspended process could then create. So a
+writer lists the log after each write, and is fenced by any higher number. Parts that no entry names
+are leftovers of interrupted uploads; the writer removes the leftovers after each write and when it
+starts.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from thinwire.runtime.persistence.state_format import (
 )
 
 FORMAT_VERSION = 1
-#: Largest part, so that an upload needs little memory besides the state, and is one request.
+#: Largest part, in bytes: an upload needs little memory in addition to the state.
 PART_BYTES = 16 << 20
 _ENTRY = re.compile(r"log/(\d{9,})\.json")
 _SNAPSHOT, _CLAIM = "snapshot", "claim"
@@ -57,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """What the log has at a number; one that cannot be read is a damaged snapshot."""
+    """Log entry of a number. An entry that cannot be read counts as a damaged snapshot."""
 
     number: int
     content: dict[str, Any] | None
@@ -65,9 +68,9 @@ class _Entry:
 
     @property
     def parts(self) -> list[str]:
-        """Names of the objects that it needs."""
-        found = self.content.get("parts", []) if self.content else []
-        return [str(part["name"]) for part in found]
+        """Names of the part objects that the entry refers to."""
+        records = self.content.get("parts", []) if self.content else []
+        return [str(part["name"]) for part in records]
 
     @property
     def is_snapshot(self) -> bool:
@@ -75,12 +78,12 @@ class _Entry:
 
 
 class StoredCheckpoints(CheckpointStore):
-    """The checkpoints of one node in a storage; see the module.
+    """Checkpoints of one node in an object store.
 
     Args:
-        store: Whose names are this node's alone.
-        keep: How many of the newest to leave there, at least 1.
-        part_bytes: Largest part.
+        store: Object store that only this node uses.
+        keep: Number of newest checkpoints to keep, at least 1.
+        part_bytes: Size of the largest part, in bytes.
     """
 
     def __init__(self, store: ObjectStore, keep: int = 3, part_bytes: int = PART_BYTES) -> None:
@@ -88,19 +91,23 @@ class StoredCheckpoints(CheckpointStore):
             raise ValueError(f"keep is {keep}, expected at least 1 checkpoint to keep")
         self.keep = keep
         self._store, self._part_bytes = store, part_bytes
-        self._token = secrets.token_hex(4)  # of what this process writes
+        self._token = secrets.token_hex(4)  # marks the entries and parts of this process
         self._num_uploads = 0
-        self._number = 0  # of the newest entry that was seen
+        self._number = 0  # number of the newest entry that this process has read or written
         self._generation, self._owner = -1, ""
-        self._entries: list[_Entry] = []  # snapshots that are kept, oldest first
+        self._entries: list[_Entry] = []  # snapshots in the storage, oldest first
 
     @property
     def address(self) -> str:
-        """Of the storage, for messages."""
+        """Address of the storage, for messages."""
         return self._store.address
 
     def load_latest(self) -> tuple[int, State] | None:
-        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        """Return (step, state) of the newest whole checkpoint, or None if no checkpoint exists.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+        """
         self._read_log()
         self.num_skipped = 0
         for entry in reversed(self._entries):
@@ -112,7 +119,11 @@ class StoredCheckpoints(CheckpointStore):
         return None
 
     def load_values(self) -> State | None:
-        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        """Return the newest state with zeros instead of its arrays; None if no state exists.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+        """
         self._read_log()
         for entry in reversed(self._entries):
             try:
@@ -122,7 +133,11 @@ class StoredCheckpoints(CheckpointStore):
         return None
 
     def load_all(self) -> list[State]:
-        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        """Return the states of all whole checkpoints, oldest first; damaged ones are logged.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+        """
         self._read_log()
         states = []
         for entry in self._entries:
@@ -133,17 +148,28 @@ class StoredCheckpoints(CheckpointStore):
         return states
 
     def claim(self, generation: int, owner: str) -> bool:
-        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        """Write a claim entry; return False if another process has written since the load.
+
+        Raises:
+            ConfigurationError: The storage failed.
+        """
         return self._claim(generation, owner, begins_anew=False)
 
     def take_over(self, owner: str) -> None:
-        """See CheckpointStore; raises ConfigurationError where the storage fails."""
+        """Write a claim entry, after reading entries that other processes write meanwhile.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
+        """
         self._take_over(owner, begins_anew=False)
 
     def discard(self, owner: str) -> None:
-        """See CheckpointStore; raises ConfigurationError where the storage fails.
+        """Remove all checkpoints.
 
-        Numbers and generations go on, so that a process which still writes is fenced, too.
+        Entry numbers and generations continue, so that a process which still writes is fenced.
+
+        Raises:
+            ConfigurationError: The storage failed, or another version of Thinwire wrote there.
         """
         self._take_over(owner, begins_anew=True)
 
@@ -166,9 +192,9 @@ class StoredCheckpoints(CheckpointStore):
         return True
 
     def save(self, step: int, state: State) -> None:
-        """See CheckpointStore.
+        """Upload the parts of a state, then write its snapshot entry.
 
-        What a save that was cut off has uploaded is removed with the next one.
+        The next save removes the parts that an interrupted save has uploaded.
         """
         if step < 0:
             raise ValueError(f"step is {step}, expected 0 or more")
@@ -189,12 +215,14 @@ class StoredCheckpoints(CheckpointStore):
         while not self._create(number, content):
             if not self._is_own(number):
                 raise self._fenced()
-            number = self._number = number + 1  # of a save whose reply was lost
+            # The entry is from an earlier save of this process: the storage created the entry, but
+            # its reply was lost and the save failed. So the number is taken without a takeover.
+            number = self._number = number + 1
         self._entries.append(_Entry(number, content))
         self._collect()
 
     def _upload(self, written: ArrayBytes) -> Iterator[dict[str, Any]]:
-        """Write the parts, over none of before; yield what the manifest has of each."""
+        """Write the parts under new names; yield the manifest record of every part."""
         self._num_uploads += 1
         for index, data in enumerate(_joined(written, self._part_bytes)):
             name = f"parts/{self._token}-{self._num_uploads}-{index}.bin"
@@ -202,7 +230,7 @@ class StoredCheckpoints(CheckpointStore):
             yield {"name": name, "bytes": len(data), "crc32": zlib.crc32(data)}
 
     def _create(self, number: int, content: dict[str, Any]) -> bool:
-        """Write an entry; return False if another one has its number."""
+        """Write an entry; return False if another entry has this number."""
         about = {"format": FORMAT_VERSION, "token": self._token}
         data = manifest_bytes({**about, **content})
         name = _name(number)
@@ -210,7 +238,9 @@ class StoredCheckpoints(CheckpointStore):
             self._store.create(name, data)
         except ObjectExistsError:
             try:
-                if self._store.get(name) != data:  # else it is ours, and the reply was lost
+                # Equal bytes: this call wrote the entry, but the storage's first reply was lost
+                # and the storage client repeated the request.
+                if self._store.get(name) != data:
                     return False
             except ObjectMissingError:
                 return False
@@ -221,10 +251,10 @@ class StoredCheckpoints(CheckpointStore):
         content = self._read(number).content
         return content is not None and content["token"] == self._token
 
-    # -- what is there ----------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------
 
     def _read_log(self) -> None:
-        """Take in all entries that count.
+        """Read all entries; keep the snapshots after the newest claim that discards earlier ones.
 
         Raises:
             ConfigurationError: The storage failed, or another version of Thinwire wrote there.
@@ -236,7 +266,7 @@ class StoredCheckpoints(CheckpointStore):
             raise ConfigurationError(f"{error}.") from error
         self._number = numbers[-1] if numbers else 0
         known = [entry.content for entry in entries if entry.content is not None]
-        self.generation_before = max((each["generation"] for each in known), default=-1)
+        self.generation_before = max((content["generation"] for content in known), default=-1)
         self._entries = []
         for entry in entries:
             if entry.content is not None and entry.content.get("begins_anew"):
@@ -245,10 +275,10 @@ class StoredCheckpoints(CheckpointStore):
                 self._entries.append(entry)
 
     def _read(self, number: int) -> _Entry:
-        """Return an entry.
+        """Return the entry of a number.
 
         Raises:
-            ConfigurationError: Another version of Thinwire wrote it.
+            ConfigurationError: Another version of Thinwire wrote the entry.
             StorageError: The storage failed.
         """
         name = _name(number)
@@ -264,8 +294,8 @@ class StoredCheckpoints(CheckpointStore):
         if version != FORMAT_VERSION:
             raise ConfigurationError(
                 f"{self.address} holds checkpoints of format {version!r}, and this version of "
-                f"Thinwire reads {FORMAT_VERSION}; go on with the one that wrote them, or "
-                "--overwrite."
+                f"Thinwire reads format {FORMAT_VERSION}; continue with the version that wrote "
+                "them, or start again with --overwrite."
             )
         return _Entry(number, content)
 
@@ -273,7 +303,7 @@ class StoredCheckpoints(CheckpointStore):
         """Read a checkpoint, and check every byte of it.
 
         Raises:
-            DamagedCheckpointError: With what is wrong.
+            DamagedCheckpointError: The checkpoint is damaged; the message names the defect.
             ConfigurationError: The storage failed.
         """
         where = f"{self.address}/{_name(entry.number)}"
@@ -306,22 +336,22 @@ class StoredCheckpoints(CheckpointStore):
             raise ValueError(f"the checksum of {name} does not match its bytes")
         return data
 
-    # -- who may write, and what is left over ------------------------------------------------
+    # -- fencing and cleanup -----------------------------------------------------------------
 
     def _numbers(self, names: Iterable[str]) -> list[int]:
         return sorted(int(match[1]) for name in names if (match := _ENTRY.fullmatch(name)))
 
     def _check_owner(self, numbers: list[int]) -> None:
-        """Raise Fenced if another process has written an entry since the newest that was seen."""
+        """Raise Fenced if another process has written an entry newer than the last one read."""
         if numbers and numbers[-1] > self._number and not self._is_own(numbers[-1]):
             raise self._fenced()
 
     def check_owner(self) -> None:
-        """Raise Fenced if another process has claimed this since; StorageError: not known."""
+        """Raise Fenced if another process has written since; StorageError if the listing fails."""
         self._check_owner(self._numbers(self._store.names()))
 
     def _fenced(self) -> Fenced:
-        """Return what ends this process: it names its successor, where one can be read."""
+        """Return the error that ends this process; it names the successor if its claim is found."""
         by, generation = "another process", "higher"
         try:
             for number in reversed(self._numbers(self._store.names())):
@@ -330,32 +360,35 @@ class StoredCheckpoints(CheckpointStore):
                     by, generation = content["owner"], str(content["generation"])
                     break
         except (StorageError, ConfigurationError) as error:
-            _log.warning("the successor is not known: %s", error)
+            _log.warning("cannot read which process has taken over: %s", error)
         return Fenced(
             f"{self.address} has been taken over by {by}, as generation {generation}; this "
             f"process ({self._owner}) is generation {self._generation}, and writes nothing there "
-            "any more. The run goes on with the other one. If that is a mistake, stop that one "
-            "first, or give this one another address."
+            "any more. The run continues with the other process. If that is a mistake, stop the "
+            "other process first, or give this process another address."
         )
 
     def _collect(self) -> None:
-        """Remove the oldest snapshots and all that no entry names; failures are logged."""
+        """Remove the oldest snapshots and the parts that no entry names; log storage failures."""
         try:
             names = self._store.names()
+            # A process that was suspended may have created an entry under a number that its
+            # successor has freed: a higher number in the log fences the process. Otherwise its
+            # cleanup would also remove the successor's parts, which none of its entries names.
             self._check_owner(self._numbers(names))
-            kept = self._entries[-self.keep :]
-            first = kept[0].number if kept else self._number
-            needed = {part for entry in kept for part in entry.parts}
+            snapshots = self._entries[-self.keep :]
+            first = snapshots[0].number if snapshots else self._number
+            needed = {part for entry in snapshots for part in entry.parts}
             for name in names:
                 match = _ENTRY.fullmatch(name)
                 if match is not None and int(match[1]) >= first:
                     needed.add(name)
-            # Entries first: what the log names is there.
+            # Remove entries before parts: an entry in the log must never name a missing part.
             doomed = sorted(set(names) - needed, key=lambda name: not name.startswith("log/"))
             self._store.remove(doomed)
-            self._entries = kept
+            self._entries = snapshots
         except StorageError as error:
-            _log.warning("leftovers stay for now: %s", error)
+            _log.warning("old checkpoint objects could not be removed yet: %s", error)
 
 
 def _name(number: int) -> str:
@@ -363,9 +396,9 @@ def _name(number: int) -> str:
 
 
 def _check_entry(content: dict[str, Any]) -> None:
-    """Check what is read of every entry; raises ValueError, KeyError or TypeError."""
+    """Check the fields that every entry has; raises ValueError, KeyError or TypeError."""
     if content["kind"] not in (_SNAPSHOT, _CLAIM) or type(content["generation"]) is not int:
-        raise ValueError("it is no entry")
+        raise ValueError("it is not a log entry")
     if content["kind"] == _SNAPSHOT:
         for part in content["parts"]:
             part["name"]
@@ -373,14 +406,14 @@ def _check_entry(content: dict[str, Any]) -> None:
 
 
 def _joined(pieces: Iterable[memoryview], most_bytes: int) -> Iterator[bytes]:
-    """Yield the bytes of all pieces, so many in each but the last."""
+    """Yield the bytes of all pieces in parts of ``most_bytes``; the last part may be shorter."""
     part = bytearray()
     for piece in pieces:
-        rest = piece.cast("B")
-        while len(rest):
-            taken = rest[: most_bytes - len(part)]
+        remaining = piece.cast("B")
+        while len(remaining):
+            taken = remaining[: most_bytes - len(part)]
             part += taken
-            rest = rest[len(taken) :]
+            remaining = remaining[len(taken) :]
             if len(part) == most_bytes:
                 yield bytes(part)
                 part.clear()

@@ -1,6 +1,6 @@
 """A run as a whole: its settings, flags as data, its directory, its locks and its signals.
 
-All roles read the same `settings.Run`, and what must be equal on all nodes is its `fingerprint`.
-The tables of flags are made of `flags.Option`; a flag library is known only in `thinwire.flags`.
-Import the modules themselves: each is small, and few need more than one.
+All roles read the same `settings.Run`. The settings that must be equal on all nodes are its
+`fingerprint`. The tables of flags consist of `flags.Option`; only `thinwire.flags` uses a flag
+library. Import the modules directly: most users need only one of the small modules.
 """

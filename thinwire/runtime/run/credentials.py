@@ -1,4 +1,4 @@
-"""What a node shows to its peers, and what it requires of them; no files, no sockets."""
+"""Credentials of a node, and the protection they give its connections; no files, no sockets."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Protection:
-    """How far a connection is protected from others than this run's nodes."""
+    """Protection of a connection against processes that are not nodes of this run."""
 
-    encrypted: bool = False  # TLS
-    authenticated: bool = False  # nobody is let in without a certificate or the token
+    encrypted: bool = False  # True with TLS
+    authenticated: bool = False  # True if a client must show a certificate or the token
 
 
 NOT_PROTECTED = Protection()
@@ -18,19 +18,19 @@ NOT_PROTECTED = Protection()
 
 @dataclasses.dataclass(frozen=True)
 class Credentials:
-    """One node's certificate, key, trusted authority and token; empty where there is none.
+    """A node's certificate, private key, trusted authority and token; empty if not configured.
 
-    `repr` shows none of them, so that they get into no log.
+    `repr` hides every field, so that no log shows a secret.
     """
 
     certificate: bytes = dataclasses.field(default=b"", repr=False)  # PEM, with its chain
-    key: bytes = dataclasses.field(default=b"", repr=False)  # PEM
+    key: bytes = dataclasses.field(default=b"", repr=False)  # PEM private key
     authority: bytes = dataclasses.field(default=b"", repr=False)  # PEM
     token: bytes = dataclasses.field(default=b"", repr=False)
 
     @property
     def protection(self) -> Protection:
-        """What protects those who listen with these."""
+        """Protection of a server that listens with these credentials."""
         encrypted = bool(self.certificate)
         return Protection(encrypted, (encrypted and bool(self.authority)) or bool(self.token))
 

@@ -1,6 +1,6 @@
-"""Paths of a run directory, and the files that --overwrite removes (docs/reference/operations.md).
+"""Layout of a run directory, and the files that --overwrite removes (docs/reference/operations.md).
 
-A node's log on disk; a full disk must not fill the screen.
+`LogFile` is a node's log file. A full disk must not fill the screen with errors.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from thinwire.runtime.run.lock import DirectoryLock
 
 METRICS_FILE = "metrics.jsonl"
 SUMMARY_FILE = "summary.json"
-#: The Supervisor's records, or Standalone's.
+#: Files and folders with the records of a run, which the Supervisor or Standalone writes.
 _RECORDS = (METRICS_FILE, SUMMARY_FILE, "best.keras", "report", "measure")
 #: Folders with one folder for each node.
 _NODE_FOLDERS = ("checkpoints", "tb")
 
-#: Why a script ended that could not report it to a PS, as by os._exit.
+#: File with the failure of a script that could not report it to a PS, for example by os._exit.
 _FAILURE_FILE = "failure.json"
-#: What `thinwire run` was given.
+#: File with the flags and the script of `thinwire run`.
 LAUNCH_FILE = "launch.json"
 _LOCKS = "locks"
-#: Roles that write records ...
+#: Roles that write records.
 _RECORDERS = ("Supervisor", "Standalone", "Simulator")
-#: ... and those that write checkpoints, each node into a folder of its own.
+#: Roles that write checkpoints, one folder for each node.
 _KEEPERS = ("PS", "Worker")
 
 
@@ -46,10 +46,10 @@ def scalars_of(run_dir: pathlib.Path, node: str) -> pathlib.Path:
 
 
 def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
-    """Return the lock of what a node writes, not yet taken.
+    """Return the lock of the files that a node writes; the lock is not taken yet.
 
-    Roles that keep the records of a run (`_RECORDS`) share one. The file lies apart from what it
-    protects, which --overwrite removes.
+    Roles that write the records of a run (`_RECORDS`) share one lock. The lock file is outside the
+    folder that it protects, because --overwrite removes this folder.
     """
     if role in _RECORDERS:
         return DirectoryLock(run_dir / _LOCKS / "records.lock", run_dir)
@@ -59,28 +59,28 @@ def lock_of(run_dir: pathlib.Path, role: str, number: int) -> DirectoryLock:
 
 
 def node_locks(run_dir: pathlib.Path) -> list[DirectoryLock]:
-    """Return the locks of all nodes that have ever written here, launchers left out."""
+    """Return the locks of all nodes that have ever written to a run directory; no launchers."""
     names = ("records", "ps-*", "worker-*")
-    found = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
-    return [DirectoryLock(path, run_dir) for path in sorted(found)]
+    paths = [path for name in names for path in (run_dir / _LOCKS).glob(f"{name}.lock")]
+    return [DirectoryLock(path, run_dir) for path in sorted(paths)]
 
 
 def lock_files(run_dir: pathlib.Path) -> list[pathlib.Path]:
-    """Return the lock files of everything that has ever written here, launchers too."""
+    """Return the lock files of all nodes and launchers that have written to a run directory."""
     return sorted((run_dir / _LOCKS).glob("*.lock"))
 
 
 def launched_with(run_dir: pathlib.Path) -> dict[str, Any]:
-    """Return what `thinwire run` was given, as its document has it; empty if there is none."""
+    """Return the launch document of `thinwire run`; empty if it is missing or cannot be read."""
     try:
-        found = json.loads((run_dir / LAUNCH_FILE).read_text())
-        return dict(found)
+        document = json.loads((run_dir / LAUNCH_FILE).read_text())
+        return dict(document)
     except (OSError, ValueError, TypeError):
         return {}
 
 
 def update_of_failure(run_dir: pathlib.Path) -> int | None:
-    """Return the update that the run before had begun at, if its launcher has noted a failure."""
+    """Return the update at which a failed run had started; None if no failure is recorded."""
     try:
         return int(json.loads((run_dir / _FAILURE_FILE).read_text())["begun_at"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -88,35 +88,35 @@ def update_of_failure(run_dir: pathlib.Path) -> int | None:
 
 
 def note_failure(run_dir: pathlib.Path, why: str, begun_at: int) -> None:
-    """Note that a run's script failed.
+    """Record that a run's script failed.
 
     Args:
-        run_dir: Of the run.
-        why: What happened, for people.
-        begun_at: The update that this start began at.
+        run_dir: Directory of the run.
+        why: Description of the failure, for people.
+        begun_at: The update at which the failed process had started.
     """
     text = json.dumps({"why": why, "begun_at": begun_at})
     (run_dir / _FAILURE_FILE).write_text(f"{text}\n")
 
 
 def forget_failure(run_dir: pathlib.Path) -> None:
-    """Remove what `note_failure` has written."""
+    """Remove the record that `note_failure` has written."""
     (run_dir / _FAILURE_FILE).unlink(missing_ok=True)
 
 
 def rounds_of(run_dir: pathlib.Path, worker: int) -> pathlib.Path:
-    """Return the file of a worker's rounds."""
+    """Return the file with the round records of a worker."""
     return run_dir / "measure" / f"worker-{worker}.jsonl"
 
 
 def clear_node(run_dir: pathlib.Path, node: str) -> None:
-    """Remove what a node of this name wrote before."""
+    """Remove the checkpoints and TensorBoard files of a node."""
     for folder in _NODE_FOLDERS:
         shutil.rmtree(run_dir / folder / node, ignore_errors=True)
 
 
 def clear_records(run_dir: pathlib.Path) -> None:
-    """Remove what an earlier Supervisor wrote."""
+    """Remove the records that an earlier Supervisor wrote."""
     for name in _RECORDS:
         path = run_dir / name
         if path.is_dir():
@@ -126,7 +126,7 @@ def clear_records(run_dir: pathlib.Path) -> None:
 
 
 def clear(run_dir: pathlib.Path) -> None:
-    """Remove what an earlier run wrote, and nothing else; logs and flags are written over."""
+    """Remove the files of an earlier run except logs and flags, which a new run overwrites."""
     clear_records(run_dir)
     forget_failure(run_dir)
     for folder in _NODE_FOLDERS:
@@ -134,14 +134,14 @@ def clear(run_dir: pathlib.Path) -> None:
 
 
 class LogFile(logging.FileHandler):
-    """A log that loses records where its disk takes none, and writes again when it does.
+    """Log file that drops records while its disk is full, and writes again when it has space.
 
-    The first record that is lost is reported. Where records are missing, the log has a line with
-    their number.
+    The first lost record is reported. Where records are missing, the log has a line with their
+    number.
 
     Args:
-        path: The file.
-        report: Writes the sentence that reports it; the default writes to stderr.
+        path: Path of the log file.
+        report: Called with the sentence that reports the first loss. None: write it to stderr.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class LogFile(logging.FileHandler):
         super().__init__(path)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, after a line with the number of those that are missing before it."""
+        """Write a record, after a line with the number of records missing before it."""
         before = self._num_missing
         if before and self.stream is not None:
             try:
@@ -165,7 +165,7 @@ class LogFile(logging.FileHandler):
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:
-        """Open the file without a buffer: a buffer would keep, and repeat, what failed."""
+        """Open the file without a buffer: a buffer would keep and repeat failed writes."""
         binary = open(self.baseFilename, "ab", buffering=0)  # noqa: SIM115 - until it is closed
         return io.TextIOWrapper(
             cast(BinaryIO, binary), self.encoding or "utf-8", "backslashreplace", write_through=True
@@ -181,5 +181,5 @@ class LogFile(logging.FileHandler):
         if not self._was_reported:
             self._was_reported = True
             text = f"cannot write the log {self.baseFilename}: {error.strerror or error}"
-            with contextlib.suppress(OSError):  # stderr may be gone, too
+            with contextlib.suppress(OSError):  # stderr may fail, too
                 self._report(f"{text}. Records are missing there; this node continues.")

@@ -1,4 +1,4 @@
-"""Reads and writes the file of a run's draws: the workers of each round, one round a line."""
+"""Reader and writer of the file of a run's draws: the workers of each round, one round a line."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def read_draws(path: str, nb_workers: int) -> tuple[tuple[int, ...], ...]:
 
 
 class DrawsFile:
-    """The draws of a run as a file, which --draws of another run repeats.
+    """File of a run's draws, which --draws of another run repeats.
 
-    A round that is drawn again, or played again after a restart, takes the place of the former.
+    If a round is drawn again, or repeated after a restart, the new line replaces the old line.
 
     Args:
         folder: The run directory.
@@ -42,19 +42,19 @@ class DrawsFile:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.path = folder / DRAWS_NAME
-        self._newest = 0  # number of the newest draw that is written
-        self._num_rounds = -1  # lines of the file; -1: not known
+        self._newest = 0  # number of the newest draw in the file
+        self._num_rounds = -1  # number of rounds in the file; -1: not known
 
     def record(self, draws: Sequence[Draw]) -> None:
-        """Write the draws that are not written yet.
+        """Write the draws that are not in the file yet.
 
         Raises:
             OSError: The file cannot be written.
         """
-        for each in draws:
-            if each.number > self._newest:
-                self._write(each)
-                self._newest = each.number
+        for draw in draws:
+            if draw.number > self._newest:
+                self._write(draw)
+                self._newest = draw.number
 
     def _write(self, drawn: Draw) -> None:
         line = format_draw(drawn.workers)
@@ -63,7 +63,7 @@ class DrawsFile:
                 file.write(line)
         else:
             before = self.path.read_text(encoding="utf-8") if drawn.of_round else ""
-            kept = [each for each in before.splitlines(True) if not each.startswith("#")]
-            text = "".join([_HEAD, *kept[: drawn.of_round], line])
+            rounds = [row for row in before.splitlines(True) if not row.startswith("#")]
+            text = "".join([_HEAD, *rounds[: drawn.of_round], line])
             replace_file(self.path, text)
         self._num_rounds = drawn.of_round + 1

@@ -1,4 +1,4 @@
-"""Files of a run: read whole, replaced whole or not at all, and named in every error."""
+"""Reading with a size limit, atomic replacement, and file names in errors, for a run's files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pathlib
 import stat
 from collections.abc import Iterator
 
-#: More than any certificate, token, list of hosts or of groups has.
+#: Default size limit, in bytes: larger than any certificate, token, hosts file or groups file.
 MOST_BYTES = 1 << 20
 
 
@@ -17,25 +17,26 @@ def read_bounded(path: str | pathlib.Path, most_bytes: int = MOST_BYTES) -> byte
     """Return a file's content.
 
     Args:
-        path: Of the file, or of a link to it.
-        most_bytes: That it may have.
+        path: Path of the file, or of a link to it.
+        most_bytes: Size limit of the file, in bytes.
 
     Raises:
-        OSError: It cannot be read, is a device, a pipe or the like, or is larger.
+        OSError: The file cannot be read, is larger, or is not a regular file (a device or a pipe).
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a pipe waits
+    # O_NONBLOCK: without it, opening a named pipe waits for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+        raise OSError(errno.EFBIG, f"larger than {most_bytes:,} bytes", str(path))
     return content
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let each OSError inside name this file: a write to a full disk names none by itself."""
+    """Add this file's name to OSErrors of the block: a failed write does not name its file."""
     try:
         yield
     except OSError as error:
@@ -45,15 +46,15 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def replace_file(path: str | os.PathLike[str], content: str | bytes, durable: bool = False) -> None:
-    """Write a file so that readers see the old one or the whole new one, never a part.
+    """Replace a file atomically: readers see the old file or the whole new file, never a part.
 
     Args:
-        path: Of the file.
-        content: Of it; a text becomes UTF-8.
-        durable: Whether to wait until the disk has it.
+        path: Path of the file.
+        content: New content; text is encoded as UTF-8.
+        durable: True to wait until the content is on the disk.
 
     Raises:
-        OSError: It cannot be written; the old one is as before, and nothing else is left.
+        OSError: The file cannot be written; the old file is unchanged.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -66,7 +67,7 @@ def replace_file(path: str | os.PathLike[str], content: str | bytes, durable: bo
         os.replace(temporary, path)
     except BaseException as error:
         if isinstance(error, OSError) and error.filename == str(temporary):
-            error.filename = str(path)  # the other name means nothing to anybody
+            error.filename = str(path)  # the user knows this name, not the temporary name
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise

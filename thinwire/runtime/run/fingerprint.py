@@ -1,4 +1,4 @@
-"""What the PS and the workers of a run must have alike."""
+"""Settings that must be equal on the PS and the workers of a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from thinwire.runtime.run.settings import Run
 
 
 def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return (name, value) of everything two nodes must agree on besides the model.
+    """Return (name, value) of all settings that must be equal on two nodes, except the model.
 
-    What the script brings stands last: a PS without model compares the rows before it.
+    The rows of the script's offer are last: a PS without a model compares only the rows before.
 
-    Workers deal out the training set each by itself: where one does it otherwise, they train on
-    overlapping parts, and nobody would notice.
+    Every worker computes the partition of the training set independently. If one worker computed
+    another partition, the workers would train on overlapping parts without an error.
     """
     data = run.data
     offered = [("model_from", FROM_WORKER)] if run.model_is_offered else []
@@ -29,7 +29,7 @@ def fingerprint(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
 
 
 def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
-    """Return what decides a rate that workers find out for themselves, between two exchanges."""
+    """Return the settings of a learning rate that workers compute between two exchanges."""
     if not (run.method.takes_local_steps and run.schedule.goes_on_in_rounds):
         return []
     return [
@@ -41,7 +41,7 @@ def _followed_by_workers(run: Run) -> list[tuple[str, str]]:
 
 
 def shard_settings(run: Run, offer: Offer | None = None) -> list[tuple[str, str]]:
-    """Return what every shard must have alike besides, though workers need not know it."""
+    """Return (name, value) of settings that must be equal on all shards but not on workers."""
     return [
         ("learning_rate", str(run.schedule.learning_rate)),
         ("lr_schedule", run.schedule.text),

@@ -1,4 +1,4 @@
-"""Whether a run directory holds a finished run, and whether that is the run of now."""
+"""Checks if a run directory holds a finished run, and if that run has the present settings."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from thinwire.runtime.run.resuming import OtherRun, first_setting, refusal
 from thinwire.runtime.run.script_target import ScriptTarget
 from thinwire.runtime.run.settings import LIMIT_REASONS, TARGET_REASONS, Run, is_finished
 
-#: Where a summary or a checkpoint keeps the `deciding_settings` of its run.
+#: Key of the run's `deciding_settings` in a summary or a checkpoint.
 SETTINGS = "settings"
 _GROUPS = "sync.groups"
 
 
 def deciding_settings(run: Run) -> dict[str, str]:
-    """Return name -> value of everything that decides what a run computes, but for its limits.
+    """Return name -> value of the settings that determine the result of a run, except its limits.
 
-    Flags come first under their own names, then what follows from them. Neither is the number of
-    workers among them, which may change while a run lasts, nor a path: a file counts by its
-    content.
+    Flags come first under their own names, then values derived from flags. The number of workers
+    is not included, because it may change during a run. Paths are not included either: a file is
+    represented by a digest of its content.
     """
     model, data = run.model, run.data
     flags = {
@@ -45,42 +45,42 @@ def deciding_settings(run: Run) -> dict[str, str]:
         "shard": data.shard,
         "nb_ps": run.nb_ps,
     }
-    if run.type_node == "Simulator":  # nobody joins it later, and it is never resumed
+    if run.type_node == "Simulator":  # no worker joins a simulation later, and it is never resumed
         flags["nb_workers"] = run.nb_workers
     rows = [*flags.items(), *fingerprint(run), *shard_settings(run)]
-    found = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
-    found[_GROUPS] = _groups_of_any_size(run)
-    if run.nb_workers == 1:  # alone and all together are one thing
-        del found[_GROUPS]
-    return found
+    settings = {name: str(value) for name, value in rows if name not in LIMIT_REASONS}
+    settings[_GROUPS] = _groups_of_any_size(run)
+    if run.nb_workers == 1:  # "all together" and "each alone" mean the same for one worker
+        del settings[_GROUPS]
+    return settings
 
 
 def resumed_settings(run: Run) -> dict[str, str]:
-    """Return the `deciding_settings` of nodes that train, which a PS keeps with its checkpoints.
+    """Return the `deciding_settings` of training nodes, which a PS saves in its checkpoints.
 
-    A Supervisor has a batch size of its own.
+    The batch size of the workers is included; a Supervisor's batch size may differ.
     """
-    own: dict[str, object] = {
+    training: dict[str, object] = {
         "clip_norm": run.clip_norm,
         "worker_weight_decay": run.worker_weight_decay,
     }
     if not run.model_is_offered:
-        own["batch_size"] = run.batch_size
-    return {name: str(value) for name, value in own.items()} | deciding_settings(run)
+        training["batch_size"] = run.batch_size
+    return {name: str(value) for name, value in training.items()} | deciding_settings(run)
 
 
 def _groups_of_any_size(run: Run) -> str:
-    """Return the groups of workers; those that follow from the number of workers, in a word."""
-    groups, everybody = run.method.sync.groups, range(1, run.nb_workers + 1)
-    if tuple(groups) == (tuple(everybody),):
+    """Return the groups of workers; one group, and groups of one worker, without their numbers."""
+    groups, workers = run.method.sync.groups, range(1, run.nb_workers + 1)
+    if tuple(groups) == (tuple(workers),):
         return "all together"
-    if tuple(groups) == tuple((worker,) for worker in everybody):
+    if tuple(groups) == tuple((worker,) for worker in workers):
         return "each alone"
     return str(groups)
 
 
 def _content(path: str | None) -> str | None:
-    """Return the name of a file that a flag names, with what it holds."""
+    """Return the name and digest of a flag's file; the flag's value if it names no file."""
     file = pathlib.Path(path) if path else None
     if file is None or not file.is_file():
         return path
@@ -92,10 +92,11 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
 
     Args:
         run: The run's settings.
-        script: That its workers run, and the script's arguments; empty: they run none.
+        script: Path and arguments of the script that the workers run; empty if they run no script.
 
     Raises:
-        OtherRun: A finished run is there, and another one than this; with --resume it is not.
+        OtherRun: The directory holds a finished run with other settings or another script, and
+            --resume is not given.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
@@ -104,8 +105,8 @@ def finished_summary(run: Run, script: Sequence[str] = ()) -> str | None:
         return None
     if reason is None:
         return None
-    kept = summary.get(SETTINGS)
-    known = kept if isinstance(kept, dict) else {}  # of an earlier version: none
+    settings = summary.get(SETTINGS)
+    known = settings if isinstance(settings, dict) else {}  # old summaries have no settings
     difference = first_setting(known, deciding_settings(run)) or _other_script(run, script)
     if difference is not None and run.resume:
         return None
@@ -133,23 +134,23 @@ def _other_script(run: Run, script: Sequence[str]) -> str | None:
     target = ScriptTarget.of(script)
     arguments = list(target.arguments)
     if before.get("sha256") != digest_of(target.path):
-        return f"the script was {before.get('path')}, and {target.shown} is not the same"
+        return f"the script was {before.get('path')}, and {target.shown} has other content"
     if before.get("arguments") != arguments:
         return f"the script's arguments were {before.get('arguments')} and are {arguments}"
     return None
 
 
 def has_evaluated_summary(run: Run, updates: int, reason: str | None) -> bool:
-    """Return whether summary.json is of this very end, and has an evaluation.
+    """Return True if summary.json describes this end of the run and has an evaluation.
 
     Args:
         run: The run's settings.
-        updates: That it ended after.
-        reason: Why it ended.
+        updates: Number of updates at the end of the run.
+        reason: Stop reason of the run.
     """
     try:
         summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
-        same = summary["updates"] == updates and summary["stop_reason"] == reason
-        return bool(same and (summary.get("metrics") or summary["test_accuracy"] is not None))
+        is_current = summary["updates"] == updates and summary["stop_reason"] == reason
+        return bool(is_current and (summary.get("metrics") or summary["test_accuracy"] is not None))
     except (OSError, ValueError, KeyError, TypeError):
         return False

@@ -1,9 +1,8 @@
-"""Command-line flags as data: a flag is one line of a table of its package.
+"""Command-line flags as data: a flag is one line in the table of its package.
 
-A package's `flags.py` lists its flags under topics; `thinwire.flags.registration` registers
-them, and only there a flag library is known. A table is read like documentation, and is built
-without imports. Flags that few people set are marked by `advanced`: `--help` leaves them to
-`--helpfull`.
+A package's `flags.py` lists its flags under topics. `thinwire.flags.registration` registers the
+flags; no other module uses a flag library. A table reads like documentation and needs no imports.
+Flags that few people set are marked with `advanced`: only `--helpfull` shows them.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ Kind = Literal["switch", "integer", "number", "choice", "text", "list"]
 
 @dataclasses.dataclass(frozen=True)
 class FlagRule:
-    """What a value must fulfil beyond its type and bounds; None (not given) always does."""
+    """Condition on a value beyond its type and bounds; None (not given) always fulfils it."""
 
     holds: Callable[[Any], bool]
-    sentence: str  # goes on after "--name "
+    sentence: str  # text of the error after "--name "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,19 +28,19 @@ class Option:
 
     kind: Kind
     name: str
-    default: Any  # None: not given
+    default: Any  # None: the flag is unset unless given
     text: str  # the line of --help; unit and default are added to it
-    unit: str = ""  # seconds, Mbit/s, fraction ...; what the text of a text flag is
-    low: float | None = None  # inclusive bounds of integer and number
-    high: float | None = None
-    values: tuple[str, ...] = ()  # of a choice
+    unit: str = ""  # seconds, Mbit/s, fraction ...; the kind of text for a text flag
+    low: float | None = None  # inclusive lower bound of an integer or number
+    high: float | None = None  # inclusive upper bound of an integer or number
+    values: tuple[str, ...] = ()  # values of a choice
     rule: FlagRule | None = None
-    unset: str = ""  # what holds if it is not given and has no default
+    unset: str = ""  # description of the behavior if the flag is unset
     is_advanced: bool = False  # shown by --helpfull, not by --help
 
     @property
     def values_and_default(self) -> str:
-        """What it takes, and what holds if it is not given.
+        """Accepted values and the default, for the help text.
 
         >>> number("pause", 10.0, "Time between two looks.", "seconds").values_and_default
         'seconds; default 10'
@@ -66,7 +65,7 @@ def advanced(*options: Option) -> tuple[Option, ...]:
 
 
 def switch(name: str, text: str, default: bool | None = False, unset: str = "") -> Option:
-    """Return a flag that is off, or on, unless given; `unset` is what None means."""
+    """Return a switch flag; `unset` describes the meaning of the default None."""
     return Option("switch", name, default, text, unset=unset)
 
 
@@ -80,7 +79,7 @@ def integer(
     rule: FlagRule | None = None,
     unset: str = "",
 ) -> Option:
-    """Return a flag of a whole number from `low` to `high`."""
+    """Return a flag whose value is a whole number from `low` to `high`."""
     return Option("integer", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
@@ -94,14 +93,14 @@ def number(
     rule: FlagRule | None = None,
     unset: str = "",
 ) -> Option:
-    """Return a flag of a finite number from `low` to `high`."""
+    """Return a flag whose value is a finite number from `low` to `high`."""
     return Option("number", name, default, text, unit, low, high, rule=rule, unset=unset)
 
 
 def choice(
     name: str, default: str | None, text: str, values: Iterable[str], unset: str = ""
 ) -> Option:
-    """Return a flag of one word out of `values`."""
+    """Return a flag whose value is one word out of `values`."""
     return Option("choice", name, default, text, values=tuple(values), unset=unset)
 
 
@@ -113,25 +112,25 @@ def words(
     rule: FlagRule | None = None,
     unset: str = "",
 ) -> Option:
-    """Return a flag of free text, such as a path."""
+    """Return a flag whose value is free text, for example a path."""
     return Option("text", name, default, text, unit, rule=rule, unset=unset)
 
 
 def comma_list(
     name: str, default: str, text: str, unit: str, rule: FlagRule | None = None, unset: str = ""
 ) -> Option:
-    """Return a flag of words between commas; empty text is the empty list."""
+    """Return a flag whose value is a comma-separated list; empty text is the empty list."""
     return Option("list", name, default, text, unit, rule=rule, unset=unset)
 
 
 def numbers_per_worker(name: str, default: str, text: str, unit: str) -> Option:
-    """Return a flag of one number, or of one for each worker."""
+    """Return a flag whose value is one number for all workers, or one number for each worker."""
     rule = FlagRule(_are_numbers, "takes numbers, such as 100 or 100,10,1")
     return comma_list(name, default, text, f"{unit}, one for all or one per worker", rule)
 
 
 def above_zero(advice: str = "") -> FlagRule:
-    """Return the rule of numbers that must not be 0 either."""
+    """Return the rule that a number must be above 0."""
     return FlagRule(lambda value: value > 0, "must be above 0" + (f"; {advice}" if advice else ""))
 
 
@@ -142,7 +141,7 @@ def _are_numbers(values: list[str]) -> bool:
         return False
 
 
-#: The rule of a list of numbers that may be empty.
+#: Rule of a list of numbers that may be empty.
 ARE_NUMBERS_OR_NONE = FlagRule(
     lambda values: not values or _are_numbers(values), "takes numbers, such as 4,2,1"
 )

@@ -1,4 +1,4 @@
-"""Writes proposed groups of workers, and their shares of the data, as files for a later run."""
+"""Writer of proposed groups of workers, and of their shares of the data, for a later run."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def write_groups(folder: pathlib.Path, groups: Groups, speeds: Mapping[int, floa
 
     Args:
         folder: The run directory.
-        groups: Of all workers.
-        speeds: Worker -> samples per second; may lack some.
+        groups: Groups of all workers.
+        speeds: Worker -> samples per second; workers without a measurement are missing.
 
     Returns:
-        The flags that make another run use them.
+        The flags with which another run uses the files.
     """
     measured = "".join(f"#   worker {w}: {speed:.4g}\n" for w, speed in sorted(speeds.items()))
     head = f"# Proposed from measured samples per second:\n{measured}"

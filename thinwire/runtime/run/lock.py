@@ -1,18 +1,19 @@
-"""One process at a time writes a node's files: a lock that its owner's death frees.
+"""Lock that lets one process at a time write a node's files; the kernel frees it at process exit.
 
-The lock is ``flock`` on a file that stays open for as long as the process writes, and not a file
-with a process number in it, which nobody removes after ``kill -9``. Of the kernel's locks it is
-``flock`` because of what the others do in one process: a POSIX record lock (``lockf``) does not
-refuse a second owner in the same process (two servers in one script), and is lost as soon as the
-process closes *any* descriptor of the file, be it one that only read who the owner is.
+The lock is ``flock`` on a file that stays open while the process writes. A file with a process
+number in it would remain after ``kill -9``. The lock is not a POSIX record lock (``lockf``), for
+two reasons. A record lock does not exclude a second owner in the same process (two servers in one
+script). And the process loses a record lock as soon as it closes *any* descriptor of the file, even
+a descriptor that only read the owner's name.
 
-What speaks against ``flock`` is that a fork shares it: a forked child (``multiprocessing``) would
-keep a dead owner's lock. So a fork closes its copy immediately, which frees nothing, as the owner's
-is still open; a program that is executed never has one (O_CLOEXEC). Over NFS the kernel makes of it
-a lock that other hosts see (Linux 2.6.12), for which the file must be open for writing.
+The disadvantage of ``flock`` is that a fork shares the lock: a forked child (``multiprocessing``)
+would keep a dead owner's lock. So a forked child closes its copy of the descriptor immediately.
+This does not free the lock, because the owner's descriptor is still open. An executed program never
+has the descriptor (O_CLOEXEC). Over NFS the kernel turns ``flock`` into a lock that other hosts see
+(Linux 2.6.12), for which the file must be open for writing.
 
-A lock file is never removed: a process that had opened it before would hold a lock that no other
-process sees. The owner that it names counts only while it is locked.
+A lock file is never removed: a process that had opened the removed file would hold a lock that no
+other process sees. The owner named in the file is valid only while the file is locked.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from types import TracebackType
 
 from thinwire.ops.types import ConfigurationError
 
-#: How long a process that is just ending is waited for: an orderly restart must not be refused.
+#: Time to wait for a lock, in seconds: a restart must succeed while the old process still exits.
 PATIENCE_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
-_MOST_BYTES = 4096  # of what is read of an owner
-#: What a file system that has no locks answers.
+_MOST_BYTES = 4096  # read at most these bytes of a lock file
+#: Error numbers of file systems without locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 _log = logging.getLogger(__name__)
@@ -48,25 +49,25 @@ class LockOwner:
     """The owner that a lock file names."""
 
     role: str
-    number: int  # its id
+    number: int  # id of the node
     pid: int
     host: str
-    since: str  # ISO 8601
-    address: str = ""  # where it listens, if that is known
+    since: str  # moment of the locking, in ISO 8601
+    address: str = ""  # listening address; empty if not known
 
     @classmethod
     def here(cls, role: str, number: int, address: str = "") -> LockOwner:
         """Return this process as an owner."""
-        if address.endswith(":0"):  # any free port
+        if address.endswith(":0"):  # port 0 means any free port, so the real port is not known
             address = ""
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return cls(role, number, os.getpid(), os.uname().nodename, now, address)
 
     def age_seconds(self, now: float) -> float:
-        """Return how long it has held the lock; infinity where `since` cannot be read.
+        """Return how long the owner has held the lock; infinity if `since` cannot be parsed.
 
         Args:
-            now: Seconds since the epoch.
+            now: Present time, in seconds since the epoch.
         """
         try:
             return now - datetime.datetime.fromisoformat(self.since).timestamp()
@@ -81,29 +82,30 @@ class LockOwner:
 
 
 def owner_of(path: pathlib.Path) -> LockOwner | None:
-    """Return who a lock file names, without waiting for it; None where it names nobody.
+    """Return the owner that a lock file names, without taking the lock; None if it names no owner.
 
-    Only an attempt to take the lock shows whether that process still holds it.
+    Only an attempt to take the lock shows if the owner still holds it.
     """
     try:
         with open(path, "rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
-        texts = [str(found[name]) for name in ("role", "host", "since", "address")]
-        return LockOwner(texts[0], int(found["number"]), int(found["pid"]), *texts[1:])
+            document = json.loads(file.read(_MOST_BYTES))
+        texts = [str(document[name]) for name in ("role", "host", "since", "address")]
+        return LockOwner(texts[0], int(document["number"]), int(document["pid"]), *texts[1:])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def is_held(path: pathlib.Path) -> bool | None:
-    """Return whether a process holds a lock now; None where the file system has no locks.
+    """Return True if a process holds a lock now; None if the file system has no locks.
 
-    The look shares the lock for an instant, which a process that takes it just then waits out.
+    The check holds the lock as a shared lock for an instant. A process that tries to take the lock
+    at this moment tries again.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
-    except OSError:  # another user's, or a disk that is read-only
+    except OSError:  # another user's file, or a read-only disk
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -119,13 +121,13 @@ def is_held(path: pathlib.Path) -> bool | None:
 
 
 class DirectoryLock:
-    """What this process alone may write, from `take` until `release` or its end.
+    """Exclusive right of this process to write a directory, from `take` until `release` or exit.
 
     Args:
-        path: The lock file, outside of what it protects: that may be removed and made anew.
-        protects: The directory that it stands for, for messages.
-        clock: For tests.
-        sleep: For tests.
+        path: The lock file, outside the protected directory, which may be removed and recreated.
+        protects: The protected directory, for messages.
+        clock: Monotonic clock, in seconds; tests replace it.
+        sleep: Function that pauses between two attempts; tests replace it.
     """
 
     def __init__(
@@ -140,16 +142,17 @@ class DirectoryLock:
         self._descriptor: int | None = None
 
     def take(self, owner: LockOwner, patience_seconds: float = PATIENCE_SECONDS) -> DirectoryLock:
-        """Take the lock and write down whose it is; a refused process has changed nothing.
+        """Take the lock and write the owner into the lock file.
 
-        Where the file system has no locks this warns, and goes on without.
+        On a file system without locks, log a warning and continue without a lock.
 
         Args:
-            owner: Who takes it.
-            patience_seconds: For an owner that is just ending.
+            owner: Description of this process.
+            patience_seconds: Time to wait for another owner that is exiting, in seconds.
 
         Raises:
-            ConfigurationError: Another process holds it, or the directory cannot be written.
+            ConfigurationError: Another process holds the lock, or the directory cannot be written.
+                The lock file's content is unchanged if another process holds the lock.
         """
         deadline, waits = self._clock() + patience_seconds, False
         try:
@@ -171,14 +174,14 @@ class DirectoryLock:
         return self
 
     def release(self) -> None:
-        """Let others take it; nothing if it is not held."""
+        """Release the lock; do nothing if this object does not hold it."""
         if self._descriptor is not None:
             _held.discard(self)
             os.close(self._descriptor)
             self._descriptor = None
 
     def forget(self) -> None:
-        """Close a fork's copy: the process that was forked holds the lock on."""
+        """Close the copy of the descriptor in a forked child; the parent process keeps the lock."""
         if self._descriptor is not None:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
@@ -196,10 +199,12 @@ class DirectoryLock:
         self.release()
 
     def _try(self) -> bool:
-        """Return whether the lock is now ours."""
+        """Try once to take the lock; return True if this object holds it now."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        _held.add(self)  # before it is locked: a fork in between would share the lock
+        # Register before locking: otherwise a child forked in between would not close its copy
+        # of the descriptor, and would keep the lock after this process ends.
+        _held.add(self)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -209,9 +214,9 @@ class DirectoryLock:
             if error.errno not in _NO_LOCKS:
                 raise
             _log.warning(
-                "%s cannot be locked (%s): a second process that writes there by mistake would "
-                "not be noticed. Make sure that there is none, or choose a --run_dir on a disk "
-                "with locks.",
+                "%s cannot be locked (%s): a second process that writes there by mistake is not "
+                "detected. Make sure that no other process uses this --run_dir, or choose a "
+                "--run_dir on a disk with locks.",
                 *(self.path, error.strerror or error),
             )
             return True
@@ -221,7 +226,7 @@ class DirectoryLock:
         return False
 
     def _is_in_place(self, descriptor: int) -> bool:
-        """Return whether what was locked is what others find: the folder may have been removed."""
+        """Return True if the locked file is still at its path: its folder may have been removed."""
         with contextlib.suppress(FileNotFoundError):
             return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
         return False
@@ -233,15 +238,15 @@ class DirectoryLock:
 
     def _refusal(self) -> str:
         owner = owner_of(self.path)
-        named = str(owner) if owner else "a process that it does not name"
+        named = str(owner) if owner else "a process that the lock file does not name"
         return (
             f"{self._protects} is in use by another process ({named}; lock file {self.path}). Only "
-            "one may write there, or each would destroy what the other keeps: stop that one first, "
-            "or give this one another --run_dir."
+            "one process may write there, because two would overwrite each other's files: stop the "
+            "other process first, or give this process another --run_dir."
         )
 
 
-#: Those of this process; held here, so that none ends because nobody looks at it any more.
+#: Locks that this process holds. The references keep the locks from being garbage collected.
 _held: set[DirectoryLock] = set()
 
 

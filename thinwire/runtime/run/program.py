@@ -1,9 +1,9 @@
-"""What a worker computes with, in words: its files, its arguments, and what its script compiles.
+"""Description of a worker's program: its files, its arguments, and the compiled parts of its model.
 
-A run that is continued by other code ends with weights that no code explains. So each worker sends
-its `Program` in its Hello, the PS keeps it with the weights, and compares it with the program that
-a worker of this number has later. Addresses, ports, the number of workers and paths are no part of
-it: a scheduler may continue the run on another machine.
+If other code continues a run, no single program explains the final weights. So a worker sends its
+`Program` in its Hello. The PS saves the program with the weights, and compares it with the program
+that a worker of the same number sends later. Addresses, ports, the number of workers and paths are
+not part of a program: a scheduler may continue the run on another host.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import pathlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Begins the names of a program's rows in a Hello.
+#: Prefix of the names of a program's rows in a Hello.
 PREFIX = "program."
 _FILE, _ARGUMENTS = f"{PREFIX}file:", f"{PREFIX}arguments"
-#: Files and characters of a Hello; what is beyond is sent as one digest.
+#: Limits of a Hello: number of files and characters of a value. A digest replaces the excess.
 _MOST_FILES, _LONGEST = 500, 300
 _OTHERS = "other files"
 
@@ -26,13 +26,13 @@ Rows = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What one worker computes with.
+    """Program of one worker.
 
     Attributes:
-        script: Name of the script's file; empty: it has none, as in a notebook.
+        script: Name of the script's file; empty if the program has no file (a notebook).
         files: Name of a file -> digest; names are relative to the script's folder.
-        arguments: Of the script.
-        compiled: What is compiled -> its description, such as "optimizer" -> "SGD(momentum=0.9)".
+        arguments: Arguments of the script.
+        compiled: Compiled part -> description, for example "optimizer" -> "SGD(momentum=0.9)".
     """
 
     script: str = ""
@@ -41,11 +41,11 @@ class Program:
     compiled: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def rows(self) -> Rows:
-        """Return (name, value) for a Hello, the script first."""
+        """Return the rows (name, value) of a Hello; the script's row is first."""
         names = sorted(self.files, key=lambda name: (name != self.script, name))
         rows = [(f"{_FILE}{name}", self.files[name]) for name in names[:_MOST_FILES]]
-        if rest := names[_MOST_FILES:]:
-            text = "".join(f"{name} {self.files[name]}\n" for name in rest)
+        if excess := names[_MOST_FILES:]:
+            text = "".join(f"{name} {self.files[name]}\n" for name in excess)
             rows.append((f"{_FILE}{_OTHERS}", digest_of_bytes(text.encode())))
         rows.append((_ARGUMENTS, shlex.join(self.arguments)))
         rows += [(f"{PREFIX}{name}", text) for name, text in self.compiled.items()]
@@ -53,12 +53,12 @@ class Program:
 
 
 def program_rows(rows: Iterable[tuple[str, str]]) -> Rows:
-    """Return those rows of a Hello's fingerprint that are of a program."""
+    """Return the rows of a Hello's fingerprint that describe a program."""
     return tuple((name, value) for name, value in rows if name.startswith(PREFIX))
 
 
 def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str]]) -> str | None:
-    """Return the first difference between two programs in words; None: there is none."""
+    """Return a phrase for the first difference between two programs; None if they are equal."""
     was, present = dict(before), dict(now)
     for name in [*was, *(name for name in present if name not in was)]:
         if was.get(name) != present.get(name):
@@ -69,14 +69,14 @@ def first_change(before: Sequence[tuple[str, str]], now: Sequence[tuple[str, str
 def changed_file(
     before: Sequence[tuple[str, str]], folder: pathlib.Path, script: str
 ) -> str | None:
-    """Return how the first changed file of a program differs from the files of a folder.
+    """Return a phrase for the first file of a program that differs in a folder; None if equal.
 
-    New files need no look: a script that imports one has changed itself, or a module that it knows.
+    New files are not checked: if the script imports a new file, a known file has changed, too.
 
     Args:
         before: The program's rows.
-        folder: The script's.
-        script: Name of its file.
+        folder: Folder of the script.
+        script: Name of the script's file.
     """
     names = [name.removeprefix(_FILE) for name, _ in before if name.startswith(_FILE)]
     if names and script not in names:
@@ -92,13 +92,13 @@ def changed_file(
 
 
 def changed_arguments(before: Sequence[tuple[str, str]], arguments: Sequence[str]) -> str | None:
-    """Return how a script's arguments differ from those of a program; None: they do not."""
+    """Return a phrase if a script's arguments differ from a program's arguments, else None."""
     was, now = dict(before).get(_ARGUMENTS), _bounded(shlex.join(arguments))
     return None if was in (None, now) else _change(_ARGUMENTS, was, now)
 
 
 def module_name(name: str) -> str:
-    """Return the name among a program's files of a module outside the script's folder."""
+    """Return the name under which a program lists a module outside the script's folder."""
     return f"module {name}"
 
 
@@ -108,7 +108,7 @@ def digest_of(path: pathlib.Path) -> str:
 
 
 def digest_of_bytes(content: bytes) -> str:
-    """Return the SHA-256 of some bytes, in hexadecimal."""
+    """Return the SHA-256 of bytes, in hexadecimal."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -117,7 +117,7 @@ def _is_elsewhere(name: str) -> bool:
 
 
 def _bounded(text: str) -> str:
-    """Return a value that fits into one line of a message."""
+    """Return a value, shortened and with a digest if it is too long for one line of a message."""
     if len(text) <= _LONGEST:
         return text
     return f"{text[: _LONGEST // 2]}... (sha256 {digest_of_bytes(text.encode())[:12]})"

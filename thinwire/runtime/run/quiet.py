@@ -1,4 +1,4 @@
-"""What a process does to its environment and standard streams, for libraries and at its end."""
+"""Environment variables and stderr of a process, set so that libraries print little."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from thinwire.runtime.run.autograph import keep_generated_code_in_memory
 
 
 def configure_libraries(tensorflow_log_level: int) -> None:
-    """Set what TensorFlow and gRPC look for once, when they are imported; what is set stays.
-
-    gRPC has a line for every handshake that fails, so whoever can connect could fill the disk.
+    """Set variables that TensorFlow and gRPC read once, at import; variables already set stay.
 
     Args:
-        tensorflow_log_level: Of its native code: 2 leaves errors, 3 nothing.
+        tensorflow_log_level: Log level of TensorFlow's native code: 2 logs errors, 3 nothing.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", str(tensorflow_log_level))
-    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # others may have the same GPU
+    # Another process may share the GPU, so TensorFlow must not reserve all of its memory.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    # By default gRPC logs every failed handshake, so any client could fill the disk.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """Drop what the process writes to stderr within the block, native code included."""
+    """Drop all stderr output of the process within the block, including native code's output."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+    stderr_copy = os.dup(2)
+    with open(os.devnull, "w") as null:
+        os.dup2(null.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr_copy, 2)
+        os.close(stderr_copy)
 
 
 def import_quietly(module: str) -> None:
-    """Import a module without what it writes to stderr; TensorFlow then writes no files either."""
+    """Import a module without its stderr output; keep AutoGraph's generated code in memory."""
     with quiet_stderr():
         importlib.import_module(module)
         if "tensorflow" in sys.modules:

@@ -1,8 +1,8 @@
-"""Whether a run begins, or continues what a run directory holds, and the lines that report it.
+"""Decision to start a new run or to continue the run of a run directory, and its messages.
 
-The checkpoint of shard 0 holds all that decides it: the settings and the programs that the run was
-trained with, its version, and why it ended. A launcher looks there before it starts anything; a PS
-that was started by hand, or by Kubernetes, looks there itself.
+The decision needs only the checkpoint of shard 0: the settings and the programs that the run was
+trained with, its version, and its stop reason. A launcher reads the checkpoint before it starts a
+process. A PS that was started by hand or by Kubernetes reads the checkpoint itself.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from thinwire.runtime.run.script_target import ScriptTarget
 
 
 class OtherRun(ConfigurationError):
-    """The run that is to be continued was trained by other code, or with other settings."""
+    """The run to continue was trained with other code or other settings."""
 
 
 def refusal(where: str, difference: str, updates: int | None) -> str:
-    """Return the one line that refuses to continue a run.
+    """Return the error message of a run that cannot be continued unchanged.
 
     Args:
-        where: The flag with the folder or address that holds the run.
-        difference: What has changed, in words.
-        updates: That the run has; None: not known here.
+        where: The flag and its folder or address that holds the run.
+        difference: Phrase that describes the difference.
+        updates: Number of updates of the run. None if not known.
     """
     at = "" if updates is None else f" at update {updates}"
     return (
-        f"{where} holds a run that was trained otherwise: {difference}. Nothing was deleted; "
-        f"expected the same command and code. Add --resume to continue it{at} with the change, or "
-        "--overwrite to begin again."
+        f"{where} holds a run that was trained with other code or settings: {difference}. Nothing "
+        f"was deleted; expected the same command and code. Add --resume to continue the run{at} "
+        "with the change, or --overwrite to start again."
     )
 
 
 def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """Return the first of two runs' settings that differs, in words; None: all are equal.
+    """Return a phrase for the first setting that differs between two runs; None if all are equal.
 
-    A setting that one of them does not know, being of another version, makes no difference.
+    A setting that only one run has, because another version wrote it, is ignored.
     """
     for name, value in now.items():
         if name in before and before[name] != value:
@@ -47,7 +47,7 @@ def first_setting(before: Mapping[str, str], now: Mapping[str, str]) -> str | No
 
 
 def programs_of(state: State) -> dict[int, Rows]:
-    """Return worker -> program of a shard's checkpoint."""
+    """Return worker -> rows of its program, from a shard's checkpoint."""
     return {
         int(worker): tuple((str(name), str(value)) for name, value in rows)
         for worker, rows in state.get("programs", {}).items()
@@ -55,11 +55,11 @@ def programs_of(state: State) -> dict[int, Rows]:
 
 
 def changed_script(programs: Mapping[int, Rows], script: Sequence[str]) -> str | None:
-    """Return how a script, and what it has imported, differ from a checkpoint's programs.
+    """Return a phrase if a script or its imports differ from a checkpoint's programs, else None.
 
     Args:
-        programs: Of the workers.
-        script: A file or a module, and its arguments; empty: workers run none.
+        programs: Worker -> rows of its program.
+        script: File or module of the script, and its arguments; empty if workers run no script.
     """
     if not script or not programs:
         return None

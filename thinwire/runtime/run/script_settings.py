@@ -1,7 +1,7 @@
-"""The file by which a launcher hands a run's settings to a script: to a worker or the evaluator.
+"""File with which a launcher passes a run's settings to the script of a worker or the evaluator.
 
-It lies in the run directory of the script's own host, is named by an environment variable, and only
-its user can read it. Secrets are named in it by their files.
+The file is in the run directory on the script's host. An environment variable holds its path, and
+only the file's user can read it. The file holds the paths of secrets, never the secrets.
 """
 
 from __future__ import annotations
@@ -17,51 +17,52 @@ from collections.abc import Iterable, Mapping, Sequence
 from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import naming
 
-#: Names the file.
+#: Environment variable with the path of the file.
 SETTINGS_VARIABLE = "THINWIRE_SETTINGS"
-#: A word among a worker's flags: the script's own folder becomes the current one.
+#: Word among a worker's flags: the current folder becomes the script's own folder.
 IN_SCRIPT_FOLDER = "--in_script_folder"
-#: Where a host that gets the code by a copy has the script's folder; of a module, the folder in
-#: which the launcher was started.
+#: Folder of the code on a host that receives a copy of the code: the script's folder, or for a
+#: module the folder in which the launcher was started.
 SENT_SCRIPT = "sent/script"
-#: Begins a word among a worker's flags: `fit` measures into this file, and nobody trains.
+#: Prefix of a word among a worker's flags: `fit` writes measurements to this file, and the worker
+#: does not train.
 MEASURED_TO = "--measured_to="
-#: A word among a script's flags: `fit` evaluates for the Supervisor, and nobody trains.
+#: Word among a script's flags: `fit` evaluates for the Supervisor, and the script does not train.
 EVALUATES = "--evaluates"
-#: Begins a word among a script's flags: when the run began, in seconds since 1970.
+#: Prefix of a word among a script's flags: start of the run, in seconds since 1970.
 RUN_BEGAN = "--run_began="
-#: In the run directory.
+#: Folder of the settings files in the run directory.
 SETTINGS_FOLDER = "settings"
 _EVALUATOR = "evaluator"
-#: Begins the name of a copy of the launcher's standard input, on a host that got one.
+#: Prefix of the name of a copy of the launcher's standard input.
 INPUT_COPY = "stdin-"
-#: Ends the name of a list of the files that a node has written; the chief's list has this name.
+#: Suffix of the name of a list of files that a node has written; stem of the chief's list.
 WRITTEN, CHIEF = ".written", "chief"
-#: The name of a file that shows, by its time, that workers have begun to train.
+#: Name of a file whose modification time shows that workers have started to train.
 TRAINING = "training"
-#: Begins the name of a list of what the processes of a host have downloaded.
+#: Prefix of the name of a list of files that the processes of a host have downloaded.
 DOWNLOADS = "downloads-"
 _MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class LaunchedScript:
-    """A script's settings as its launcher has them."""
+    """A script's settings, which its launcher has written."""
 
-    flags: tuple[str, ...]  # words such as --nb_workers=2
-    script: tuple[str, ...]  # its path and its arguments
-    measured_to: str = ""  # the file into which `fit` measures, in place of training
-    evaluates: bool = False  # the central model, in place of training
+    flags: tuple[str, ...]  # flags of Thinwire, for example --nb_workers=2
+    script: tuple[str, ...]  # path and arguments of the script
+    measured_to: str = ""  # file for the measurements of `fit`, which then does not train
+    evaluates: bool = False  # True if `fit` evaluates the central model and does not train
 
 
 def write_settings(
     run_dir: pathlib.Path, node: str, flags: Sequence[str], script: Sequence[str]
 ) -> pathlib.Path:
-    """Write the file of a node such as ``worker-3``; return its absolute path."""
+    """Write the settings file of a node, for example ``worker-3``; return its absolute path."""
     folder = run_dir.resolve() / SETTINGS_FOLDER
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{node}.json"
-    path.unlink(missing_ok=True)  # of one that was killed
+    path.unlink(missing_ok=True)  # a killed process may have left its file behind
     document = {
         "flags": [
             word for word in flags if not word.startswith((MEASURED_TO, EVALUATES, RUN_BEGAN))
@@ -83,7 +84,7 @@ def write_settings(
 
 
 def remove_own_settings(path: pathlib.Path) -> None:
-    """Remove a node's file at its end; the last node of this host removes what is beside it."""
+    """Remove a node's settings file; the last node of this host also removes the shared files."""
     path.unlink(missing_ok=True)
     if not any(path.parent.glob("*.json")):
         _remove_shared(path.parent)
@@ -100,25 +101,29 @@ def _remove_shared(folder: pathlib.Path) -> None:
 
 
 def remove_settings(run_dir: pathlib.Path, nodes: Iterable[str]) -> None:
-    """Remove the files of nodes that did not do so themselves, and the folder once it is empty.
+    """Remove the files of nodes that did not remove them, and the folder if it is empty.
 
-    The evaluator's goes with the Supervisor's.
+    The evaluator's files are removed together with the Supervisor's files.
     """
     for node in nodes:
         name = _EVALUATOR if node.startswith("supervisor") else node
         (run_dir / SETTINGS_FOLDER / f"{name}.json").unlink(missing_ok=True)
         (run_dir / SETTINGS_FOLDER / f"{name}{WRITTEN}").unlink(missing_ok=True)
-    if not any((run_dir / SETTINGS_FOLDER).glob("*.json")):  # else other parts of the run need it
+    # While another node has a settings file, it needs the shared files.
+    if not any((run_dir / SETTINGS_FOLDER).glob("*.json")):
         _remove_shared(run_dir / SETTINGS_FOLDER)
-    with contextlib.suppress(OSError):  # other parts of the run have theirs there
+    with contextlib.suppress(OSError):  # the folder holds files of other nodes
         (run_dir / SETTINGS_FOLDER).rmdir()
 
 
 def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
-    """Return what the launcher has left for this process; None where there was no launcher.
+    """Return the settings that the launcher has written; None if no launcher started this process.
+
+    Args:
+        environment: Environment variables of this process.
 
     Raises:
-        ConfigurationError: A file that is missing, that others may read, or of another form.
+        ConfigurationError: The file is missing or malformed, or other users may read it.
     """
     name = environment.get(SETTINGS_VARIABLE, "")
     if not name:
@@ -127,13 +132,13 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
     try:
         if stat.S_IMODE(path.stat().st_mode) & 0o077:
             raise ConfigurationError(
-                f"{SETTINGS_VARIABLE}={path}: others may read it; expected mode 0600. Run "
+                f"{SETTINGS_VARIABLE}={path}: other users may read it; expected mode 0600. Run "
                 f"`chmod 600 {path}`, or unset the variable."
             )
-        found = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
-        measured_to = str(found.get("measured_to", ""))
-        evaluates = bool(found.get("evaluates", False))
-        words = _words(found["flags"]), _words(found["script"])
+        document = dict(json.loads(path.read_bytes()[:_MOST_BYTES]))
+        measured_to = str(document.get("measured_to", ""))
+        evaluates = bool(document.get("evaluates", False))
+        words = _words(document["flags"]), _words(document["script"])
         return LaunchedScript(*words, measured_to, evaluates)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
@@ -143,6 +148,6 @@ def read_settings_file(environment: Mapping[str, str]) -> LaunchedScript | None:
 
 
 def _words(found: object) -> tuple[str, ...]:
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise TypeError(f"{found!r:.50} is no list of words")
+    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+        raise TypeError(f"{found!r:.50} is not a list of strings")
     return tuple(found)

@@ -1,6 +1,6 @@
-"""The program of a run's workers: a file, as ``python train.py``, or a module, as ``python -m``.
+"""Program of a run's workers: a file (``python train.py``) or a module (``python -m``).
 
-The words of a command line carry it from process to process: ``train.py --epochs=3``, or ``-m
+Processes pass the program on as the words of a command line: ``train.py --epochs=3``, or ``-m
 package.train --epochs=3``.
 """
 
@@ -20,12 +20,12 @@ MODULE_OPTION = "-m"
 
 @dataclasses.dataclass(frozen=True)
 class ScriptTarget:
-    """The program that workers execute.
+    """Program that workers execute.
 
     Attributes:
-        path: The file.
-        module: The module's name as it was given; empty: the file was given.
-        arguments: The script's own.
+        path: Path of the program's file.
+        module: Name of the module on the command line; empty if the command line names a file.
+        arguments: Arguments of the script.
     """
 
     path: pathlib.Path
@@ -34,61 +34,61 @@ class ScriptTarget:
 
     @property
     def folder(self) -> pathlib.Path:
-        """The folder that the script finds its modules in: its own, or the current one."""
+        """Folder of the script's imports: the script's folder, or the current one for a module."""
         return pathlib.Path.cwd() if self.module else self.path.resolve().parent
 
     @property
     def shown(self) -> str:
-        """The words of the command line: the file, or -m and the module."""
+        """Words of the command line: the file, or -m and the module."""
         return f"{MODULE_OPTION} {self.module}" if self.module else str(self.path)
 
     @property
     def label(self) -> str:
-        """A short name for a run directory."""
+        """Short name for a run directory."""
         return self.module.rpartition(".")[2] or self.path.stem
 
     @classmethod
     def of(cls, words: Sequence[str]) -> ScriptTarget:
-        """Read the words of a command line.
+        """Parse the words of a command line.
 
         Args:
-            words: A file or a module, then the script's arguments.
+            words: A file, or -m and a module; then the script's arguments.
 
         Raises:
-            ConfigurationError: There is no such file or module.
+            ConfigurationError: The file or module does not exist.
         """
         if words[0] != MODULE_OPTION:
             path = pathlib.Path(words[0])
             if not path.is_file():
                 raise ConfigurationError(
                     f"{path} is no file; expected the path of a Python script, or -m and a "
-                    "module. Flags of Thinwire stand before it, the script's own arguments "
-                    "after it."
+                    "module. Put flags of Thinwire before the script, and the script's own "
+                    "arguments after it."
                 )
             return cls(path, "", tuple(words[1:]))
         if len(words) == 1:
             raise ConfigurationError(
-                "-m is the last word; expected a module behind it, as in -m package.train."
+                "-m is the last word; expected a module after -m, as in -m package.train."
             )
         return cls(_file_of(words[1]), words[1], tuple(words[2:]))
 
 
 def module_words(module: str, path: str, arguments: Sequence[str]) -> list[str]:
-    """Return the words of a target.
+    """Return the words of a command line.
 
     Args:
-        module: The module's name; empty: a file.
-        path: The file.
-        arguments: The script's own.
+        module: Name of the module; empty if the program is a file.
+        path: Path of the file; ignored for a module.
+        arguments: Arguments of the script.
     """
     return [*([MODULE_OPTION, module] if module else [path]), *arguments]
 
 
 def _file_of(module: str) -> pathlib.Path:
-    """Return the file that ``python -m`` runs, and import nothing.
+    """Return the file that ``python -m`` runs, without importing it.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: The module does not exist or cannot be run.
     """
     folder, spec = str(pathlib.Path.cwd()), None
     place = [folder, *sys.path]
@@ -98,15 +98,15 @@ def _file_of(module: str) -> pathlib.Path:
         if spec is None:
             raise ConfigurationError(
                 f"-m {module}: there is no module {'.'.join(names[: number + 1])} in "
-                f"{folder} or among the installed ones; expected its name without .py. Start "
-                "in the folder that holds its package, as for python -m."
+                f"{folder} or among the installed modules; expected the module's name without "
+                ".py. Start in the folder that holds its package, as for python -m."
             )
         place = list(spec.submodule_search_locations or ())
     if place:  # a package
         spec = importlib.machinery.PathFinder.find_spec(f"{module}.__main__", place)
     if spec is None or spec.origin is None or not spec.has_location:
         raise ConfigurationError(
-            f"-m {module}: it is a package without __main__.py, or has no file; expected a module "
-            "that python -m runs. Give one of the package's modules."
+            f"-m {module}: this is a package without __main__.py, or a module without a file; "
+            "expected a module that python -m runs. Give one of the package's modules."
         )
     return pathlib.Path(spec.origin)

@@ -1,4 +1,4 @@
-"""What every role needs to know of a run: read once from the command line, then passed around."""
+"""Settings of a run that every role needs: parsed once from the command line, then passed on."""
 
 from __future__ import annotations
 
@@ -26,69 +26,71 @@ EXIT_REFUSED = 4
 EXIT_DIVERGED = 5
 EXIT_INTERRUPTED = signals.EXIT_INTERRUPTED
 
-#: How long an interrupted run waits for pushes that are on their way.
+#: Time that an interrupted run waits for pushes in transit, in seconds.
 DRAIN_SECONDS = 1.5
 
-#: Stop reasons that the scripts of a run bring about: all have ended; one has raised an error; one
-#: has ended while another trains on.
+#: Stop reasons caused by the scripts of a run: all scripts have ended; a script has raised an
+#: error; a script has ended while another script still trains.
 FINISHED, SCRIPT_FAILED, RETURNED_EARLY = "finished", "script_failed", "returned_early"
 
-#: Those that leave a run which the same command begins again.
+#: Stop reasons after which the same command starts the run again.
 SCRIPT_FAILURES = (SCRIPT_FAILED, RETURNED_EARLY)
 
-#: Stop reason of a server that workers came to, and none could be admitted.
+#: Stop reason of a server that rejected every worker that connected.
 NOBODY_ADMITTED = "nobody_admitted"
-#: Why a run stopped -> the exit code of its nodes; every other reason is a run that is done.
+#: Stop reason -> exit code of the run's nodes; any other stop reason means EXIT_DONE.
 EXIT_OF_STOP = {
     "interrupted": EXIT_INTERRUPTED,
     "diverged": EXIT_DIVERGED,
     SCRIPT_FAILED: EXIT_SCRIPT,
     RETURNED_EARLY: EXIT_SCRIPT,
     NOBODY_ADMITTED: EXIT_REFUSED,
-    "journal_failed": EXIT_CONFIGURATION,  # a PS's disk does not take what is to be kept
+    "journal_failed": EXIT_CONFIGURATION,  # a PS could not write its journal to the disk
 }
 
 #: Stop reasons of a run that reached its target.
 TARGET_REASONS = (ACCURACY_REACHED, REACHED)
-#: Stop reasons of a run that reached one of its limits, which each other is named after.
+#: Stop reasons of a run that reached a limit or its target; a limit's reason is the flag's name.
 LIMIT_REASONS = ("iter_max", "epochs", "max_seconds", *TARGET_REASONS)
-#: Stop reasons of a run that reached an end of its own.
+#: Stop reasons of a run that ended normally.
 END_REASONS = (*LIMIT_REASONS, FINISHED)
 
 
 class Diverged(Exception):
-    """Gradients or weights stayed non-finite. Exit code 5."""
+    """Gradients or weights stayed non-finite; the exit code is 5."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelChoice:
-    """Which model: a built-in network, or the user's file."""
+    """Choice of the model: a built-in network, or the user's file."""
 
     network: str
-    path: str | None  # --model
+    path: str | None  # value of --model: the user's file; None for a built-in network
     image_size: int
     image_depth: int
     nb_classes: int
-    model_from: str = FROM_FLAGS  # who names it to a PS
-    task: str = "classification"  # what it is for
+    model_from: str = FROM_FLAGS  # source of a PS's model: its flags or the first worker
+    task: str = "classification"  # task of the model
 
 
 @dataclasses.dataclass(frozen=True)
 class DataChoice:
-    """Which examples, and who gets which."""
+    """Choice of the examples, and of their partition among the workers."""
 
     dataset: str
     data_dir: str | None
-    scaling: str | None  # None: the data set's usual one
+    scaling: str | None  # None: the data set's default scaling
     partition: str
     sharding_file: str | None
-    dirichlet_alpha: float | None = None  # of partition dirichlet
-    no_block_shuffle: bool = False  # every epoch of partition class in the order by label
-    augment: str | None = None  # of training images; None: the data set's usual one
-    batch: str | None = None  # whose a script's batch size is; None: as the method's workers step
-    shard: str = "auto"  # whether scripts share what each of them gives to `fit`
-    partition_file: str | None = None  # of partition positions
-    whole_epochs: bool = False  # no mini-batch spans two passes over a worker's examples
+    dirichlet_alpha: float | None = None  # concentration parameter of --partition=dirichlet
+    no_block_shuffle: bool = False  # True: --partition=class keeps the order by label in each epoch
+    augment: str | None = None  # augmentation of training images; None: the data set's default
+    batch: str | None = (
+        None  # "global" or "worker": scope of a script's batch size; None: by method
+    )
+    shard: str = "auto"  # "auto" divides the data that scripts pass to `fit`; "off" does not
+    partition_file: str | None = None  # file of --partition=positions
+    whole_epochs: bool = False  # True: no mini-batch spans two passes over a worker's examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,9 +109,9 @@ class Run:
     batch_size: int
     schedule: Schedule
     iter_max: int | None  # None: no limit
-    epochs: float | None
-    max_seconds: float | None
-    target: Target | None  # of an evaluation, that ends the run
+    epochs: float | None  # None: no limit
+    max_seconds: float | None  # None: no limit
+    target: Target | None  # metric bound at which an evaluation ends the run; None: no target
     kernels: str
     device: str
     lease_seconds: float
@@ -118,21 +120,21 @@ class Run:
     reconnect_timeout_seconds: float
     transport: Transport = dataclasses.field(
         default_factory=Transport
-    )  # of datagrams, where the router sends any
-    guards: Guards = dataclasses.field(default_factory=Guards)  # against faulty devices
-    dp_delta: float = 1e-5  # at which the accountant gives epsilon
-    top5: bool = False  # evaluations also count labels among the best five answers
-    advice: str | None = None  # an Advisor's file to compare the run with; None: RUN_DIR's, if any
-    on_metrics: str | None = None  # module:function that gets each record; None: nobody
-    credentials: Credentials = NO_CREDENTIALS  # of this node
-    checkpoint_dir: str | None = None  # of PS, a folder or an address; None: in run_dir
-    report_dir: str | None = None  # address where a Supervisor's records are kept, too
-    metrics_port: int = 0  # where this node's figures are read; 0: nowhere
+    )  # settings of datagrams, if the router sends datagrams
+    guards: Guards = dataclasses.field(default_factory=Guards)  # guards against faulty devices
+    dp_delta: float = 1e-5  # delta at which the privacy accountant reports epsilon
+    top5: bool = False  # True: evaluations also compute the top-5 accuracy
+    advice: str | None = None  # Advisor's file for a comparison; None: advice.json in run_dir
+    on_metrics: str | None = None  # module:function called with every record; None: no function
+    credentials: Credentials = NO_CREDENTIALS  # credentials of this node
+    checkpoint_dir: str | None = None  # folder or address of a PS's checkpoints; None: run_dir
+    report_dir: str | None = None  # address of a copy of the Supervisor's records; None: no copy
+    metrics_port: int = 0  # port of this node's metrics server; 0: no server
     metrics_host: str = "127.0.0.1"
-    metrics_login: str | None = None  # file with name and password of its readers
-    clip_norm: float = 0.0  # of workers that have the flags of this node
-    worker_weight_decay: float = 0.0  # likewise
-    resume: bool = False  # also a run that was trained by other code, or whose script failed
+    metrics_login: str | None = None  # file with the user name and password of metrics clients
+    clip_norm: float = 0.0  # clipping norm of a worker with this node's flags
+    worker_weight_decay: float = 0.0  # weight decay of a worker with this node's flags
+    resume: bool = False  # True: continue a run even with changed code or after a script failure
 
     @property
     def nb_ps(self) -> int:
@@ -141,16 +143,23 @@ class Run:
 
     @property
     def model_is_offered(self) -> bool:
-        """Whether a PS has its model from the first worker that it admits."""
+        """True if a PS receives its model from the first worker that it admits."""
         return self.model.model_from == FROM_WORKER
 
     def budget(self, num_examples: int) -> Budget:
-        """Return what ends the run; `num_examples` are of the training set, 0: not known."""
+        """Return the limits of the run's updates and examples.
+
+        Args:
+            num_examples: Number of examples of the training set; 0 if not known.
+        """
         examples = self.epochs and num_examples and max(1, round(self.epochs * num_examples))
         return Budget(self.iter_max, examples or None)
 
     def rate_in_round(self, num_examples: int) -> RateInRound | None:
-        """Return what a worker reads the rate of its local steps at; None: the shards' replies."""
+        """Return the schedule by which a worker computes the learning rate of its local steps.
+
+        None means that the worker takes the learning rate from the shards' replies.
+        """
         if not self.schedule.goes_on_in_rounds:
             return None
         longest = self.method.pacer.longest_round
@@ -158,10 +167,10 @@ class Run:
 
 
 def per_worker(values: Sequence[float], nb_workers: int, flag: str) -> tuple[float, ...]:
-    """Spread one value, or one per worker, over all workers.
+    """Return one value per worker, from a single value or from one value per worker.
 
     Raises:
-        ConfigurationError: Another number of values.
+        ConfigurationError: The number of values is neither 1 nor the number of workers.
     """
     if len(values) == 1:
         return tuple(values) * nb_workers
@@ -177,11 +186,11 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
     """Return the emulated link of every worker, in order of id.
 
     Args:
-        columns: Field of Link -> one value, or one per worker.
-        nb_workers: How many there are.
+        columns: Field of Link -> one value for all workers, or one value per worker.
+        nb_workers: Number of workers.
 
     Raises:
-        ConfigurationError: Another number of values.
+        ConfigurationError: The number of values is neither 1 nor the number of workers.
     """
     spread = [per_worker(values, nb_workers, f"link_{name}") for name, values in columns.items()]
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*spread, strict=True))
@@ -189,19 +198,20 @@ def links(columns: Mapping[str, Sequence[float]], nb_workers: int) -> tuple[Link
 
 
 def limit_of(run: Run, reason: str | None) -> float | str | None:
-    """Return the limit of a stop reason, if it has one and it was given; a target as its text."""
+    """Return the limit that belongs to a stop reason (a target as text); None if it is not set."""
     if reason in TARGET_REASONS:
         return str(run.target) if run.target and run.target.stop_reason == reason else None
     return getattr(run, reason) if reason in LIMIT_REASONS else None
 
 
 def is_finished(run: Run, reason: str | None, reached: float | str | None) -> bool:
-    """Return whether a run that once ended this way has nothing left to do.
+    """Return True if a run that has ended before has nothing left to do.
 
     Args:
-        run: The settings of now; a raised limit makes the run go on.
-        reason: Why it ended then.
-        reached: How far it had come by the measure of that reason: the `limit_of` then, or more.
+        run: Present settings; with a raised limit the run continues.
+        reason: Stop reason of the earlier end.
+        reached: Progress at the earlier end, in the unit of the stop reason's limit: the value of
+            `limit_of` at that time, or more.
     """
     if reason == FINISHED:
         return True

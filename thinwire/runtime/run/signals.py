@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-#: What a process ends with that a signal has ended (docs/reference/operations.md).
+#: Exit code of a process that a signal has ended (docs/reference/operations.md).
 EXIT_INTERRUPTED = 130
-#: Ctrl-C, and what `kill` and service managers send.
+#: SIGINT is sent by Ctrl-C, SIGTERM by `kill` and service managers.
 END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-#: A signal this soon after the first is the same request: a service manager signals every process
-#: of a group, and those that start others pass their signals on.
+#: Within this time after the first signal, in seconds, a second signal is the same request: a
+#: service manager signals every process of a group, and a parent process forwards its signals.
 SAME_REQUEST_SECONDS = 1.0
 
 #: Called with (signal number, frame).
@@ -22,17 +22,17 @@ Handler = Callable[[int, Any], None]
 
 
 def end_immediately(number: int, frame: Any) -> None:
-    """End this process without clean-up, as `kill -9` does."""
+    """End this process without cleanup, as `kill -9` does."""
     del number, frame
     os._exit(EXIT_INTERRUPTED)
 
 
 def handle_first_signals() -> None:
-    """End immediately on signals until a role handles them; main thread only.
+    """Make signals end this process immediately until a role handles them; main thread only.
 
-    For the first moments of a process, when there is nothing to clean up: a KeyboardInterrupt in
-    the middle of an import shows as anything. Signals that whoever started this process has
-    blocked until now, lest they meet an interpreter that is not ready, take effect here.
+    Call this at the start of a process, when there is nothing to clean up: a KeyboardInterrupt
+    during an import can show up as any other error. The parent process may have blocked signals
+    until the interpreter is ready; this call unblocks them, and pending signals take effect.
     """
     for number in END_SIGNALS:
         signal.signal(number, end_immediately)
@@ -40,13 +40,13 @@ def handle_first_signals() -> None:
 
 
 def admit_signals() -> None:
-    """Let signals through that a watchdog has blocked for the first moments of this process."""
+    """Unblock the signals that a watchdog has blocked during the start of this process."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
 
 
 @contextlib.contextmanager
 def raise_at_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at a signal inside the block, so that what was started is ended."""
+    """Raise KeyboardInterrupt at a signal inside the block, so that the block can clean up."""
     with handle_signals(signal.default_int_handler):
         yield
 
@@ -60,9 +60,9 @@ def handle_signals(
     """Handle signals inside the block; main thread only.
 
     Args:
-        handler: Called for the first one.
-        numbers: The signals.
-        insisted: Called for those that come more than a second after it.
+        handler: Called for the first signal.
+        numbers: Signals to handle.
+        insisted: Called for signals that arrive more than `SAME_REQUEST_SECONDS` after the first.
     """
     first_at: list[float] = []
 

@@ -1,4 +1,4 @@
-"""Large buffers in files without a name, where memory is to hold only a few of them."""
+"""Large buffers in unnamed files, for processes that must not hold many buffers in memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _log = logging.getLogger(__name__)
 
 
 class Spill:
-    """Large buffers of which the first few are memory, and all beyond these are files.
+    """Allocator of large buffers: the first few are in memory, the others in files.
 
-    Payloads that arrive, and what is put aside for clients that still read, share it on a PS.
+    A PS uses one allocator for incoming payloads and for copies that clients still read.
 
-    What waits in a file is the page cache's: the kernel writes it out where memory is short, and
-    `put_away` takes it out of this process. A file has no name, and is gone with its last array.
-    Where none can be made, memory is taken.
+    The pages of a file belong to the page cache: the kernel writes the pages out when memory is
+    short, and `put_away` removes them from this process. A file has no name, and the kernel deletes
+    it with its last array. If a file cannot be created, the buffer is in memory.
 
     Args:
-        folder: Of the files.
-        in_memory: Buffers at a time that are memory.
+        folder: Folder of the files.
+        in_memory: Maximum number of buffers in memory at a time.
     """
 
     def __init__(self, folder: Path, in_memory: int = 2) -> None:
@@ -40,7 +40,7 @@ class Spill:
         self._has_warned = False
 
     def buffer(self, num_bytes: int) -> NDArray[Any]:
-        """Return [num_bytes] uint8, not initialised, on a 64-byte border."""
+        """Return an uninitialized array [num_bytes] uint8, aligned to 64 bytes."""
         if num_bytes < LEAST_BYTES:
             return buffer(num_bytes)
         try:
@@ -50,7 +50,7 @@ class Spill:
         return np.asarray(_Counted(buffer(num_bytes), self._left))
 
     def copied(self, values: NDArray[Any]) -> NDArray[Any] | FileCopy:
-        """Return a copy of an array [n], for one who reads it part by part and never writes."""
+        """Return a copy of an array [n], for a user that reads it in parts and never writes."""
         if values.nbytes < LEAST_BYTES:
             return copied(values)
         try:
@@ -62,7 +62,9 @@ class Spill:
     def _in_file(self, num_bytes: int) -> NDArray[Any]:
         try:
             with tempfile.TemporaryFile(dir=self._folder) as file:
-                os.posix_fallocate(file.fileno(), 0, num_bytes)  # or writing to it could fail
+                # Reserve the space now: on a full disk, a write to the mapped memory would end
+                # the process with SIGBUS.
+                os.posix_fallocate(file.fileno(), 0, num_bytes)
                 return np.asarray(MappedFile(mmap.mmap(file.fileno(), num_bytes)))
         except OSError as error:
             self._warn(num_bytes, error)
@@ -71,20 +73,20 @@ class Spill:
     def _warn(self, num_bytes: int, error: OSError) -> None:
         if not self._has_warned:
             _log.warning(
-                "no file of %d bytes in %s (%s): what was to wait there stays in memory",
+                "cannot create a file of %d bytes in %s (%s): the buffer stays in memory",
                 *(num_bytes, self._folder, error),
             )
         self._has_warned = True
 
 
 class FileCopy:
-    """[n] values in a file without a name, which no memory of this process holds.
+    """Copy of an array [n] in an unnamed file; the values take no memory of this process.
 
-    It is written and read by calls: pages of a file that are mapped take two to four times as long
-    to be written for the first time.
+    The file is written and read by system calls: the first write to mapped pages of a file takes
+    two to four times as long.
 
     Attributes:
-        nbytes: Of the values.
+        nbytes: Size of the values, in bytes.
     """
 
     def __init__(self, values: NDArray[Any], folder: Path) -> None:
@@ -92,24 +94,24 @@ class FileCopy:
         self.nbytes, self._dtype = values.nbytes, values.dtype
         self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - as long as it
         weakref.finalize(self, self._file.close)
-        rest = values.view(np.uint8).data
-        while len(rest):
-            rest = rest[self._file.write(rest[:PIECE_BYTES]) :]
+        remaining = values.view(np.uint8).data
+        while len(remaining):
+            remaining = remaining[self._file.write(remaining[:PIECE_BYTES]) :]
 
     def __getitem__(self, part: slice) -> NDArray[Any]:
         """Return a copy of the values from `start` to `stop`."""
-        found = np.empty(part.stop - part.start, self._dtype)
-        rest, at = found.view(np.uint8).data, part.start * found.itemsize
-        while len(rest):
-            count = os.preadv(self._file.fileno(), [rest], at)
+        values = np.empty(part.stop - part.start, self._dtype)
+        remaining, at = values.view(np.uint8).data, part.start * values.itemsize
+        while len(remaining):
+            count = os.preadv(self._file.fileno(), [remaining], at)
             if not count:
                 raise OSError(f"a file ends at byte {at}; expected {self.nbytes}")
-            rest, at = rest[count:], at + count
-        return found
+            remaining, at = remaining[count:], at + count
+        return values
 
 
 class _Counted:
-    """Memory of a `Spill`; when no array and no view of it is left, the next buffer is memory."""
+    """Memory buffer of a `Spill`; its slot is free again when its last array or view is deleted."""
 
     def __init__(self, raw: NDArray[Any], left: list[None]) -> None:
         self._raw, self._left = raw, left

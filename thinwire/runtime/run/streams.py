@@ -1,15 +1,15 @@
-"""The standard streams of a command: open from the start, and never the reason for a traceback.
+"""Standard streams of a command that are always open and whose writes never raise an error.
 
-A shell may start a command with a stream closed (``>&-``), the reader of a pipe may leave before
-the command ends (``| head``), and the disk behind ``> file`` may be full. Python answers the first
-with a stream that is None, and the others with an exception at the next write or at the end of the
-interpreter. `standard_streams` deals with all of them once, for every command:
+A shell may start a command with a closed stream (``>&-``), the reader of a pipe may exit before
+the command ends (``| head``), and the disk of ``> file`` may be full. For a closed stream Python
+sets the stream to None. In the other cases Python raises an exception at the next write or at the
+end of the interpreter. `standard_streams` handles these cases for every command:
 
-- A closed stream becomes /dev/null. A file that is opened later can then not take its number, at
-  which native libraries write.
-- Where the reader has left, further text is dropped, and the command does its work to the end:
-  `thinwire stop RUN | head -1` still stops the run. Its exit code is that of its work.
-- Where stdout cannot be written for another reason, stderr gets one line about it at the end.
+- A closed stream becomes /dev/null. Otherwise a file opened later could get the stream's descriptor
+  number, to which native libraries write.
+- If the reader has exited, further text is dropped, and the command completes its work: `thinwire
+  stop RUN | head -1` still stops the run. The exit code is the result of the work.
+- If stdout cannot be written for another reason, stderr gets one line about it at the end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-#: Text was lost: to a user the same as a full disk (docs/reference/operations.md).
+#: Exit code if text was lost; the same code as for a full disk (docs/reference/operations.md).
 _EXIT_LOST = 2
 
 
 class _Output(io.FileIO):
-    """Standard output or error, whose writes always succeed.
+    """Standard output or standard error; a write always succeeds.
 
     Attributes:
-        failure: Why text was lost that somebody wanted; None where nothing was.
+        failure: Error that lost text while the stream had a reader; None if no text was lost.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -44,9 +44,11 @@ class _Output(io.FileIO):
         """Write bytes, or drop them."""
         try:
             return super().write(data)
-        except BrokenPipeError:  # native code and children write there too: none may fail either
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), self.fileno())
+        except BrokenPipeError:
+            # Replace the descriptor, not only this object: native code and child processes write
+            # to the descriptor, too, and must not fail either.
+            with open(os.devnull, "wb") as null:
+                os.dup2(null.fileno(), self.fileno())
         except OSError as error:
             self.failure = error
         return memoryview(data).nbytes
@@ -54,7 +56,7 @@ class _Output(io.FileIO):
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Run the rest of a command, which ends with SystemExit, with streams that do not fail it."""
+    """Run the block, a command that ends with SystemExit, with streams whose writes never fail."""
     _open_closed()
     sys.stdout = _lasting(sys.stdout, _STDOUT)
     sys.stderr = _lasting(sys.stderr, _STDERR)
@@ -84,7 +86,7 @@ def _open_closed() -> None:
 
 
 def _lasting(stream: TextIO | None, descriptor: int) -> TextIO:
-    """Return a stream like this one whose writes succeed; one that a test has set stays."""
+    """Return a stream like ``stream`` whose writes succeed; a test's stream is left unchanged."""
     if stream is None:
         return _stream(descriptor, "utf-8", is_buffered=True, line_buffering=False)
     raw = _raw(stream)
@@ -101,14 +103,14 @@ def _stream(descriptor: int, encoding: str, is_buffered: bool, line_buffering: b
     return io.TextIOWrapper(
         io.BufferedWriter(output) if is_buffered else output,
         encoding=encoding,
-        errors="backslashreplace",  # the name of a file need not be text
+        errors="backslashreplace",  # the name of a file may hold bytes that are not text
         line_buffering=line_buffering,
         write_through=not is_buffered,
     )
 
 
 def _raw(stream: TextIO) -> io.FileIO | None:
-    """Return the file below a stream of the interpreter's own; None for any other."""
+    """Return the file under a stream that the interpreter has opened; None for other streams."""
     buffer = getattr(stream, "buffer", None)
     raw = getattr(buffer, "raw", buffer)
     return raw if isinstance(raw, io.FileIO) else None

@@ -1,7 +1,7 @@
-"""Evaluations of the central model: metrics by name, and what training had cost up to then.
+"""Evaluations of the central model: metrics by name, and the cost of training up to then.
 
-Who evaluates names the metrics: the built-in tasks, a script's compiled metrics, or a function of
-its own. A value that is not finite is written as null.
+The evaluator chooses the names of the metrics: a built-in task, a script's compiled metrics, or a
+script's own function. A value that is not finite is written as null.
 """
 
 from __future__ import annotations
@@ -14,113 +14,116 @@ from typing import Any
 
 from thinwire.runtime.persistence.documents import Document
 
-#: Metrics that were fields of an evaluation before they had names of their own.
-#: Words in the names of metrics that are the better the larger they are.
+#: Words in the names of metrics for which a larger value is better.
 _LARGER_IS_BETTER = re.compile(
     r"acc|auc|precision|recall|sensitivity|specificity|f1|f_?beta|fscore|iou|dice|r2|similarity"
     r"|hit|top_?[k\d]|ndcg|bleu|rouge|psnr|ssim|score|reward"
 )
+#: Words in the names of metrics for which a smaller value is better; checked first.
 _SMALLER_IS_BETTER = re.compile(r"loss|err|divergence|perplexity|false_|m[as]p?e$|rmse")
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation(Document):
-    """The central model at one version, by one set of metrics."""
+    """Evaluation of one version of the central model by one set of metrics."""
 
-    version: int  # updates applied
-    samples: int  # examples consumed by them
+    version: int  # number of updates applied
+    samples: int  # examples consumed by the updates applied
     seconds: float  # training time, as in RunStatus
-    metrics: dict[str, float | None]  # by name; None: not finite
-    bytes_up: int
-    bytes_down: int
-    versions: list[int] = dataclasses.field(default_factory=list)  # of each shard
-    final: bool = False  # of the version the run ended with
+    metrics: dict[str, float | None]  # metric name -> value; None if the value is not finite
+    bytes_up: int  # bytes that workers have sent to servers
+    bytes_down: int  # bytes that servers have sent to workers
+    versions: list[int] = dataclasses.field(default_factory=list)  # version of every shard
+    final: bool = False  # True if the run ended with this version
 
 
 def standing(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Drop evaluations of versions that a server restart undid, and merge those of one version.
+    """Drop evaluations that a server restart undid, and merge evaluations of the same version.
 
     Args:
-        evaluations: in the order they were made.
+        evaluations: Evaluations in the order in which they were made.
 
     Returns:
-        One of each version that still belongs to the run, versions ascending. Of a metric that was
-        recorded twice the later value counts.
+        One evaluation for each version that still belongs to the run, versions ascending. If a
+        metric was recorded twice for a version, the later value counts.
     """
-    kept: list[Evaluation] = []
+    valid: list[Evaluation] = []
     for evaluation in evaluations:
         undone = False
-        while kept and kept[-1].version > evaluation.version:
-            kept.pop()
+        while valid and valid[-1].version > evaluation.version:
+            valid.pop()
             undone = True
-        if kept and kept[-1].version == evaluation.version:
-            before = kept.pop()
+        if valid and valid[-1].version == evaluation.version:
+            before = valid.pop()
+            # After a restart, the same version number names other weights: do not merge.
             evaluation = evaluation if undone else _merged(before, evaluation)
-        kept.append(evaluation)
-    return kept
+        valid.append(evaluation)
+    return valid
 
 
 def latest(evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation, with all metrics of its version; None: there is none."""
-    found: Evaluation | None = None
+    """Return the newest evaluation, with all metrics of its version; None without evaluations."""
+    newest: Evaluation | None = None
     for evaluation in reversed(evaluations):
-        if found is not None and evaluation.version != found.version:
+        if newest is not None and evaluation.version != newest.version:
             break
-        found = evaluation if found is None else _merged(evaluation, found)
-    return found
+        newest = evaluation if newest is None else _merged(evaluation, newest)
+    return newest
 
 
 def latest_until(version: int, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """Return the newest evaluation that a run as far as this can have had; None: there is none.
+    """Return the newest evaluation unless its version is later than ``version``; else None.
 
-    What a former run left in the same directory is of a later version.
+    An evaluation of a later version is from an earlier run in the same directory.
     """
-    found = latest(evaluations)
-    return found if found is not None and found.version <= version else None
+    newest = latest(evaluations)
+    return newest if newest is not None and newest.version <= version else None
 
 
 def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | None]]:
-    """Return what a summary has of each metric: the ``last`` value, the ``min`` and the ``max``.
+    """Return metric name -> the ``last`` value, the ``min`` and the ``max``, for a summary.
 
     Args:
-        evaluations: Those of the run, versions ascending.
+        evaluations: Evaluations of the run, versions ascending.
     """
-    found: dict[str, dict[str, float | None]] = {}
+    spreads: dict[str, dict[str, float | None]] = {}
     for name in names_in(evaluations):
-        values = [each.metrics[name] for each in evaluations if name in each.metrics]
+        values = [
+            evaluation.metrics[name] for evaluation in evaluations if name in evaluation.metrics
+        ]
         finite = [value for value in values if value is not None]
-        found[name] = {
+        spreads[name] = {
             "last": values[-1],
             "min": min(finite, default=None),
             "max": max(finite, default=None),
         }
-    return found
+    return spreads
 
 
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Return the `ranges` of a summary.json, which an older version may have written.
 
-    What is no number there is None.
+    A value that is not a number becomes None.
     """
     known = summary.get("metrics")
     if not isinstance(known, dict):
         accuracy = {"last": summary.get("test_accuracy"), "max": summary.get("best_test_accuracy")}
         known = {"accuracy": accuracy, "loss": {"last": summary.get("test_loss")}}
-        known = {name: each for name, each in known.items() if each["last"] is not None}
+        known = {name: spread for name, spread in known.items() if spread["last"] is not None}
     return {
-        name: {key: _number(each.get(key)) for key in ("last", "min", "max")}
-        for name, each in known.items()
-        if isinstance(each, dict)
+        name: {key: _number(spread.get(key)) for key in ("last", "min", "max")}
+        for name, spread in known.items()
+        if isinstance(spread, dict)
     }
 
 
 def names_in(evaluations: Sequence[Evaluation]) -> list[str]:
-    """Return the names of all metrics, in the order in which they came up."""
-    return list(dict.fromkeys(name for each in evaluations for name in each.metrics))
+    """Return the names of all metrics, in the order of their first evaluation."""
+    return list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.metrics))
 
 
 def is_larger_better(name: str) -> bool:
-    """Return whether a metric improves by growing, as far as its name shows.
+    """Return True if the name of a metric shows that a larger value is better.
 
     >>> is_larger_better("val_auc"), is_larger_better("mean_absolute_error")
     (True, False)
@@ -132,12 +135,12 @@ def is_larger_better(name: str) -> bool:
 
 
 def is_share(name: str) -> bool:
-    """Return whether a metric is a share of the examples, which people read in percent."""
+    """Return True if a metric is a fraction of the examples, which people read in percent."""
     return "accuracy" in name.lower()
 
 
 def best_of(name: str, spread: Mapping[str, float | None]) -> float | None:
-    """Return the best value of a metric in its `ranges`; None: there is none."""
+    """Return the best value in the `ranges` of a metric; None if no value is finite."""
     return spread.get("max" if is_larger_better(name) else "min")
 
 

@@ -1,7 +1,7 @@
 """Instruments of a node for monitoring: counters, gauges and histograms.
 
-Plain data: each role collects its own, and `thinwire.proto.metrics_server` exports them in
-Prometheus' text format.
+Instruments are plain data. Every role collects its instruments, and `thinwire.proto.metrics_server`
+exports them in Prometheus' text format.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-#: Label values -> value; the empty tuple where there are no labels.
+#: Label values -> value; the key is the empty tuple if the instrument has no labels.
 Values = Mapping[tuple[str, ...], float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Instrument:
-    """One instrument, with a value for each combination of labels.
+    """Instrument with a value for each combination of label values.
 
     Attributes:
-        name: In lower case and with its unit, without prefix and without `_total`.
-        kind: A counter only grows; a histogram's values are counts of whole numbers.
-        text: One sentence that describes it.
-        labels: Names of the labels; a histogram has none.
-        values: By labels; for a histogram by the whole number, as text.
+        name: Name in lower case with the unit, without prefix and without `_total`.
+        kind: Kind of instrument. A counter only grows; a histogram counts whole numbers.
+        text: One sentence that describes the instrument.
+        labels: Names of the labels; empty for a histogram.
+        values: Label values -> value; for a histogram the whole number as text -> its count.
     """
 
     name: str
@@ -36,19 +36,19 @@ class Instrument:
 def counter(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return a counter, or one for each value of a label."""
+    """Return a counter with one value, or with one value for each value of ``label``."""
     return _scalar("counter", name, text, value, label)
 
 
 def gauge(
     name: str, text: str, value: float | Mapping[str, float], label: str | None = None
 ) -> Instrument:
-    """Return a gauge, whose value rises and falls, or one for each value of a label."""
+    """Return a gauge, which rises and falls, with one value or one for each value of ``label``."""
     return _scalar("gauge", name, text, value, label)
 
 
 def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
-    """Return how often each whole number was counted."""
+    """Return a histogram from whole number -> count."""
     values: dict[tuple[str, ...], float] = {
         (str(number),): float(count) for number, count in counts.items()
     }
@@ -56,10 +56,11 @@ def histogram(name: str, text: str, counts: Mapping[int, int]) -> Instrument:
 
 
 def since(instrument: Instrument, before: Instrument | None) -> Instrument:
-    """Return what a counter or a histogram has counted since `before`; a gauge is unchanged.
+    """Return the increase of a counter or a histogram since `before`; a gauge is unchanged.
 
-    A node that was restarted from an older state counts again what the state does not hold. A
-    scraper takes a total that decreases for a new count from 0, so totals begin with the process.
+    A node that was restarted from a checkpoint counts events after the checkpoint again, so its
+    totals would decrease at a restart. A scraper takes a decreasing total for a counter that
+    restarted at 0. So exported totals start at 0 with the process.
 
     >>> since(counter("steps", "", 7), counter("steps", "", 5)).values
     {(): 2}
@@ -81,6 +82,6 @@ def _scalar(
     label: str | None,
 ) -> Instrument:
     if isinstance(value, Mapping):
-        values: dict[tuple[str, ...], float] = {(each,): count for each, count in value.items()}
+        values: dict[tuple[str, ...], float] = {(key,): count for key, count in value.items()}
         return Instrument(name, kind, text, (label or "",), values)
     return Instrument(name, kind, text, (), {(): value})

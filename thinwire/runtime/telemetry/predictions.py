@@ -1,7 +1,7 @@
-"""Predictions of an Advisor: the file ``advice.json``, and how a run compares with them.
+"""Predictions of an Advisor: the file ``advice.json``, and its comparison with a run.
 
-The Advisor writes the file once; the node that ends a run reads it and adds the block ``advice`` to
-summary.json.
+The Advisor writes the file once. The node that ends a run reads the file and adds the block
+``advice`` to summary.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHEMA = 1
 
 @dataclasses.dataclass(frozen=True)
 class Prediction(Document):
-    """The predicted figures of a composition, while all workers train."""
+    """Predicted speed and traffic of a composition of policies while all workers train."""
 
     updates_per_second: float
     samples_per_second: float
@@ -35,7 +35,7 @@ class Prediction(Document):
 
 @dataclasses.dataclass(frozen=True)
 class PredictionSetting(Document):
-    """The run that a prediction is valid for, besides its links and devices."""
+    """Settings for which a prediction is valid, in addition to the links and devices."""
 
     network: str
     dataset: str
@@ -46,53 +46,53 @@ class PredictionSetting(Document):
 
 @dataclasses.dataclass(frozen=True)
 class Predicted(Document):
-    """One composition of the table."""
+    """One composition of policies with its prediction."""
 
-    flags: list[str]
-    digest: str  # of its policies and their settings
+    flags: list[str]  # flags that select the composition
+    digest: str  # digest of the policies and their settings
     prediction: Prediction
-    coding_seconds: float  # of an exchange, on the machine of the Advisor
+    coding_seconds: float  # encoding and decoding time of one exchange on the Advisor's host
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerLink(Document):
-    """The measurements of one worker."""
+    """Measurements of one worker's device and link."""
 
-    worker: int  # from 1
-    step_seconds: float  # of a mini-batch
-    up_mbps: float  # 0: no limit was found
-    down_mbps: float
-    round_trip_seconds: float  # of an exchange, besides its bytes and their coding
-    rounds: int  # that this is the median of
+    worker: int  # worker id, from 1
+    step_seconds: float  # compute time of one mini-batch
+    up_mbps: float  # uplink rate, in Mbit/s; 0: no limit was found
+    down_mbps: float  # downlink rate, in Mbit/s; 0: no limit was found
+    round_trip_seconds: float  # time of one exchange without transfer and coding
+    rounds: int  # number of measured rounds; the values are their medians
 
 
 @dataclasses.dataclass(frozen=True)
 class Excluded(Document):
     """A composition that was not predicted."""
 
-    flags: list[str]
-    why: str
+    flags: list[str]  # flags that select the composition
+    why: str  # reason
 
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(Document):
-    """The content of the file."""
+    """Content of an Advisor's file."""
 
     setting: PredictionSetting
-    given: list[str]  # flags of the run in question
+    given: list[str]  # flags of the run for which the Advisor made the file
     links: list[WorkerLink]
-    ideal_samples_per_second: float  # every worker computes all the time
-    rate: float  # share of that which the proposal had to reach
-    predicted: list[Predicted]  # from true to lossy
-    left_out: list[Excluded]
-    proposal: int  # index in `predicted`
-    reached: bool  # whether it reaches `rate`
-    script: list[str] = dataclasses.field(default_factory=list)  # its path, its arguments
+    ideal_samples_per_second: float  # rate if every worker computes all the time
+    rate: float  # fraction of the ideal rate that the proposal should reach
+    predicted: list[Predicted]  # from lossless to lossy compositions
+    left_out: list[Excluded]  # compositions without a prediction
+    proposal: int  # index of the proposed composition in `predicted`
+    reached: bool  # True if the proposal reaches `rate`
+    script: list[str] = dataclasses.field(default_factory=list)  # path and arguments of the script
     schema: int = _SCHEMA
 
 
 def digest_of(method: Method) -> str:
-    """Return a digest that two compositions share only if all their settings are equal."""
+    """Return a digest of a composition; equal digests mean that all settings are equal."""
     text = "\n".join(f"{name}={value}" for name, value in method.fingerprint())
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -101,7 +101,7 @@ def load(path: pathlib.Path) -> Recommendation:
     """Read an Advisor's file.
 
     Raises:
-        ConfigurationError: It cannot be read, or is not an Advisor's.
+        ConfigurationError: The file cannot be read, or is not an Advisor's file.
     """
     try:
         advice = Recommendation.from_dict(parse_json(read_bounded(path)))
@@ -116,10 +116,12 @@ def load(path: pathlib.Path) -> Recommendation:
 
 
 def of_run(run: Run) -> tuple[pathlib.Path, Recommendation] | None:
-    """Return the recommendation to compare a run with: that of --advice, or of its folder.
+    """Return the path and content of the Advisor's file to compare a run with; None without a file.
+
+    The file is the value of --advice, or ``advice.json`` in the run directory.
 
     Raises:
-        ConfigurationError: As `load`.
+        ConfigurationError: The file cannot be read, or is not an Advisor's file.
     """
     path = pathlib.Path(run.advice) if run.advice else run.run_dir / ADVICE_FILE
     if run.advice is None and not path.is_file():
@@ -136,26 +138,26 @@ def outcome(
         advice: The predictions.
         run: The run's settings.
         status: The run's last status.
-        summary: The run's figures.
+        summary: The run's summary, with the measured values.
 
     Returns:
-        ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1) by name; without a
-        prediction of this run ``predicted`` is None, and ``why`` is the reason.
+        ``predicted``, ``measured`` and ``off_by`` (predicted / measured - 1), dicts by name. If the
+        file has no prediction for this run, ``predicted`` is None and ``why`` is the reason.
     """
     names = [field.name for field in dataclasses.fields(Prediction)]
     measured = {name: summary[name] for name in names}
     digest = digest_of(run.method)
-    found = [n for n, row in enumerate(advice.predicted) if row.digest == digest]
+    matches = [n for n, row in enumerate(advice.predicted) if row.digest == digest]
     why = _difference(advice.setting, _setting_of(run, status))
-    if not why and not found:
-        why = "this composition is not among those that were predicted"
+    if not why and not matches:
+        why = "the Advisor has not predicted this composition"
     if why:
         return {"predicted": None, "why": why, "measured": measured}
-    row = advice.predicted[found[0]]
+    row = advice.predicted[matches[0]]
     predicted = row.prediction.to_dict()
     return {
         "flags": list(row.flags),
-        "proposed": found[0] == advice.proposal,
+        "proposed": matches[0] == advice.proposal,
         "predicted": predicted,
         "measured": measured,
         "off_by": {
@@ -177,12 +179,12 @@ def in_words(block: Mapping[str, Any]) -> str:
 
 
 def network_of(run: Run) -> str:
-    """Return the name of a run's model."""
+    """Return the name of a run's model: the path of the user's file, or the built-in network."""
     return run.model.path or run.model.network
 
 
 def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
-    """The batch size is that of the workers' steps: a Supervisor's --batch_size may differ."""
+    """Return a run's settings, with the workers' batch size; a Supervisor's flag may differ."""
     samples = sum(worker.samples for worker in status.workers)
     steps = sum(worker.local_steps for worker in status.workers)
     return PredictionSetting(
@@ -195,7 +197,7 @@ def _setting_of(run: Run, status: RunStatus) -> PredictionSetting:
 
 
 def _difference(predicted: PredictionSetting, here: PredictionSetting) -> str:
-    """Return the first difference from the prediction's run, in words."""
+    """Return a phrase for the first difference from the prediction's run; empty without one."""
     for name, value in predicted.to_dict().items():
         if (now := getattr(here, name)) != value:
             return f"the prediction is for {name} {value}, this run has {now}"

@@ -1,7 +1,8 @@
 """Records of every round of every worker, in the units of ESync's logs.
 
-A worker sends its records in batches to shard 0, which passes them on to the Supervisor; there each
-becomes a line of ``measure/worker-N.jsonl``. Names and units follow ESync's per-round files.
+A worker sends its records in batches to shard 0, which forwards the records to the Supervisor. The
+Supervisor writes a record as a line of ``measure/worker-N.jsonl``. Names and units follow ESync's
+per-round files.
 """
 
 from __future__ import annotations
@@ -16,58 +17,56 @@ from thinwire.runtime.persistence.documents import Document, parse_json
 
 CHECK_READY = "check ready"  # a query to the state server
 GET_BATCH = "get_batch"
-FORWARD_AND_BACKWARD = "forward and backward"  # an emulated device's pause included
+FORWARD_AND_BACKWARD = "forward and backward"  # includes the pause of an emulated device
 LOCAL_UPDATE = "local update"
-ENCODE = "encode"  # making the push; not a phase of ESync's own logs
-GLOBAL_UPDATE = "global update"  # exchange of a change of weights: barrier, transfer, apply
-GLOBAL_AGGREGATE = "global aggregate"  # the same of a gradient
+ENCODE = "encode"  # encoding of the push; ESync's own logs lack this phase
+GLOBAL_UPDATE = "global update"  # exchange of a weight change: barrier, transfer, apply
+GLOBAL_AGGREGATE = "global aggregate"  # exchange of a gradient: barrier, transfer, apply
 EVALUATION = "evaluation"
-#: The phase of an exchange, under either name.
+#: Phases of an exchange; a round has one of the two phases.
 GLOBAL_PHASES = (GLOBAL_UPDATE, GLOBAL_AGGREGATE)
-#: Work on the model itself.
+#: Phases that compute on the model.
 COMPUTING_PHASES = (FORWARD_AND_BACKWARD, LOCAL_UPDATE)
 
-#: Values of --measure: nothing, sums of each round, or every local step as well.
+#: Values of --measure: no records, sums of every round, or every local step as well.
 LEVELS = ("off", "rounds", "steps")
-#: Largest batch; a shard accepts up to 256 KiB.
+#: Size of the largest batch, in bytes: below 256 KiB, the limit of a shard.
 MAX_BATCH_BYTES = 200 << 10
-_DECIMALS = 6  # of seconds
+_DECIMALS = 6  # decimals of seconds and other fractions in a record
 
 
 class RoundRecord(NamedTuple):
     """One round as the worker measured it, in seconds of the worker's monotonic clock."""
 
-    num_iters: int  # the worker's exchange, from 1
-    num_samples: int  # examples it trained on in this round
-    total_time: float  # seconds since it began to train, earlier incarnations included
-    n_local: int  # local steps
-    epoch: int  # of its own examples, whole
-    version: int  # of shard 0's model after the round
-    staleness: int  # updates the model had moved on by when the push was merged
-    loss: float | None  # mean over the local steps
-    bytes_sent: int  # all shards, framing included
-    bytes_received: int
-    barrier_wait: float  # seconds the synchronisation rule held the reply back
-    transfer: float  # rest of the round trip: both links, queues, merging
+    num_iters: int  # number of the worker's exchange, from 1
+    num_samples: int  # examples that the worker trained on in this round
+    total_time: float  # seconds since the worker started to train, with earlier incarnations
+    n_local: int  # number of local steps
+    epoch: int  # completed passes over the worker's own examples
+    version: int  # version of shard 0's model after the round
+    staleness: int  # updates applied between the pull and the merging of the push
+    loss: float | None  # mean training loss over the local steps
+    bytes_sent: int  # bytes sent to all shards, with framing
+    bytes_received: int  # bytes received from all shards, with framing
+    barrier_wait: float  # seconds for which the synchronization rule delayed the reply
+    transfer: float  # round trip without the barrier, in seconds: both links, queues, merging
     time: dict[str, float]  # phase -> seconds, summed over the round
-    steps: (
-        list[dict[str, float]] | None
-    )  # the same for every local step; None with --measure=rounds
+    steps: list[dict[str, float]] | None  # phase -> seconds per local step; None: not recorded
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredBy(Document):
-    """The node that measured."""
+    """Worker process that measured a batch of records."""
 
     host: str
-    device: str  # cpu, gpu0, gpu1 ...
-    rank: int  # from 0: worker N has rank N - 1
-    life: str  # the worker's incarnation; rounds are numbered within it
+    device: str  # device name: cpu, gpu0, gpu1, ...
+    rank: int  # rank from 0: worker N has rank N - 1
+    life: str  # id of the worker's incarnation; `num_iters` grows within an incarnation
 
 
 @dataclasses.dataclass(frozen=True)
 class Round(Document):
-    """A record and its origin, as a line of a file."""
+    """Record of a round with its origin, as a line of a file."""
 
     num_iters: int
     num_samples: int
@@ -90,22 +89,22 @@ class Round(Document):
 
     @property
     def global_seconds(self) -> float:
-        """Barrier, transfer and apply in one."""
+        """Seconds of the exchange: barrier, transfer and apply."""
         return sum(self.time.get(name, 0.0) for name in GLOBAL_PHASES)
 
     @property
     def computing_seconds(self) -> float:
-        """Forward, backward and update alone."""
+        """Seconds of computing on the model: forward pass, backward pass and local update."""
         return sum(self.time.get(name, 0.0) for name in COMPUTING_PHASES)
 
     @property
     def entries(self) -> int:
-        """Entries that ESync's log has of this round: one per local step, one for READY."""
+        """Number of entries of this round in ESync's log: one per local step, one for READY."""
         return self.n_local + (1 if CHECK_READY in self.time else 0)
 
 
 def phases_of(pacer: Pacer) -> tuple[str, ...]:
-    """Return the phases that a worker with this pacer goes through, in order."""
+    """Return the phases of a worker's round with this pacer, in order."""
     local = pacer.queries or not pacer.push_now(1)
     return (
         *((CHECK_READY,) if pacer.queries else ()),
@@ -118,7 +117,7 @@ def phases_of(pacer: Pacer) -> tuple[str, ...]:
 
 
 def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
-    """Return documents of at most MAX_BATCH_BYTES; a longer record loses its steps."""
+    """Encode records as batches of at most MAX_BATCH_BYTES; a longer record loses its steps."""
     head = {**origin.to_dict(), "columns": list(RoundRecord._fields)}
     start = _dumps(head)[:-1] + ',"rows":['
     batches: list[str] = []
@@ -139,7 +138,7 @@ def pack(origin: MeasuredBy, rows: Iterable[RoundRecord]) -> list[str]:
 
 
 def unpack(text: str | bytes) -> list[Round]:
-    """Return the rounds of a batch of any origin, every field checked; raises ValueError."""
+    """Decode an untrusted batch and check every field; raises ValueError."""
     batch = parse_json(text)
     if not isinstance(batch, dict):
         raise ValueError("a batch of rounds is not an object")
@@ -153,7 +152,7 @@ def unpack(text: str | bytes) -> list[Round]:
 
 
 def line_of(each: Round) -> str:
-    """Return one line of a file, without unknown values."""
+    """Return a round as one line of a file, without the fields whose value is None."""
     values = {name: value for name, value in each.to_dict().items() if value is not None}
     return _dumps(values) + "\n"
 

@@ -1,8 +1,8 @@
-"""The run's status document, and the summary made of it and of the evaluations.
+"""Status document of a run, and the summary made from the status and the evaluations.
 
 PS shard 0 makes a `RunStatus` and sends it to the Supervisor; the node that ends the run calls
-`summarise`. "Up" is from worker to server. Bytes are those on the wire for training, headers
-included, counted by the sender; evaluation pulls do not count.
+`summarise`. "Up" is from worker to server. The sender counts the bytes of training on the wire,
+with headers; evaluation pulls do not count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SUMMARY_WORKER_FIELDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Histogram(Document):
-    """How often each whole number was counted; exact, whatever the number of samples.
+    """Exact counts of whole numbers.
 
     >>> Histogram({0: 18, 3: 1, 7: 1}).p95
     3
@@ -55,11 +55,11 @@ class Histogram(Document):
     counts: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def add(self, value: int, times: int = 1) -> None:
-        """Count ``value`` that many times more, in place."""
+        """Count ``value`` ``times`` more, in place."""
         self.counts[value] = self.counts.get(value, 0) + times
 
     def merge(self, other: Histogram) -> Histogram:
-        """Return a new histogram of both."""
+        """Return a new histogram with the counts of this and the other histogram added."""
         merged = Histogram(dict(self.counts))
         for value, times in other.counts.items():
             merged.add(value, times)
@@ -67,18 +67,18 @@ class Histogram(Document):
 
     @property
     def total(self) -> int:
-        """How many values were counted."""
+        """Number of values counted."""
         return sum(self.counts.values())
 
     @property
     def mean(self) -> float:
-        """Mean value; 0 when nothing was counted."""
+        """Mean value; 0 if the histogram is empty."""
         weighted = sum(value * times for value, times in self.counts.items())
         return weighted / self.total if self.total else 0.0
 
     @property
     def p95(self) -> int:
-        """Smallest value that at least 95 % of all values do not exceed; 0 when empty."""
+        """Smallest value that at least 95 % of all values do not exceed; 0 if empty."""
         seen, total = 0, self.total
         for value in sorted(self.counts):
             seen += self.counts[value]
@@ -88,18 +88,18 @@ class Histogram(Document):
 
     @property
     def max(self) -> int:
-        """Largest value counted at least once; 0 when empty."""
+        """Largest value counted at least once; 0 if the histogram is empty."""
         return max((value for value, times in self.counts.items() if times), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerMetrics(Document):
-    """The figures of one worker. Seconds and bytes are totals since it first joined."""
+    """Figures of one worker. Seconds and bytes are totals since the worker first joined."""
 
-    id: int  # from 1
+    id: int  # worker id, from 1
     state: Literal["waiting", "training", "suspect", "between fits", "left", "done"] = "waiting"
-    clock: int = 0  # finished exchanges
-    lag: int = 0  # clocks behind the fastest worker
+    clock: int = 0  # number of finished exchanges
+    lag: int = 0  # exchanges behind the fastest worker
     pushes: int = 0
     samples: int = 0
     local_steps: int = 0
@@ -109,28 +109,28 @@ class WorkerMetrics(Document):
     encode_seconds: float = 0.0
     send_seconds: float = 0.0
     wait_seconds: float = 0.0
-    loss: float | None = None  # mean training loss of its last push
-    refused: int = 0  # its pushes that never reached the model
-    non_finite: int = 0  # mini-batches whose gradient was not finite and was not pushed
-    restarts: int = 0  # how often a Cluster has started it again
-    steps_per_second: float = 0.0  # local steps, recent
-    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> its examples
-    datagrams: SentCounts | None = None  # in its own report; None where it sends none
+    loss: float | None = None  # mean training loss of the worker's last push; None: no push yet
+    refused: int = 0  # the worker's pushes that never reached the model
+    non_finite: int = 0  # mini-batches with a non-finite gradient, which the worker did not push
+    restarts: int = 0  # number of times that a Cluster has restarted the worker
+    steps_per_second: float = 0.0  # recent rate of local steps
+    labels: dict[int, int] = dataclasses.field(default_factory=dict)  # label -> examples
+    datagrams: SentCounts | None = None  # counts in the worker's own report; None: no datagrams
 
 
 @dataclasses.dataclass(frozen=True)
 class MembershipCounts(Document):
-    """How often the membership changed, and what was lost with it."""
+    """Counts of membership changes and of lost updates."""
 
-    epochs: int = 0
-    left: int = 0
-    returned: int = 0
-    lost_updates: int = 0  # undone by a restart of the server
+    epochs: int = 0  # number of the membership epoch; every change of membership starts an epoch
+    left: int = 0  # number of times that a worker left
+    returned: int = 0  # number of times that a worker returned
+    lost_updates: int = 0  # updates undone by a restart of the server
 
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus(Document):
-    """The run at one moment, as shard 0 knows it."""
+    """Status of a run at one moment, from the view of shard 0."""
 
     run_id: str
     method: str
@@ -139,31 +139,31 @@ class RunStatus(Document):
     nb_ps: int
     num_parameters: int
     seed: int
-    iter_max: int  # 0: no limit
-    version: int = 0  # updates applied
-    generation: int = 0  # restarts of shard 0
+    iter_max: int  # limit of updates; 0: no limit
+    version: int = 0  # number of updates applied
+    generation: int = 0  # number of restarts of shard 0
     samples: int = 0  # examples consumed by the updates applied
-    seconds: float = 0.0  # from the first pull to the last applied update
-    learning_rate: float = 0.0  # now in use
+    seconds: float = 0.0  # time from the first pull to the last applied update
+    learning_rate: float = 0.0  # present learning rate
     staleness: Histogram = dataclasses.field(default_factory=Histogram)
-    rejected_pushes: dict[str, int] = dataclasses.field(default_factory=dict)  # by reason
+    rejected_pushes: dict[str, int] = dataclasses.field(default_factory=dict)  # reason -> count
     bytes_up: int = 0
     bytes_down: int = 0
     pushes: int = 0
-    pulls: int = 0  # replies that carried weights
+    pulls: int = 0  # number of replies that carried weights
     membership: MembershipCounts = dataclasses.field(default_factory=MembershipCounts)
     workers: list[WorkerMetrics] = dataclasses.field(default_factory=list)
-    policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # own reports
+    policies: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)  # name -> report
     stop_reason: str | None = None  # None while training
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the whole model in float32."""
+        """Size of the whole model in float32, in bytes."""
         return 4 * self.num_parameters
 
     @property
     def loss(self) -> float | None:
-        """Mean of the workers' last training losses, where known."""
+        """Mean of the workers' last training losses; None if no loss is known."""
         losses = [worker.loss for worker in self.workers if worker.loss is not None]
         return sum(losses) / len(losses) if losses else None
 
@@ -176,15 +176,17 @@ def summarise(
     """Return the document of summary.json.
 
     Args:
-        status: the last one of the run.
-        evaluations: in the order they were made; may be empty, then there are no metrics.
-        target: of the run; one of accuracy is one more mark for ``time_to_accuracy``.
+        status: Last status of the run.
+        evaluations: Evaluations in the order in which they were made; without evaluations the
+            summary has no metrics.
+        target: Target of the run. A target accuracy is an additional mark of
+            ``time_to_accuracy``. None if the run has no target.
 
     Raises:
-        ValueError: a policy reports under the name of one of the summary's own keys.
+        ValueError: A policy reports under the name of one of the summary's own keys.
     """
-    kept = standing(evaluations)
-    metrics = ranges(kept)
+    valid = standing(evaluations)
+    metrics = ranges(valid)
     accuracy, loss, top5 = (metrics.get(name, {}) for name in (ACCURACY, "loss", "top5_accuracy"))
     marks = [Target.of_accuracy(mark) for mark in ACCURACY_MARKS]
     if target is not None and target not in marks and target.stop_reason == ACCURACY_REACHED:
@@ -204,7 +206,7 @@ def summarise(
         "test_accuracy": accuracy.get("last"),
         "test_loss": loss.get("last"),
         "best_test_accuracy": accuracy.get("max"),
-        "time_to_accuracy": {_mark_name(mark.bound): _first_at(mark, kept) for mark in marks},
+        "time_to_accuracy": {_mark_name(mark.bound): _first_at(mark, valid) for mark in marks},
         "metrics": metrics,
         **_traffic(status),
         "updates_per_second": _ratio(status.version, status.seconds),
@@ -219,7 +221,7 @@ def summarise(
         summary["test_top5_accuracy"] = top5["last"]
         summary["best_test_top5_accuracy"] = top5["max"]
     if target is not None:
-        summary["target"] = {"text": str(target), "reached": _first_at(target, kept)}
+        summary["target"] = {"text": str(target), "reached": _first_at(target, valid)}
     for name, block in status.policies.items():
         if name in summary:
             raise ValueError(f"a policy reports as {name!r}, which is a key of the summary itself")
@@ -228,7 +230,7 @@ def summarise(
 
 
 def _traffic(status: RunStatus) -> dict[str, Any]:
-    """Bytes per exchange, and how many times less than dense float32 that is."""
+    """Return bytes in total and per exchange, and the compression relative to dense float32."""
     return {
         "bytes_up": status.bytes_up,
         "bytes_down": status.bytes_down,
@@ -240,7 +242,7 @@ def _traffic(status: RunStatus) -> dict[str, Any]:
 
 
 def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any] | None:
-    """Return the cost of the first evaluation that reached ``mark``."""
+    """Return the training cost at the first evaluation that reached ``mark``, or None."""
     for evaluation in evaluations:
         if mark.is_reached(evaluation.metrics):
             return {
@@ -254,7 +256,7 @@ def _first_at(mark: Target, evaluations: Sequence[Evaluation]) -> dict[str, Any]
 
 
 def _mark_name(mark: float) -> str:
-    """0.8 -> "0.80", 0.875 -> "0.875"."""
+    """Return the key of an accuracy: 0.8 -> "0.80", 0.875 -> "0.875"."""
     text = f"{mark:.2f}"
     return text if float(text) == mark else repr(mark)
 

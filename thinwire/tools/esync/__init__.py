@@ -1,6 +1,7 @@
-"""ESync's own log files and figures, from runs measured with --measure.
+"""Log files and figures in ESync's format, from runs measured with --measure.
 
-`format` reads and writes the files, `runs` loads a measured run from them or from a run directory,
-`convert` exports and imports between the two, and `figures` draws the five figures of ESync's
-paper. Each has a command line of its own; none needs TensorFlow.
+`format` reads and writes ESync's log files. `runs` loads a measured run from ESync's log files or
+from a run directory. `convert` converts between log files and run directories. `figures` draws the
+five figures of ESync's paper. `convert` and `figures` are command lines. TensorFlow is not
+needed.
 """

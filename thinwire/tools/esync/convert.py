@@ -1,9 +1,9 @@
-"""Converts measured rounds to ESync's own log files, and back.
+"""Converts measured rounds to ESync's log files, and back.
 
-``python -m thinwire.tools.esync.convert export RUN DIR`` writes
-``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``, ``import DIR/NETWORK/MODE RUN`` makes a run directory
-of such files, and ``summary DIR/NETWORK/MODE`` puts them into one JSON file. TensorFlow is not
-needed.
+``python -m thinwire.tools.esync.convert export RUN DIR`` writes the log files
+``DIR/NETWORK/MODE/HOST/DEVICE/iter-N.txt``. ``import DIR/NETWORK/MODE RUN`` makes a run directory
+from log files. ``summary DIR/NETWORK/MODE`` writes the content of log files to one JSON file.
+TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ from thinwire.tools.esync.format import DeviceLog
 
 
 def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
-    """Write a run's rounds as ESync's own log files; return the folder of its mode.
+    """Write a run's rounds as ESync's log files; return the folder ``DIR/NETWORK/MODE``.
 
-    The accuracy stands in the files of the first worker. Rounds that were measured as sums are
-    spread evenly over their local steps.
+    The first worker's files hold the accuracy. If a round was measured as sums, the sums are
+    distributed evenly over the round's local steps.
+
+    Args:
+        run_dir: Directory of the run.
+        out: Folder to write to.
 
     Raises:
-        ConfigurationError: The run has no rounds, or its files are damaged.
+        ConfigurationError: The run has no measured rounds, or its files are damaged.
     """
     try:
         summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
@@ -52,8 +56,8 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         workers = list(measured_runs.rounds_by_worker(run_dir).values())
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"{run_dir} cannot be exported: {error!r}. Expected the --run_dir of a run that has "
-            "ended, with a Supervisor and without --measure=off."
+            f"{run_dir} cannot be exported: {error!r}. Expected the --run_dir of an ended run "
+            "with a Supervisor and without --measure=off."
         ) from error
     folder = out / network / mode
     origins = [(rounds[-1].host, rounds[-1].device, rounds[-1].rank) for rounds in workers]
@@ -62,31 +66,36 @@ def export(run_dir: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
         placed = log_files.place_accuracies(rounds, evaluations) if number == 0 else {}
         log_files.write_device(
             folder / host / device,
-            (log_files.document_of(at + 1, each, placed.get(at)) for at, each in enumerate(rounds)),
+            (log_files.document_of(at + 1, row, placed.get(at)) for at, row in enumerate(rounds)),
         )
     return folder
 
 
 def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
-    """Make a run directory of ``BASE/NETWORK/MODE``; return it.
+    """Make a run directory from ESync's log files; return the run directory.
 
-    Values that such files do not hold (bytes, staleness, the composition) are null or empty there.
+    Values that the log files do not hold (bytes, staleness, composition) are null or empty in the
+    run directory.
+
+    Args:
+        folder: Folder ``BASE/NETWORK/MODE`` of log files.
+        run_dir: Run directory to make; must be empty or missing.
 
     Raises:
-        ConfigurationError: The folder holds no such files, or the run directory is in use.
+        ConfigurationError: The folder has no log files, or the run directory is not empty.
     """
     if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigurationError(f"{run_dir} is not empty; give a folder that is new.")
+        raise ConfigurationError(f"{run_dir} is not empty; give a new or empty folder.")
     logged = _read(folder)
     run = measured_runs.of_logs(folder, logged)
     evaluations = [
         Evaluation(point.round, 0, point.seconds, {ACCURACY: point.accuracy}, 0, 0)
         for point in run.points
     ]
-    for worker, each in enumerate(logged, 1):
+    for worker, device_log in enumerate(logged, 1):
         path = rounds_of(run_dir, worker)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(map(line_of, each.rounds)), encoding="utf-8")
+        path.write_text("".join(map(line_of, device_log.rounds)), encoding="utf-8")
     lines = [{"kind": EVALUATION_KIND, **evaluation.to_dict()} for evaluation in evaluations]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (run_dir / METRICS_FILE).write_text(text, encoding="utf-8")
@@ -102,10 +111,13 @@ def import_logs(folder: pathlib.Path, run_dir: pathlib.Path) -> pathlib.Path:
 
 
 def write_summary(folder: pathlib.Path) -> pathlib.Path:
-    """Write the JSON summary of ``BASE/NETWORK/MODE`` into that folder; return its path.
+    """Write the JSON summary of ESync's log files into their folder; return the summary's path.
+
+    Args:
+        folder: Folder ``BASE/NETWORK/MODE`` of log files.
 
     Raises:
-        ConfigurationError: The folder holds no such files.
+        ConfigurationError: The folder has no log files.
     """
     path = folder / f"{log_files.name_of(folder.resolve().name)}.json"
     write_json_atomically(path, log_files.summarise_mode(_read(folder)))
@@ -117,12 +129,12 @@ def _read(folder: pathlib.Path) -> list[DeviceLog]:
         return log_files.read_mode(folder)
     except (ValueError, OSError) as error:
         raise ConfigurationError(
-            f"{error}. Expected NETWORK/MODE with HOST/DEVICE/iter-1.txt and so on."
+            f"{error}. Expected a folder NETWORK/MODE with files HOST/DEVICE/iter-N.txt, N from 1."
         ) from error
 
 
 def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunStatus:
-    """Return the end of a run of which only its logs are left."""
+    """Return the final status of an imported run, computed from its logs."""
     workers = [
         WorkerMetrics(
             id=number,
@@ -130,11 +142,11 @@ def _status(run: measured_runs.MeasuredRun, logged: Sequence[DeviceLog]) -> RunS
             clock=device.rounds,
             pushes=device.rounds,
             samples=device.samples,
-            local_steps=sum(row.n_local for row in each.rounds),
+            local_steps=sum(row.n_local for row in device_log.rounds),
             compute_seconds=max(0.0, device.seconds - device.global_seconds),
             wait_seconds=device.global_seconds,
         )
-        for number, (device, each) in enumerate(zip(run.devices, logged, strict=True), 1)
+        for number, (device, device_log) in enumerate(zip(run.devices, logged, strict=True), 1)
     ]
     return RunStatus(
         run_id="imported",
@@ -159,9 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ReportArguments(prog="python -m thinwire.tools.esync.convert", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     actions: dict[str, tuple[Any, tuple[str, ...], str]] = {
-        "export": (export, ("RUN", "DIR"), "write a run as ESync's own log files"),
-        "import": (import_logs, ("FOLDER", "RUN"), "make a run directory of such files"),
-        "summary": (write_summary, ("FOLDER",), "put such files into one JSON file"),
+        "export": (export, ("RUN", "DIR"), "write a run as ESync's log files"),
+        "import": (import_logs, ("FOLDER", "RUN"), "make a run directory from ESync's log files"),
+        "summary": (
+            write_summary,
+            ("FOLDER",),
+            "write the content of ESync's log files to one JSON file",
+        ),
     }
     for verb, (_, names, text) in actions.items():
         sub = verbs.add_parser(verb, help=text, description=text)

@@ -1,11 +1,12 @@
-"""ESync's five figures, from any runs that were measured.
+"""Draws the five figures of ESync's paper from measured runs.
 
-``python -m thinwire.tools.esync.figures RUN [RUN...] --out DIR`` draws accuracy against
-time (IID and not), data throughput, traffic and computing-time ratio, each as PNG and CSV, and
-writes how much sooner than SSGD each run reached a target accuracy. A RUN is a --run_dir, or
-NETWORK/MODE of ESync's own log files. No display and no TensorFlow are needed.
+``python -m thinwire.tools.esync.figures RUN [RUN...] --out DIR`` draws accuracy against time for
+IID data, accuracy against time for non-IID data, data throughput, traffic and computing-time ratio.
+Each figure is written as PNG and CSV. speedup.csv has each run's time to a target accuracy and the
+speedup over SSGD. A RUN is a --run_dir, or a folder NETWORK/MODE of ESync's log files. No
+display and no TensorFlow are needed.
 
-`draw` writes all five, in the colours and lines of ESync's paper.
+`draw` writes the five figures in the colors and line styles of ESync's paper.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from thinwire.tools.esync import runs as measured_runs
 from thinwire.tools.esync.runs import EvaluationPoint, MeasuredRun
 
 _THEME: Theme = THEMES["light"]
-_BAR_INCHES = 0.3  # height of a bar's row
+_BAR_INCHES = 0.3  # height of one row of the bar chart
 
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How a method is shown."""
+    """Name, color and line style of a method in the figures."""
 
     name: str
     colour: str
     line: str
 
 
-#: Method -> style; others get the next colour of the theme.
+#: Method -> style. A method that is not listed gets the next of the spare colors.
 STYLES = {
     "esync": Style("ESync", "#c8108f", "-"),
     "ssgd": Style("SSGD", "#e07a00", ":"),
@@ -54,7 +55,7 @@ _SPARE_COLOURS = ("#6b4fbb", "#8a6d00", "#c9382b", "#4aa8d8", "#667085")
 
 @dataclasses.dataclass(frozen=True)
 class StyledRun:
-    """A run with its name and style in the figures."""
+    """A run with its label and style in the figures."""
 
     run: MeasuredRun
     label: str
@@ -63,33 +64,38 @@ class StyledRun:
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """One row: parts in a row, and an estimate drawn as a mark."""
+    """One row of a bar chart: stacked parts, a text, and an estimate drawn as a mark."""
 
     label: str
-    parts: tuple[tuple[float, str, float], ...]  # (length, colour, opacity)
+    parts: tuple[tuple[float, str, float], ...]  # (length, color, opacity)
     text: str
     mark: float | None = None
 
 
 def show(runs: Sequence[MeasuredRun]) -> list[StyledRun]:
-    """Give every run a name and a style; runs of one method and split differ by their folder."""
+    """Return every run with a label and a style.
+
+    If several runs have the same method and split, the label has the name of the run's folder.
+    """
     spare = itertools.cycle(_SPARE_COLOURS)
-    others = {
+    spare_styles = {
         method: Style(method, next(spare), "-")
         for method in dict.fromkeys(run.method for run in runs)
         if method not in STYLES
     }
-    styles = STYLES | others
+    styles = STYLES | spare_styles
     kinds = [(styles[run.method].name, run.non_iid) for run in runs]
     shown = []
     for run, (name, non_iid) in zip(runs, kinds, strict=True):
-        alone = kinds.count((name, non_iid)) == 1
-        shown.append(StyledRun(run, name if alone else f"{name} ({run.name})", styles[run.method]))
+        is_unique = kinds.count((name, non_iid)) == 1
+        shown.append(
+            StyledRun(run, name if is_unique else f"{name} ({run.name})", styles[run.method])
+        )
     return shown
 
 
 def trailing_mean(values: Sequence[float], window: int) -> list[float]:
-    """Return the mean of each value and up to ``window`` - 1 before it.
+    """Return for each value the mean of the value and up to ``window`` - 1 values before it.
 
     >>> trailing_mean([1.0, 3.0, 5.0], 2)
     [1.0, 2.0, 4.0]
@@ -104,28 +110,28 @@ def trailing_mean(values: Sequence[float], window: int) -> list[float]:
 def accuracy_picture(
     shown: Sequence[StyledRun], smooth: int, standalone: float | None, target: float
 ) -> bytes:
-    """Draw accuracy against time: the trailing mean in full, what was measured behind it.
+    """Draw accuracy against time: the trailing mean, with the measured values paler behind it.
 
     Args:
-        shown: Runs of one kind of split; those without evaluations are left out.
-        smooth: Evaluations in the mean.
-        standalone: Accuracy of one device alone, for a dashed line.
-        target: Of the speedup, for a mark on the axis.
+        shown: Runs of one kind of split; runs without evaluations are left out.
+        smooth: Number of evaluations in the trailing mean.
+        standalone: Accuracy of training on one device, drawn as a dashed line; None for no line.
+        target: Target accuracy of the speedup, drawn as a dotted line.
     """
     figure, axes = figures.empty_axes(_THEME, 6.0, 4.0)
-    drawn = [each for each in shown if each.run.points]
+    drawn = [styled for styled in shown if styled.run.points]
     if not drawn:
         return figures.to_png(figure, axes, _THEME, note="No run of this kind was evaluated")
-    longest = max(each.run.points[-1].seconds for each in drawn)
+    longest = max(styled.run.points[-1].seconds for styled in drawn)
     unit, size = figures.SECONDS.unit_for(longest)
-    for each in drawn:
-        xs = [point.seconds / size for point in each.run.points]
-        ys = [point.accuracy for point in each.run.points]
-        colour = each.style.colour
+    for styled in drawn:
+        xs = [point.seconds / size for point in styled.run.points]
+        ys = [point.accuracy for point in styled.run.points]
+        colour = styled.style.colour
         axes.plot(xs, ys, "-", color=colour, linewidth=0.9, alpha=0.4)
         smoothed = trailing_mean(ys, smooth)
-        line = {"color": colour, "linewidth": 2.2, "label": each.label}
-        axes.plot(xs, smoothed, each.style.line, **line)
+        line = {"color": colour, "linewidth": 2.2, "label": styled.label}
+        axes.plot(xs, smoothed, styled.style.line, **line)
     note = {"color": _THEME.muted, "fontsize": 9, "va": "bottom"}
     right = longest / size
     axes.axhline(target, color=_THEME.muted, linewidth=0.8, linestyle=(0, (1, 3)))
@@ -148,14 +154,14 @@ def bar_picture(
     mark: str = "",
     limit: float | None = None,
 ) -> bytes:
-    """Draw one horizontal bar a row.
+    """Draw a chart of horizontal bars, one bar per row.
 
     Args:
-        bars: From the top.
-        label: Of the axis.
-        legend: Opacity and name of the parts, where there are several.
-        mark: What the mark means.
-        limit: Where the axis ends.
+        bars: Bars from the top.
+        label: Label of the axis.
+        legend: Parts of the bars for the legend: (opacity, name); empty if bars have one part.
+        mark: Meaning of the bars' marks, for the legend; empty if the bars have no marks.
+        limit: Right end of the axis; None for a value that fits the bars.
     """
     rows = max(3, len(bars))
     figure, axes = figures.empty_axes(_THEME, 6.6, min(14.0, 1.3 + _BAR_INCHES * rows))
@@ -165,10 +171,10 @@ def bar_picture(
     reach = [max(end, bar.mark or 0.0) for end, bar in zip(ends, bars, strict=True)]
     longest = limit or max([*reach, 1e-9])
     for row, (bar, right) in enumerate(zip(bars, reach, strict=True)):
-        left = 0.0
+        start = 0.0
         for length, colour, opacity in bar.parts:
-            axes.barh(row, length, left=left, height=0.68, color=colour, alpha=opacity)
-            left += length
+            axes.barh(row, length, left=start, height=0.68, color=colour, alpha=opacity)
+            start += length
         if bar.mark is not None:
             axes.plot(bar.mark, row, "D", color=_THEME.text, markersize=4.5, mfc="white")
         place = {"va": "center", "color": _THEME.text, "fontsize": 9}
@@ -194,7 +200,8 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
         line: dict[str, Any] = {"linestyle": "", "color": _THEME.text, "markersize": 4.5}
         handles.append(Line2D([], [], marker="D", mfc="white", label=mark, **line))
     if handles:
-        figure.legend(  # of the figure: long names of rows would push one of the axes out
+        # A legend of the axes would not fit into the figure next to long row labels.
+        figure.legend(
             handles=handles,
             loc="outside upper left",
             ncols=len(handles),
@@ -206,7 +213,7 @@ def _add_bar_legend(figure: Any, legend: Sequence[tuple[float, str]], mark: str)
 
 
 NOT_REACHED = "not reached"
-_TRAILING = 3  # evaluations in the mean of the second speedup
+_TRAILING = 3  # number of evaluations in the mean of the columns *_mean3
 _BASELINE = ("ssgd", "bsp")
 
 
@@ -217,15 +224,22 @@ def draw(
     standalone: float | None = None,
     smooth: int = _TRAILING,
 ) -> list[list[Any]]:
-    """Write all figures and tables into ``out``; return the rows of the speedup table.
+    """Write all figures and tables; return the rows of the speedup table.
+
+    Args:
+        paths: Run directories, or folders ``NETWORK/MODE`` of ESync's logs.
+        out: Folder to write to.
+        target: Accuracy whose time decides the speedup.
+        standalone: Accuracy of training on one device; None to draw no line for it.
+        smooth: Number of evaluations in the trailing mean of the drawn accuracy.
 
     Raises:
-        ConfigurationError: A run cannot be read; nothing is written then.
+        ConfigurationError: A run cannot be read; nothing is written.
     """
     shown = show([measured_runs.load(path) for path in paths])
     out.mkdir(parents=True, exist_ok=True)
     for name, non_iid in (("accuracy_iid", False), ("accuracy_non_iid", True)):
-        chosen = [each for each in shown if each.run.non_iid is non_iid]
+        chosen = [styled for styled in shown if styled.run.non_iid is non_iid]
         picture = accuracy_picture(chosen, smooth, standalone, target)
         _write(out, name, picture, _ACCURACY_HEAD, _accuracy_rows(chosen, smooth))
     _write(out, "throughput", _throughput_picture(shown), _THROUGHPUT_HEAD, _throughput_rows(shown))
@@ -237,10 +251,11 @@ def draw(
 
 
 def first_at(points: Sequence[EvaluationPoint], target: float, window: int = 1) -> float | None:
-    """Return when the mean of the last ``window`` evaluations first reached the target; or None.
+    """Return the time in seconds at which the trailing mean first reached the target; or None.
 
-    A mean over fewer evaluations does not count. How a sum rounds depends on the Python version,
-    so a mean that is equal to the target but for rounding has reached it.
+    The mean is over the last ``window`` evaluations. A mean over fewer evaluations does not count.
+    The rounding of a sum depends on the Python version, so a mean counts as equal to the target
+    within the rounding error.
     """
     means = trailing_mean([point.accuracy for point in points], window)
     for point, mean in list(zip(points, means, strict=True))[window - 1 :]:
@@ -274,14 +289,14 @@ _RATIO_HEAD = ("run", "method", "split", "host", "device", "rank", "rounds", "or
 
 
 def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
-    """Return for each run when it reached the target, and how much sooner than SSGD that was."""
+    """Return one row per run: the time to the target accuracy and the speedup over SSGD."""
     rows = []
-    for each in shown:
-        row: list[Any] = [*_who(each), target]
+    for styled in shown:
+        row: list[Any] = [*_who(styled), target]
         for window in (1, _TRAILING):
-            own = first_at(each.run.points, target, window)
-            base = _baseline(shown, each.run.non_iid, target, window)
-            row += [_known(own), _speedup(own, base)]
+            seconds = first_at(styled.run.points, target, window)
+            base = _baseline(shown, styled.run.non_iid, target, window)
+            row += [_known(seconds), _speedup(seconds, base)]
         rows.append(row)
     return rows
 
@@ -289,10 +304,10 @@ def speedup_rows(shown: Sequence[StyledRun], target: float) -> list[list[Any]]:
 def _baseline(
     shown: Sequence[StyledRun], non_iid: bool, target: float, window: int
 ) -> float | str | None:
-    """Return when the first SSGD run of this split got there; text where there is none."""
-    for each in shown:
-        if each.run.method in _BASELINE and each.run.non_iid is non_iid:
-            return first_at(each.run.points, target, window)
+    """Return the first SSGD run's time to the target for this split; a text without a run."""
+    for styled in shown:
+        if styled.run.method in _BASELINE and styled.run.non_iid is non_iid:
+            return first_at(styled.run.points, target, window)
     return "no SSGD run"
 
 
@@ -320,36 +335,37 @@ def _label(each: StyledRun) -> str:
 
 def _accuracy_rows(shown: Sequence[StyledRun], smooth: int) -> list[list[Any]]:
     rows = []
-    for each in shown:
-        smoothed = trailing_mean([point.accuracy for point in each.run.points], smooth)
-        for point, mean in zip(each.run.points, smoothed, strict=True):
+    for styled in shown:
+        smoothed = trailing_mean([point.accuracy for point in styled.run.points], smooth)
+        for point, mean in zip(styled.run.points, smoothed, strict=True):
             values = (round(point.seconds, 3), point.round, point.accuracy, round(mean, 6))
-            rows.append([each.run.name, each.style.name, *values])
+            rows.append([styled.run.name, styled.style.name, *values])
     return rows
 
 
 def _throughput_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     return [
         [
-            *_who(each),
-            sum(device.samples for device in each.run.devices),
-            round(each.run.seconds, 3),
-            round(each.run.samples_per_second, 3),
+            *_who(styled),
+            sum(device.samples for device in styled.run.devices),
+            round(styled.run.seconds, 3),
+            round(styled.run.samples_per_second, 3),
         ]
-        for each in shown
+        for styled in shown
     ]
 
 
 def _throughput_picture(shown: Sequence[StyledRun]) -> bytes:
-    rates = [(each, each.run.samples_per_second) for each in shown]
+    rates = [(styled, styled.run.samples_per_second) for styled in shown]
     bars = [
-        Bar(_label(each), ((rate, each.style.colour, 1.0),), f"{rate:,.0f}") for each, rate in rates
+        Bar(_label(styled), ((rate, styled.style.colour, 1.0),), f"{rate:,.0f}")
+        for styled, rate in rates
     ]
     return bar_picture(bars, "Data throughput (samples/s, all workers)")
 
 
 def _rates(each: StyledRun) -> tuple[float | None, float | None]:
-    """Return megabytes per second up and down; None where they were not measured."""
+    """Return the traffic up and down in MB/s; None if the traffic was not measured."""
     run = each.run
     if run.bytes_up is None or run.bytes_down is None or not run.seconds:
         return None, None
@@ -358,23 +374,23 @@ def _rates(each: StyledRun) -> tuple[float | None, float | None]:
 
 def _traffic_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     rows = []
-    for each in shown:
-        up, down = _rates(each)
+    for styled in shown:
+        up, down = _rates(styled)
         total = None if up is None or down is None else up + down
-        values = (up, down, total, each.run.traffic_est)
-        rows.append([*_who(each), *("" if v is None else round(v, 4) for v in values)])
+        values = (up, down, total, styled.run.traffic_est)
+        rows.append([*_who(styled), *("" if v is None else round(v, 4) for v in values)])
     return rows
 
 
 def _traffic_picture(shown: Sequence[StyledRun]) -> bytes:
     bars = []
-    for each in shown:
-        up, down = _rates(each)
-        colour, estimate = each.style.colour, each.run.traffic_est
+    for styled in shown:
+        up, down = _rates(styled)
+        colour, estimate = styled.style.colour, styled.run.traffic_est
         parts = () if up is None or down is None else ((up, colour, 1.0), (down, colour, 0.45))
         measured_sum = sum(length for length, _, _ in parts)
         text = f"{measured_sum:.3g}" if parts else "not measured"
-        bars.append(Bar(_label(each), parts, text, estimate))
+        bars.append(Bar(_label(styled), parts, text, estimate))
     legend = ((1.0, "up, measured"), (0.45, "down, measured"))
     return bar_picture(bars, "Traffic, all workers (MB/s)", legend, "traffic_est (one way, MiB/s)")
 
@@ -382,25 +398,25 @@ def _traffic_picture(shown: Sequence[StyledRun]) -> bytes:
 def _ratio_rows(shown: Sequence[StyledRun]) -> list[list[Any]]:
     return [
         [
-            *_who(each),
+            *_who(styled),
             *(device.host, device.device, device.rank, device.rounds),
             round(device.ratio_orig, 4),
             round(device.ratio_strict, 4),
         ]
-        for each in shown
-        for device in each.run.devices
+        for styled in shown
+        for device in styled.run.devices
     ]
 
 
 def _ratio_picture(shown: Sequence[StyledRun]) -> bytes:
     bars = []
-    for each in shown:
-        for device in each.run.devices:
+    for styled in shown:
+        for device in styled.run.devices:
             strict = min(device.ratio_strict, device.ratio_orig)
-            rest = max(0.0, device.ratio_orig - strict)
-            parts = ((strict, each.style.colour, 1.0), (rest, each.style.colour, 0.35))
+            overhead = max(0.0, device.ratio_orig - strict)
+            parts = ((strict, styled.style.colour, 1.0), (overhead, styled.style.colour, 0.35))
             text = f"{device.ratio_strict:.2f} / {device.ratio_orig:.2f}"
-            bars.append(Bar(f"{_label(each)}: {device.device}, rank {device.rank}", parts, text))
+            bars.append(Bar(f"{_label(styled)}: {device.device}, rank {device.rank}", parts, text))
     legend = ((1.0, "strict: forward, backward, update"), (0.35, "orig: all but the exchange"))
     return bar_picture(bars, "Computing time / elapsed time", legend)
 
@@ -421,7 +437,7 @@ def _write_csv(path: pathlib.Path, head: Sequence[str], rows: Iterable[Sequence[
 
 
 def _standalone(text: str | None) -> float | None:
-    """Return an accuracy, given as such or as a run."""
+    """Return the accuracy in the value of --standalone: a number, or a run directory."""
     if text is None:
         return None
     try:
@@ -438,13 +454,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = ReportArguments(prog="python -m thinwire.tools.esync.figures", description=__doc__)
     parser.add_argument("runs", metavar="RUN", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("figures"))
-    parser.add_argument("--speedup_target", type=float, default=0.8, help="accuracy (%(default)s)")
-    parser.add_argument("--standalone", help="run, or accuracy, of one device alone")
+    parser.add_argument(
+        "--speedup_target", type=float, default=0.8, help="target accuracy (%(default)s)"
+    )
+    parser.add_argument("--standalone", help="run directory or accuracy of training on one device")
     parser.add_argument(
         "--smooth",
         type=int,
         default=_TRAILING,
-        help="evaluations in the mean that is drawn (%(default)s)",
+        help="number of evaluations in the drawn mean (%(default)s)",
     )
     options = parser.parse_args(arguments)
     if not 0 < options.speedup_target <= 1:

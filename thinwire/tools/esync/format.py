@@ -1,8 +1,8 @@
-"""ESync's own log files: a folder for each host and device, a JSON file for each round.
+"""ESync's log files: one folder per host and device, one JSON file per round.
 
 ``BASE/NETWORK/MODE/HOST/DEVICE/iter-N.txt`` holds ``num_iters``, ``num_samples`` (of the round),
-``total_time`` (seconds since the start), ``accuracy`` where it was evaluated, and ``time``: local
-step (from "0") -> phase -> seconds. What our rows hold beyond that is not in these files.
+``total_time`` (seconds since the start), ``accuracy`` (if the round was evaluated), and ``time``:
+local step (from "0") -> phase -> seconds. The log files do not hold the other values of a `Round`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from thinwire.runtime.telemetry.round_trace import (
     Round,
 )
 
-#: Our method -> the folder's name, and the name in figures. Others keep their own.
+#: Thinwire's method -> (ESync's folder name, ESync's name in figures). A method that is not listed
+#: keeps its name.
 MODES = {
     "esync": ("esync", "ESync"),
     "ssgd": ("sync", "Sync"),
@@ -35,16 +36,16 @@ MODES = {
     "asgd": ("async", "Async"),
     "dcasgd": ("dcasgd", "DCASGD"),
 }
-#: The folder's name -> our method.
+#: ESync's folder name -> Thinwire's method.
 METHODS = {"esync": "esync", "sync": "ssgd", "async": "asgd", "dcasgd": "dcasgd"}
 NON_IID_SUFFIX = "-niid"
-_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # phases of the exchange
+_AT_THE_END = (ENCODE, *GLOBAL_PHASES, EVALUATION)  # phases of the exchange, after the local steps
 _DECIMALS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLog:
-    """One device's rounds as its files have them."""
+    """Rounds and accuracies of one device, read from the device's log files."""
 
     host: str
     device: str
@@ -53,20 +54,23 @@ class DeviceLog:
 
 
 def mode_of(method: str, non_iid: bool) -> str:
-    """Return the folder's name for a method."""
+    """Return ESync's folder name for a method."""
     mode = MODES[method][0] if method in MODES else method
     return mode + (NON_IID_SUFFIX if non_iid else "")
 
 
 def name_of(mode: str) -> str:
-    """Return the name of a mode's summary file, without ending."""
+    """Return the file name of a mode's summary, without ending."""
     stem = mode.removesuffix(NON_IID_SUFFIX)
     names = {folder: name for folder, name in MODES.values()}
     return names.get(stem, stem) + ("-Non-IID" if mode != stem else "")
 
 
 def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    """Return host and device folder of each (host, device, rank); shared devices get the rank."""
+    """Return the folder names (host, device) of each origin (host, device, rank).
+
+    If several workers share a device, the device's folder name ends with the rank.
+    """
     names = []
     for host, device, rank in origins:
         shared = sum((host, device) == (h, d) for h, d, _ in origins) > 1
@@ -77,11 +81,12 @@ def folder_names(origins: Sequence[tuple[str, str, int]]) -> list[tuple[str, str
 def place_accuracies(
     rounds: Sequence[Round], evaluations: Iterable[Evaluation]
 ) -> dict[int, float]:
-    """Return position -> accuracy: each evaluation belongs to the last round it has seen.
+    """Return the accuracy by position in `rounds`.
 
-    An evaluation of the untrained model belongs to none.
+    An evaluation belongs to the last round whose version is not above the evaluated version. An
+    evaluation of the untrained model belongs to no round and is left out.
     """
-    versions = [each.version for each in rounds]
+    versions = [row.version for row in rounds]
     placed = {}
     for evaluation in evaluations:
         position = bisect.bisect_right(versions, evaluation.version) - 1
@@ -110,7 +115,7 @@ def document_of(number: int, each: Round, accuracy: float | None) -> dict[str, A
 
 
 def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -> int:
-    """Write ``iter-1.txt`` and so on; return how many.
+    """Write the files ``iter-1.txt``, ``iter-2.txt`` and so on; return the number of files.
 
     Raises:
         OSError: The folder cannot be written.
@@ -119,7 +124,8 @@ def write_device(folder: pathlib.Path, documents: Iterable[Mapping[str, Any]]) -
     count = 0
     for count, document in enumerate(documents, 1):
         (folder / f"iter-{count}.txt").write_text(json.dumps(document), encoding="utf-8")
-    for old in folder.glob("iter-*.txt"):  # of a longer run
+    # Files of an earlier, longer run would be read as further rounds of this run.
+    for old in folder.glob("iter-*.txt"):
         if (number := re.fullmatch(r"iter-(\d+)\.txt", old.name)) and int(number[1]) > count:
             old.unlink()
     return count
@@ -130,30 +136,30 @@ def read_mode(folder: pathlib.Path) -> list[DeviceLog]:
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A file is not one of these, or there is none at all.
+        ValueError: A file is not a log file of ESync, or the folder has no log file.
     """
-    found: list[DeviceLog] = []
+    logs: list[DeviceLog] = []
     for host in _folders(folder):
         for device in _folders(host):
             documents = list(_read_device(device))
             if documents:
-                found.append(_logged(host.name, device.name, len(found), documents))
-    if not found:
+                logs.append(_logged(host.name, device.name, len(logs), documents))
+    if not logs:
         raise ValueError(f"{folder} has no HOST/DEVICE/iter-1.txt")
-    return found
+    return logs
 
 
 def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str, list[Any]]]]:
-    """Return host -> device -> lists over rounds.
+    """Return host -> device -> lists with one entry per round.
 
-    ``accuracy_list`` has only rounds that were evaluated; ``evaluations`` lists these:
-    (seconds, round, accuracy).
+    ``accuracy_list`` has entries for evaluated rounds only. ``evaluations`` lists the evaluated
+    rounds as (seconds, round, accuracy).
     """
     summary: dict[str, dict[str, dict[str, list[Any]]]] = {}
-    for each in devices:
-        rounds = each.rounds
-        evaluated = sorted(each.accuracies.items())
-        summary.setdefault(each.host, {})[each.device] = {
+    for log in devices:
+        rounds = log.rounds
+        evaluated = sorted(log.accuracies.items())
+        summary.setdefault(log.host, {})[log.device] = {
             "accuracy_list": [round(accuracy, 3) for _, accuracy in evaluated],
             "num_samples_list": [row.num_samples for row in rounds],
             "self_iters_list": [len(row.steps or ()) for row in rounds],
@@ -168,7 +174,7 @@ def summarise_mode(devices: Iterable[DeviceLog]) -> dict[str, dict[str, dict[str
 
 
 def _even_steps(each: Round) -> list[dict[str, float]]:
-    """Spread a round's sums evenly over its local steps; what the exchange took comes last."""
+    """Return a round's sums spread evenly over local steps; the last step has the exchange."""
     local = {
         phase: seconds / max(1, each.n_local)
         for phase, seconds in each.time.items()
@@ -182,7 +188,7 @@ def _even_steps(each: Round) -> list[dict[str, float]]:
 
 
 def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
-    """Yield the documents up to the first gap."""
+    """Yield the documents of iter-1.txt and so on, up to the first missing number."""
     number = 1
     while (path := folder / f"iter-{number}.txt").is_file():
         try:
@@ -190,7 +196,9 @@ def _read_device(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if not isinstance(document, dict) or not isinstance(document.get("time"), dict):
-            raise ValueError(f"{path} has no map 'time'; expected a round of ESync's logs")
+            raise ValueError(
+                f"{path} has no map 'time'; expected a round in the format of ESync's logs"
+            )
         yield document
         number += 1
 
@@ -208,7 +216,9 @@ def _logged(host: str, device: str, rank: int, documents: Sequence[dict[str, Any
                     total[phase] = total.get(phase, 0.0) + seconds
             accuracy = float(document.get("accuracy") or 0.0)
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"{where}: the map 'time' or 'accuracy' is odd: {error}") from error
+            raise ValueError(
+                f"{where}: the map 'time' or 'accuracy' is malformed: {error}"
+            ) from error
         values = {
             "num_iters": document.get("num_iters"),
             "num_samples": document.get("num_samples"),
@@ -233,6 +243,6 @@ def _folders(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _safe(name: str) -> str:
-    """Return a name that is one folder, whatever a host calls itself."""
+    """Return the name with all characters replaced that are not safe in a folder name."""
     text = re.sub(r"[^A-Za-z0-9._-]", "_", name)[:100]
     return text if text.strip(".") else "_"

@@ -1,4 +1,4 @@
-"""One run for ESync's figures: from a run directory, or from a folder of ESync's own logs."""
+"""Loading of one run for ESync's figures, from a run directory or a folder of ESync's logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from thinwire.tools.esync import format as log_files
 from thinwire.tools.esync.format import DeviceLog
 
 _EVEN_PARTITIONS = ("iid", "contiguous", "file")
-#: Trainable values of the networks that ESync's logs may be of.
+#: Number of trainable values of the networks in ESync's logs, which do not hold the number.
 NUM_PARAMETERS = {
     "alexnet": 57_029_322,
     "resnet18-v1": 11_175_370,
@@ -33,16 +33,27 @@ NUM_PARAMETERS = {
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationPoint:
-    """One evaluation. Time, round and accuracy stay together: not every round is evaluated."""
+    """One evaluation. Not every round is evaluated, so each point holds its time and its round."""
 
     seconds: float
-    round: int  # model version
+    round: int  # version of the evaluated model
     accuracy: float  # 0 to 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceTotals:
-    """Totals of one worker."""
+    """Totals of one worker.
+
+    Attributes:
+        host: Name of the worker's host.
+        device: Name of the worker's device: cpu, gpu0 and so on.
+        rank: Rank of the worker, from 0.
+        rounds: Number of rounds.
+        samples: Number of training examples.
+        seconds: Training time, in seconds.
+        global_seconds: Time of the exchanges, in seconds.
+        computing_seconds: Time of forward, backward and local update, in seconds.
+    """
 
     host: str
     device: str
@@ -55,43 +66,43 @@ class DeviceTotals:
 
     @property
     def ratio_orig(self) -> float:
-        """ESync's computing-time ratio: all but the exchange, queries and evaluations included."""
+        """ESync's computing-time ratio: time outside of exchanges, with queries and evaluations."""
         return 1 - self.global_seconds / self.seconds if self.seconds else 0.0
 
     @property
     def ratio_strict(self) -> float:
-        """Forward, backward and update alone."""
+        """Share of the training time that forward, backward and local update take."""
         return self.computing_seconds / self.seconds if self.seconds else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredRun:
-    """One run."""
+    """One measured run."""
 
-    name: str  # of its folder
+    name: str  # name of the run's folder
     method: str
     network: str
     non_iid: bool
-    num_parameters: int  # 0: not known
+    num_parameters: int  # 0 if unknown
     points: list[EvaluationPoint]
     devices: list[DeviceTotals]
-    bytes_up: int | None  # None: not measured
-    bytes_down: int | None
+    bytes_up: int | None  # None if not measured
+    bytes_down: int | None  # None if not measured
 
     @property
     def seconds(self) -> float:
-        """Training time of the worker that trained longest."""
+        """Longest training time of a worker, in seconds."""
         return max((device.seconds for device in self.devices), default=0.0)
 
     @property
     def samples_per_second(self) -> float:
-        """Examples trained on by all workers, per second."""
+        """Training examples of all workers per second."""
         samples = sum(device.samples for device in self.devices)
         return samples / self.seconds if self.seconds else 0.0
 
     @property
     def traffic_est(self) -> float | None:
-        """ESync's estimate in MiB/s: a float32 model for each push, one direction only."""
+        """ESync's traffic estimate in MiB/s: one float32 model per push, in one direction."""
         if not (self.seconds and self.num_parameters):
             return None
         pushes = sum(device.rounds for device in self.devices)
@@ -99,10 +110,10 @@ class MeasuredRun:
 
 
 def load(path: pathlib.Path) -> MeasuredRun:
-    """Read a run directory, or ``BASE/NETWORK/MODE`` of ESync's own logs.
+    """Read a run directory, or a folder ``BASE/NETWORK/MODE`` of ESync's logs.
 
     Raises:
-        ConfigurationError: It is neither, or is damaged.
+        ConfigurationError: The folder is neither a run nor a folder of logs, or files are damaged.
     """
     try:
         if (path / SUMMARY_FILE).is_file():
@@ -110,28 +121,33 @@ def load(path: pathlib.Path) -> MeasuredRun:
         return of_logs(path, log_files.read_mode(path))
     except (ValueError, OSError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"{path} cannot be drawn: {error}. Expected the --run_dir of a run that has ended, "
-            "with a Supervisor and without --measure=off, or NETWORK/MODE of ESync's own logs."
+            f"{path} cannot be drawn: {error}. Expected the --run_dir of an ended run with a "
+            "Supervisor and without --measure=off, or a folder NETWORK/MODE of ESync's logs."
         ) from error
 
 
 def final_accuracy(path: pathlib.Path) -> float:
-    """Return the last test accuracy of a run, Standalone's as well.
+    """Return the last test accuracy of a run, which may be a Standalone run.
 
     Raises:
-        ConfigurationError: It has none.
+        ConfigurationError: The run's summary has no test accuracy.
     """
     try:
         return float(parse_json((path / SUMMARY_FILE).read_bytes())["test_accuracy"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
-            f"--standalone={path}: {error!r}; expected an accuracy such as 0.926, or the "
+            f"--standalone={path}: {error!r}; expected an accuracy, for example 0.926, or the "
             "--run_dir of a run that was evaluated."
         ) from error
 
 
 def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
-    """Return the run in a folder of ESync's own logs."""
+    """Return the run in a folder of ESync's logs.
+
+    Args:
+        path: Folder ``BASE/NETWORK/MODE`` of the logs.
+        logged: Content of the logs, by device.
+    """
     mode, network = path.resolve().name, path.resolve().parent.name
     stem = mode.removesuffix(log_files.NON_IID_SUFFIX)
     return MeasuredRun(
@@ -141,44 +157,45 @@ def of_logs(path: pathlib.Path, logged: Sequence[DeviceLog]) -> MeasuredRun:
         non_iid=mode != stem,
         num_parameters=NUM_PARAMETERS.get(network, 0),
         points=points_of(logged),
-        devices=[_device(each.rounds) for each in logged],
+        devices=[_device(log.rounds) for log in logged],
         bytes_up=None,
         bytes_down=None,
     )
 
 
 def points_of(logged: Sequence[DeviceLog]) -> list[EvaluationPoint]:
-    """Return the evaluations in a folder of logs, in order of time."""
+    """Return the evaluations in the logs, in order of time."""
     return sorted(
         (
-            EvaluationPoint(each.rounds[at].total_time, each.rounds[at].num_iters, accuracy)
-            for each in logged
-            for at, accuracy in each.accuracies.items()
+            EvaluationPoint(log.rounds[at].total_time, log.rounds[at].num_iters, accuracy)
+            for log in logged
+            for at, accuracy in log.accuracies.items()
         ),
         key=lambda point: point.seconds,
     )
 
 
 def rounds_by_worker(run_dir: pathlib.Path) -> dict[int, list[Round]]:
-    """Return the rounds of every worker of a run, by id.
+    """Return the measured rounds of a run by worker id, for workers with rounds.
 
     Raises:
-        ValueError, OSError: A file is damaged, or there is none.
+        OSError: A file cannot be read.
+        ValueError: A file is damaged, or the run has no measured rounds.
     """
-    found = {}
+    measured = {}
     for path in (run_dir / "measure").glob("worker-*.jsonl"):
         if number := re.fullmatch(r"worker-(\d+)\.jsonl", path.name):
-            found[int(number[1])] = read_rounds(path)
-    if not any(found.values()):
+            measured[int(number[1])] = read_rounds(path)
+    if not any(measured.values()):
         raise ValueError(f"{run_dir} has no measure/worker-N.jsonl")
-    return {worker: rounds for worker, rounds in sorted(found.items()) if rounds}
+    return {worker: rounds for worker, rounds in sorted(measured.items()) if rounds}
 
 
 def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
-    """Return whether workers hold other kinds of examples than each other.
+    """Return True if the data was split so that the workers' label distributions differ.
 
     Raises:
-        ValueError: Neither the summary nor any flags file holds how the data was split.
+        ValueError: Neither the summary nor a flags file has the value of --partition.
     """
     partition = summary.get("partition")
     for path in () if partition else sorted(run_dir.glob("flags-*.txt")):
@@ -192,7 +209,7 @@ def is_non_iid(run_dir: pathlib.Path, summary: dict[str, Any]) -> bool:
 def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
     summary = parse_json((run_dir / SUMMARY_FILE).read_bytes())
     if not isinstance(summary, dict):
-        raise ValueError(f"{SUMMARY_FILE} holds no object")
+        raise ValueError(f"{SUMMARY_FILE} does not hold a JSON object")
     lines, _ = read_lines(run_dir / METRICS_FILE)
     return MeasuredRun(
         name=run_dir.resolve().name,
@@ -201,9 +218,9 @@ def _load_run(run_dir: pathlib.Path) -> MeasuredRun:
         non_iid=is_non_iid(run_dir, summary),
         num_parameters=int(summary["num_parameters"]),
         points=[
-            EvaluationPoint(each.seconds, each.version, accuracy)
-            for each in standing(evaluations_in(lines))
-            if (accuracy := each.metrics.get(ACCURACY)) is not None
+            EvaluationPoint(evaluation.seconds, evaluation.version, accuracy)
+            for evaluation in standing(evaluations_in(lines))
+            if (accuracy := evaluation.metrics.get(ACCURACY)) is not None
         ],
         devices=[_device(rounds) for rounds in rounds_by_worker(run_dir).values()],
         bytes_up=summary.get("bytes_up"),
@@ -218,8 +235,8 @@ def _device(rounds: Sequence[Round]) -> DeviceTotals:
         device=last.device,
         rank=last.rank,
         rounds=len(rounds),
-        samples=sum(each.num_samples for each in rounds),
+        samples=sum(row.num_samples for row in rounds),
         seconds=last.total_time,
-        global_seconds=sum(each.global_seconds for each in rounds),
-        computing_seconds=sum(each.computing_seconds for each in rounds),
+        global_seconds=sum(row.global_seconds for row in rounds),
+        computing_seconds=sum(row.computing_seconds for row in rounds),
     )

@@ -26,9 +26,9 @@ def test_what_has_no_end_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # nobody writes to it
     (tmp_path / "large").write_bytes(b"123456")
     for path in ("/dev/zero", tmp_path, tmp_path / "pipe"):
-        with pytest.raises(OSError, match="no regular file|s a directory"):
+        with pytest.raises(OSError, match="regular file|s a directory"):
             read_bounded(pathlib.Path(path))
-    with pytest.raises(OSError, match="more than 5 bytes"):
+    with pytest.raises(OSError, match="than 5 bytes"):
         read_bounded(tmp_path / "large", 5)
 
 

@@ -166,7 +166,7 @@ def test_a_file_system_without_locks_is_warned_of_once(tmp_path, take, monkeypat
     monkeypatch.setattr(fcntl, "flock", flock)
     assert owner_of(take().path).pid == os.getpid()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "would not be noticed" in caplog.text and "No locks available" in caplog.text
+    assert "cannot be locked" in caplog.text and "No locks available" in caplog.text
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, take):

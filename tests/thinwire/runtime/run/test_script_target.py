@@ -39,7 +39,7 @@ def test_a_module_is_the_file_that_python_runs(folder, module, file):
         (["-m", "absent"], "there is no module absent in"),
         (["-m", "whole.absent"], "there is no module whole.absent in"),
         (["-m", "alone.part"], "there is no module alone.part in"),
-        (["-m", "sys"], "there is no module sys|has no file"),
+        (["-m", "sys"], "there is no module sys|without a file"),
         (["-m"], "-m is the last word"),
         (["absent.py"], "absent.py is no file"),
     ],

@@ -96,7 +96,7 @@ def test_prediction_and_outcome_stand_side_by_side():
 @pytest.mark.parametrize(
     ("found", "run", "status", "why"),
     [
-        (advised("bsp"), run_of(method("asgd"), 2), status_of(), "not among"),
+        (advised("bsp"), run_of(method("asgd"), 2), status_of(), "composition"),
         (advised("asgd", nb_workers=4), run_of(method("asgd"), 2), status_of(), "nb_workers 4"),
         (advised("asgd"), run_of(method("asgd"), 2), status_of(16), "batch_size 8, this run has 1"),
     ],
