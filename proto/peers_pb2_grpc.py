@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class PeerStub(object):
-    """The service of a worker for its peers.
+    """Service of a worker for its peers.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class PeerStub(object):
 
 
 class PeerServicer(object):
-    """The service of a worker for its peers.
+    """Service of a worker for its peers.
     """
 
     def Session(self, request_iterator, context):
-        """One conversation of one worker with another; lives as long as both.
+        """Exchange of messages between two workers, as long as both workers live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_PeerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Peer(object):
-    """The service of a worker for its peers.
+    """Service of a worker for its peers.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ParameterServerStub(object):
-    """The parameter server. A shard serves this and grpc.health.v1.Health.
+    """Service of a parameter server shard, next to grpc.health.v1.Health.
     """
 
     def __init__(self, channel):
@@ -43,11 +43,11 @@ class ParameterServerStub(object):
 
 
 class ParameterServerServicer(object):
-    """The parameter server. A shard serves this and grpc.health.v1.Health.
+    """Service of a parameter server shard, next to grpc.health.v1.Health.
     """
 
     def Session(self, request_iterator, context):
-        """One conversation of one client with one shard; lives as long as the client.
+        """Exchange of messages between one client and one shard, as long as the client lives.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -70,7 +70,7 @@ def add_ParameterServerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ParameterServer(object):
-    """The parameter server. A shard serves this and grpc.health.v1.Health.
+    """Service of a parameter server shard, next to grpc.health.v1.Health.
     """
 
     @staticmethod

@@ -1,7 +1,7 @@
-"""The Advisor: measures devices and links, predicts compositions, and proposes one.
+"""The Advisor: measures devices and links, predicts compositions of policies, proposes one.
 
-`measure` runs two short real runs on the nodes in question; `predict` plays candidates on a virtual
-clock with the measured links and chooses the first that is fast enough; `role` is the process,
-which writes advice.json (`thinwire.runtime.telemetry.predictions`) and prints the command to run.
-The modules import TensorFlow, so nothing is re-exported here.
+`measure` performs two short real runs on the nodes of the planned run. `predict` simulates
+candidates on a virtual clock with the measured links, and chooses the first candidate that is fast
+enough. `role` is the process: it writes advice.json (`thinwire.runtime.telemetry.predictions`) and
+prints the command to run. The package re-exports nothing, because its modules import TensorFlow.
 """

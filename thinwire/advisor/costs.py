@@ -1,7 +1,7 @@
-"""What compositions were seen to cost in accuracy: the rows of costs.toml, in words.
+"""Measured accuracy costs of compositions: the rows of costs.toml, as text.
 
-A row is of one measured run against the exact method on the same work. It is no prediction: other
-models, data and rates cost something else.
+A row compares one measured composition with the exact method on the same work. A row is not a
+prediction: with other models, data and rates the cost differs.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _FILE = pathlib.Path(__file__).with_name("costs.toml")
 
 @dataclasses.dataclass(frozen=True)
 class MeasuredCost:
-    """One measured composition.
+    """The measured metric of one composition, next to the metric of the exact method.
 
     Attributes:
-        flags: Of the composition, but for --local_steps.
-        metric: For example accuracy, or loss.
-        value: Of the composition.
-        reference: Of the exact method.
-        against: The exact method.
-        work: Model, data, workers and length.
-        source: Page and heading below docs/.
-        local_steps: That it was measured with; 0: it has none.
+        flags: Flags of the composition, without --local_steps.
+        metric: Name of the metric, for example "accuracy" or "loss".
+        value: Metric of the composition.
+        reference: Metric of the exact method.
+        against: Name of the exact method.
+        work: Model, data, number of workers and length of the run, as text.
+        source: Page and heading of the measurement, below docs/.
+        local_steps: Value of --local_steps in the measurement; 0: without --local_steps.
     """
 
     flags: tuple[str, ...]
@@ -41,30 +41,31 @@ class MeasuredCost:
     local_steps: int = 0
 
     def __str__(self) -> str:
-        """Return the cost in words."""
+        """Return the cost as text."""
         worse = self.reference - self.value
         if not is_larger_better(self.metric):
             worse = -worse
-        much = f"{100 * abs(worse):.1f} points" if is_share(self.metric) else f"{abs(worse):.3g}"
+        amount = f"{100 * abs(worse):.1f} points" if is_share(self.metric) else f"{abs(worse):.3g}"
         side = "worse" if worse > 0 else "better"
         with_steps = f" with --local_steps={self.local_steps}" if self.local_steps else ""
         return (
-            f"{self.metric} {much} {side} than {self.against}{with_steps} "
+            f"{self.metric} {amount} {side} than {self.against}{with_steps} "
             f"({self.value:g} and {self.reference:g}; {self.work}; docs/{self.source})"
         )
 
 
 def load() -> list[MeasuredCost]:
-    """Return all rows."""
+    """Return all rows of costs.toml."""
     rows = tomllib.loads(_FILE.read_text(encoding="utf-8"))["cost"]
     return [MeasuredCost(**row | {"flags": tuple(row["flags"])}) for row in rows]
 
 
 def of(flags: Sequence[str], rows: Iterable[MeasuredCost]) -> MeasuredCost | None:
-    """Return the row that is nearest to a composition; None if none is of such flags.
+    """Return the row that fits a composition best; None if no row fits.
 
-    A row is of a composition that has all its flags; the one with the most flags counts, and of
-    several the one whose local steps are as many, or next above, or else the most.
+    A row fits if the composition has all flags of the row. The row with the most flags is best.
+    Among equal rows, the best row has the composition's number of local steps, else the next
+    larger number, else the largest number.
     """
     steps = next((int(f.partition("=")[2]) for f in flags if f.startswith("--local_steps=")), 0)
     fitting = [row for row in rows if set(row.flags) <= set(flags)]

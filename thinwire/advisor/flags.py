@@ -22,8 +22,9 @@ TOPICS = (
             number(
                 "advise_rate",
                 0.8,
-                "Propose the first composition, from true to lossy, that is predicted to reach "
-                "this share of the samples per second that the workers could compute.",
+                "Sufficient share of the workers' samples per second without exchanges: the "
+                "Advisor proposes the first composition, from exact to lossy, that is predicted to "
+                "reach this share.",
                 "fraction",
                 low=0.01,
                 high=1.0,
@@ -31,28 +32,34 @@ TOPICS = (
             number(
                 "probe_seconds",
                 30.0,
-                "Most training time of each of the two runs that measure links; slow ones need "
-                "more.",
+                "Largest training time of each of the two runs that measure links; slow links need "
+                "more time.",
                 "seconds",
                 low=1.0,
             ),
             integer(
                 "advise_pushes",
                 48,
-                "Pushes of each worker from which a composition is predicted.",
+                "Number of simulated pushes of each worker from which a composition is predicted.",
                 "pushes",
                 low=4,
             ),
         ),
     ),
 )
-#: A run does not need them.
+#: Names of the flags that a run does not need.
 NAMES = tuple(option.name for topic in TOPICS for option in topic.options)
 
 
 @dataclasses.dataclass(frozen=True)
 class AdvisorFlags:
-    """How to advise."""
+    """Settings of the Advisor.
+
+    Attributes:
+        rate: Sufficient share of the workers' samples per second without exchanges, 0.01 to 1.
+        probe_seconds: Largest training time of each probe, in seconds.
+        pushes: Number of simulated pushes of each worker in a prediction.
+    """
 
     rate: float
     probe_seconds: float
@@ -60,26 +67,27 @@ class AdvisorFlags:
 
 
 def check(run: Run) -> None:
-    """Refuse what cannot be advised on, before anything heavy is imported.
+    """Reject flags that the Advisor cannot use, before heavy modules are imported.
 
     Raises:
-        ConfigurationError: Emulated links or devices out of range, a launcher's flag out of place,
-            advice that another Advisor gave, or sums among workers, which are not predicted.
+        ConfigurationError: Emulated links or devices are out of range, a launcher's flag has no
+            effect, --advice is set, or --collective is not the PS: the Advisor does not predict
+            all-reduces.
     """
     worker_flags.devices(run.nb_workers)
     launch.check()
     if run.method.collective != THROUGH_PS:
         raise ConfigurationError(
-            f"--collective={run.method.collective}: an Advisor predicts exchanges with a PS only; "
-            f"leave it out."
+            f"--collective={run.method.collective}: the Advisor only predicts exchanges with a PS; "
+            "leave --collective out."
         )
     if FLAGS.advice:
         raise ConfigurationError(
-            f"--advice={FLAGS.advice} is for the run that was advised on, and this is an Advisor; "
-            "leave it out."
+            f"--advice={FLAGS.advice} is for a run that follows the advice, and this is an "
+            "Advisor; leave --advice out."
         )
 
 
 def read() -> AdvisorFlags:
-    """Return the Advisor's settings."""
+    """Return the Advisor's settings from the flags."""
     return AdvisorFlags(FLAGS.advise_rate, FLAGS.probe_seconds, FLAGS.advise_pushes)

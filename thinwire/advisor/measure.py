@@ -1,10 +1,13 @@
-"""Measures devices and links by two short real runs with the nodes, hosts and links of a run.
+"""Measures devices and links by two short real runs (probes) on the nodes of the planned run.
 
-The *dense* run pushes and pulls the whole model. The *sparse* run pushes little; most of its
-replies are small, every few are the whole model. So three kinds of rounds differ in their bytes up
-and down, and in their coding time, which is known from this machine (`worker_link`):
+The *dense* run pushes and pulls the whole model. The *sparse* run pushes few entries; most of its
+replies are small, and every few replies carry the whole model. These three kinds of rounds differ
+in their bytes on the uplink and on the downlink, and in their coding time, which this machine
+measures. `worker_link` solves the equations
 
     t = step + coding + bytes up / rate up + bytes down / rate down + round trip
+
+for the rates and the round trip.
 """
 
 from __future__ import annotations
@@ -38,13 +41,15 @@ from thinwire.tools.esync.runs import rounds_by_worker
 
 FLAGS = flags.FLAGS
 _POLL_SECONDS = 0.2
-#: A message of more than this share of the dense one is the whole model.
+#: A reply larger than this share of a dense reply is the whole model.
 _WHOLE = 0.5
-_BITS = 8e-6  # megabit of a byte
-_FASTEST_MBPS = 1e6  # a higher rate is the clock's resolution, not a link's
-#: Topics of flags that a probe sets itself: its method, where it writes and when it stops.
+_BITS = 8e-6  # megabits per byte
+_FASTEST_MBPS = 1e6  # a higher rate only shows the clock's resolution, not a link
+#: Topics of flags that a probe sets: the method and the end of the run.
 _OWN_TOPICS = ("Method", CODEC.title, "When to stop")
+#: Flags of these topics that a probe takes from the planned run.
 _KEPT = ("batch_size", "learning_rate", "bn_sync")
+#: Further flags of the planned run that a probe does not take.
 _OWN = (
     *("type_node", "flagfile", "run_dir", "overwrite", "resume", "advice", "measure", "on_metrics"),
     *("eval_interval_seconds", "eval_interval_updates", *advisor_flags.NAMES),
@@ -53,14 +58,21 @@ _OWN = (
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One of the runs: its name, its composition, how many updates for each worker."""
+    """One of the two measuring runs.
+
+    Attributes:
+        name: Name of the probe, and of its folder.
+        flags: Flags of the probe's composition.
+        rounds: Number of updates per worker.
+    """
 
     name: str
     flags: tuple[str, ...]
     rounds: int
 
 
-#: Nobody runs far ahead, so that the slowest worker has enough rounds too, and nobody waits long.
+#: The staleness bounds are small, so that fast workers do not use up the updates and the slowest
+#: worker also finishes enough rounds; they are not 0, so that waits stay short.
 DENSE = Probe("dense", ("--method=ssp", "--staleness_bound=2"), 8)
 SPARSE = Probe(
     "sparse",
@@ -73,23 +85,23 @@ SPARSE = Probe(
 
 
 class ProbeFailed(Exception):
-    """A probe ended with an exit code other than 0, which is its only argument."""
+    """A probe ended with an exit code other than 0; the code is the only argument."""
 
 
 def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
     """Run a probe with real processes.
 
     Args:
-        run: The run in question.
+        run: The planned run.
         probe: The probe to run.
-        seconds: How long it may train.
+        seconds: Largest training time of the probe, in seconds.
 
     Returns:
-        The rounds of every worker that finished one, by id.
+        The finished rounds of every worker, by worker id.
 
     Raises:
-        ProbeFailed: It did not reach its end; its own messages are in the log.
-        ConfigurationError: It left no rounds.
+        ProbeFailed: The probe did not reach its end; the log has the probe's messages.
+        ConfigurationError: The probe recorded no rounds.
     """
     folder = run.run_dir / "advice" / probe.name
     logging.info("measuring: %s run, at most %g s of training", probe.name, seconds)
@@ -108,11 +120,11 @@ def play(run: Run, probe: Probe, seconds: float) -> dict[int, list[Round]]:
 def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> list[str]:
     """Return the command line of a probe."""
     elsewhere = FLAGS.hosts_file or FLAGS.launcher not in (None, "local") or FLAGS.ps_hosts
-    here = not (FLAGS["port"].present or elsewhere)
+    is_local = not (FLAGS["port"].present or elsewhere)
     return [
         *(sys.executable, *NODE, "--type_node=Cluster"),
         *given_flags({*_of_method(), *_OWN}),
-        *(["--port=0"] if here else []),
+        *(["--port=0"] if is_local else []),
         *probe.flags,
         *(f"--iter_max={probe.rounds * run.nb_workers}", f"--max_seconds={seconds:g}"),
         *(f"--run_dir={folder}", "--overwrite", "--eval_interval_seconds=1000000", "--quiet"),
@@ -120,7 +132,7 @@ def command(run: Run, probe: Probe, seconds: float, folder: pathlib.Path) -> lis
 
 
 def composition(probe: Probe, folder: pathlib.Path) -> Run:
-    """Return the run that a probe is, for this process to play."""
+    """Return the run of a probe's composition, for the simulation in this process."""
     plain = copy.deepcopy(FLAGS)
     for name in _of_method():
         plain[name].unparse()
@@ -128,7 +140,7 @@ def composition(probe: Probe, folder: pathlib.Path) -> Run:
 
 
 def _of_method() -> set[str]:
-    """Return the flags that choose a run's method, and when it stops."""
+    """Return the names of the flags that choose a run's method and its end."""
     topics = [topic for topic in TOPICS if topic.title in _OWN_TOPICS]
     return {option.name for topic in topics for option in topic.options}.difference(_KEPT).union(
         INTERFACES
@@ -136,7 +148,10 @@ def _of_method() -> set[str]:
 
 
 def _wait_for(arguments: list[str]) -> int:
-    """Run a command to its end; a signal that ends this process ends it too."""
+    """Run a command to its end; return its exit code, or EXIT_INTERRUPTED after a signal.
+
+    A signal to this process interrupts the command.
+    """
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
@@ -156,7 +171,12 @@ def _wait_for(arguments: list[str]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CodingCosts:
-    """Seconds that coding, decoding and applying take of an exchange of the two runs."""
+    """Time for coding, decoding and applying in one exchange of each probe, in seconds.
+
+    Attributes:
+        dense: Coding time of an exchange of the dense run, in seconds.
+        sparse: Coding time of an exchange of the sparse run, in seconds.
+    """
 
     dense: float
     sparse: float
@@ -164,9 +184,15 @@ class CodingCosts:
 
 @dataclasses.dataclass(frozen=True)
 class _RoundMedians:
-    """Of the rounds of one kind, for example those that bring the whole model."""
+    """Medians over the rounds of one kind, for example rounds that reply with the whole model.
 
-    exchange_seconds: float  # all of a round but its step and the wait for others
+    Attributes:
+        exchange_seconds: Time of a round without its step and the wait for other workers.
+        bytes_up: Bytes that the worker sends.
+        bytes_down: Bytes that the worker receives.
+    """
+
+    exchange_seconds: float
     bytes_up: float
     bytes_down: float
 
@@ -174,29 +200,32 @@ class _RoundMedians:
 def worker_link(
     worker: int, dense: Sequence[Round], sparse: Sequence[Round], coding: CodingCosts
 ) -> WorkerLink:
-    """Return one worker's device and link.
+    """Return the measured step time, rates and round trip of one worker.
 
     Args:
-        worker: Its id.
-        dense: Its rounds of the dense run.
-        sparse: Its rounds of the sparse run.
-        coding: Of an exchange of either.
+        worker: Id of the worker.
+        dense: The worker's rounds in the dense run.
+        sparse: The worker's rounds in the sparse run.
+        coding: Coding times of an exchange of each run.
 
     Raises:
-        ConfigurationError: Some kind of round is missing.
+        ConfigurationError: The worker finished no round of one of the three kinds.
     """
     dense, sparse = _warm(dense), _warm(sparse)
-    size = max((each.bytes_received for each in dense), default=0)
+    size = max((record.bytes_received for record in dense), default=0)
     both = _medians_of(worker, "whole model both ways", dense)
-    whole = [each for each in sparse if each.bytes_received > _WHOLE * size]
+    whole = [record for record in sparse if record.bytes_received > _WHOLE * size]
     down = _medians_of(worker, "whole model down", whole)
-    small = [each for each in sparse if each.bytes_received <= _WHOLE * size]
+    small = [record for record in sparse if record.bytes_received <= _WHOLE * size]
     little = _medians_of(worker, "sparse update", small)
     more_down = down.bytes_down - little.bytes_down
     down_seconds = max(0.0, down.exchange_seconds - little.exchange_seconds)
     both_seconds = (both.exchange_seconds - coding.dense) - (
         little.exchange_seconds - coding.sparse
     )
+    # A dense round takes `both_seconds` more than a sparse round, and its additional download takes
+    # down_seconds * share. By noise the download can seem longer than both directions together;
+    # the limit keeps the uplink's time from becoming negative.
     share = (both.bytes_down - little.bytes_down) / more_down
     down_seconds = min(down_seconds, max(0.0, both_seconds) / share)
     up_seconds = max(0.0, both_seconds - down_seconds * share)
@@ -214,8 +243,8 @@ def worker_link(
 
 
 def _warm(rounds: Sequence[Round]) -> list[Round]:
-    """Leave out the first round of each incarnation: it opens windows and compiles."""
-    return [each for each in rounds if each.num_iters > 1]
+    """Drop the first round of each incarnation, in which TCP windows open and code compiles."""
+    return [record for record in rounds if record.num_iters > 1]
 
 
 def _medians_of(worker: int, what: str, rounds: Sequence[Round]) -> _RoundMedians:
@@ -232,7 +261,7 @@ def _medians_of(worker: int, what: str, rounds: Sequence[Round]) -> _RoundMedian
 
 
 def _median(value: Callable[[Round], float], rounds: Sequence[Round]) -> float:
-    return float(statistics.median(value(each) for each in rounds))
+    return float(statistics.median(value(record) for record in rounds))
 
 
 def _step_seconds(each: Round) -> float:
@@ -244,7 +273,7 @@ def _exchange_seconds(each: Round) -> float:
 
 
 def _mbps(num_bytes: float, seconds: float) -> float:
-    """Return a rate; 0, which is no limit, where the bytes took next to no time."""
+    """Return a rate in Mbit/s; 0 (no limit) if the time is too short to measure a rate."""
     slow_enough = seconds > 0 and _BITS * num_bytes / seconds < _FASTEST_MBPS
     return _BITS * num_bytes / seconds if slow_enough else 0.0
 

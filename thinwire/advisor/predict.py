@@ -1,10 +1,10 @@
-"""Predicts compositions on measured links, and proposes one.
+"""Predicts the speed of compositions of policies on measured links, and proposes a composition.
 
-`Predictor` plays the cores of a real run on a virtual clock. Gradients are real ones of the model's
-first steps, a few of them lent again and again; coding, decoding and applying are done for real,
-and their time on this machine is measured. `CANDIDATES` are the compositions that an Advisor
-predicts, `trials` those that go with the given flags; `propose` chooses one and `describe` writes
-the advice.
+`Predictor` simulates the cores of a run on a virtual clock. The gradients are a few real gradients
+of the model's first steps, used repeatedly. Coding, decoding and applying are real, and their time
+on this machine is measured. `CANDIDATES` are the compositions that an Advisor predicts. `trials`
+returns the candidates that fit the given flags. `propose` chooses a candidate, and `describe`
+returns the advice as text.
 """
 
 from __future__ import annotations
@@ -51,24 +51,25 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, ModelSpec
 
 FLAGS = flags.FLAGS
-#: Different gradients that are lent; a large model's take memory.
+#: Number of different gradients in a pool; few, because a large model's gradients need memory.
 _NUM_GRADIENTS = 8
-#: Pushes of each worker from which the seconds of coding are measured.
+#: Number of pushes of each worker from which the coding time is measured.
 _PUSHES_TO_TIME = 6
-#: Longest time of this machine that the prediction of one composition may take.
+#: Longest wall-clock time for the prediction of one composition, in seconds.
 _PATIENCE_SECONDS = 60.0
 _UNLIMITED = ShardSpeed(0.0, 0.0)
-#: How much slower than the fastest a truer composition may be where none is fast enough.
+#: If no composition is fast enough: largest relative gap to the fastest composition at which a
+#: more exact composition is preferred.
 _ALIKE = 0.1
 
 
 class GradientPool:
-    """Lends the gradients of the first steps of training, in place of a Trainer.
+    """Returns stored gradients of the first training steps, with the interface of a Trainer.
 
     Attributes:
-        spec: The shared model.
-        weights: [num_parameters] float32 at the start.
-        statistics: [m] float32 moving statistics at the start, where they are averaged.
+        spec: Specification of the shared model.
+        weights: [num_parameters] float32 weights at the start.
+        statistics: [m] float32 moving statistics at the start; m = 0 if they are not averaged.
     """
 
     def __init__(
@@ -79,21 +80,21 @@ class GradientPool:
         gradients: Sequence[Float32],
         samples: int,
     ) -> None:
-        """Lend nothing yet.
+        """Store the gradients.
 
         Args:
-            spec: The shared model.
-            weights: [num_parameters] float32 at the start.
+            spec: Specification of the shared model.
+            weights: [num_parameters] float32 weights at the start.
             statistics: [m] float32 moving statistics at the start.
-            gradients: [num_parameters] float32 each, at least one.
-            samples: Of a mini-batch.
+            gradients: At least one gradient, each [num_parameters] float32.
+            samples: Number of samples in a mini-batch.
         """
         self.spec, self.weights, self.statistics = spec, weights, statistics
         self._gradients, self._samples, self._number = list(gradients), samples, 0
 
     @classmethod
     def of_first_steps(cls, run: Run, trainer: Trainer, dataset: Dataset) -> GradientPool:
-        """Train a few steps on worker 1's examples."""
+        """Return a pool with the gradients of a few training steps on worker 1's examples."""
         shard, local = take_shards(run, dataset)[0], trainer.local_of(1)
         weights, statistics = aligned(len(trainer.weights)), trainer.statistics
         weights[:] = trainer.weights
@@ -106,14 +107,14 @@ class GradientPool:
         return cls(trainer.spec, trainer.weights, trainer.statistics, gradients, run.batch_size)
 
     def local_of(self, number: int) -> State:
-        """Return the state that stays on a worker: none, its gradients are lent."""
+        """Return the empty state: a pool needs no state of a worker."""
         del number
         return {}
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
-        """Lend the next gradient."""
+        """Return a copy of the next stored gradient, in a cycle."""
         del weights, shard
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
@@ -122,10 +123,21 @@ class GradientPool:
 
 @dataclasses.dataclass(frozen=True)
 class ProgressPoint:
-    """Totals at one moment, in virtual seconds."""
+    """Totals of a simulated run at one moment.
+
+    Attributes:
+        seconds: Virtual time since the start, in seconds.
+        core_seconds: Processor time of this process, in seconds.
+        updates: Number of applied updates.
+        pushes: Number of pushes of all workers.
+        replies: Number of replies to all workers.
+        samples: Number of consumed samples.
+        bytes_up: Bytes that all workers have sent.
+        bytes_down: Bytes that all shards have sent.
+    """
 
     seconds: float
-    core_seconds: float  # of this machine
+    core_seconds: float
     updates: int
     pushes: int
     replies: int
@@ -135,7 +147,7 @@ class ProgressPoint:
 
 
 class Predictor:
-    """Plays compositions of one run."""
+    """Simulates compositions of one run, and returns their predicted rates."""
 
     def __init__(
         self,
@@ -145,31 +157,32 @@ class Predictor:
         pushes: int,
         server: ShardSpeed = _UNLIMITED,
     ) -> None:
-        """Play nothing yet.
+        """Prepare predictions.
 
         Args:
-            pool: Lends gradients.
-            dataset: The training part at least.
-            bodies: Of the policies' array work.
-            pushes: Of each worker, half of which are not counted: rates must have settled.
-            server: What each shard can do; by default all, and immediately.
+            pool: Source of gradients.
+            dataset: Data set with at least the training part.
+            bodies: Kernels for the policies' array operations.
+            pushes: Number of pushes of each worker in a simulation. The first half is not counted,
+                because the rates have not settled yet.
+            server: Speed of each shard; by default unlimited.
         """
         self._pool, self._dataset, self._bodies, self._pushes = pool, dataset, bodies, pushes
         self._server = server
 
     def coding_seconds(self, run: Run) -> float:
-        """Return this machine's time for an exchange, without the gradient and the network."""
+        """Return this machine's time for one exchange without gradient and network, in seconds."""
         links = [WorkerLink(number, 0.1, 0.0, 0.0, 0.0, 0) for number in _numbers(run)]
         first, last = self._play(run, links, 0.0, max(_PUSHES_TO_TIME, 16 // run.nb_workers))
         return (last.core_seconds - first.core_seconds) / max(1, last.pushes - first.pushes)
 
     def predict(self, run: Run, links: Sequence[WorkerLink], coding_seconds: float) -> Prediction:
-        """Return the rates that a run would reach.
+        """Return the predicted rates of a run.
 
         Args:
-            run: Its settings.
-            links: Of every worker, in order of id.
-            coding_seconds: Of an exchange.
+            run: Settings of the run.
+            links: Device and link of every worker, in order of worker id.
+            coding_seconds: Coding time of one exchange, in seconds.
         """
         first, last = self._play(run, links, coding_seconds, self._pushes)
         seconds = last.seconds - first.seconds
@@ -185,7 +198,7 @@ class Predictor:
     def _play(
         self, run: Run, links: Sequence[WorkerLink], coding_seconds: float, pushes: int
     ) -> tuple[ProgressPoint, ProgressPoint]:
-        """Simulate a run; return two moments at which an update had just been applied."""
+        """Simulate a run; return the totals after half of the pushes and after all pushes."""
         run = dataclasses.replace(run, iter_max=2**31 - 2, epochs=None, max_seconds=None)
         devices = [_device(link, coding_seconds) for link in links]
         simulation = Simulation(
@@ -200,14 +213,14 @@ class Predictor:
         simulation.play(watch.look, lambda: len(watch.marks) == 2)
         if len(watch.marks) < 2:
             raise ConfigurationError(
-                f"--method={run.method.name} came to no second exchange when it was played with "
+                f"--method={run.method.name} ended before its second exchange in a simulation with "
                 "measured gradients; lower --learning_rate."
             )
         return watch.marks[0], watch.marks[1]
 
 
 class _Watch:
-    """Waits for the two moments between which rates are taken."""
+    """Records the two moments of a simulation between which the rates are computed."""
 
     def __init__(self, simulation: Simulation, pushes: int) -> None:
         self.marks: list[ProgressPoint] = []
@@ -218,7 +231,7 @@ class _Watch:
         self._deadline = time.monotonic() + _PATIENCE_SECONDS
 
     def look(self, now: float) -> None:
-        """Record totals when an update has been applied and enough pushes have been made."""
+        """Record totals after a new update if the workers have made enough pushes."""
         if self._core.version == self._version or len(self.marks) == 2:
             return
         self._version = self._core.version
@@ -246,7 +259,7 @@ def _numbers(run: Run) -> range:
 
 
 def _device(link: WorkerLink, coding_seconds: float) -> EmulatedDevice:
-    """Coding is part of each exchange, so it is half of it on the way there and half back."""
+    """Return a device with half of the round trip and of the coding time in each direction."""
     one_way = (link.round_trip_seconds + coding_seconds) / 2
     return EmulatedDevice(Link(link.up_mbps, 1e3 * one_way), 1.0, 0.0)
 
@@ -273,7 +286,7 @@ def _settings(
 def _set_down_links(
     simulation: Simulation, links: Sequence[WorkerLink], devices: Sequence[EmulatedDevice]
 ) -> None:
-    """Replies have a rate of their own, shared by the shards by what they hold."""
+    """Set the downlink rates; a shard's share of a worker's rate is its share of the model."""
     total = sum(shard.layout.size for shard in simulation.shards)
     for shard in simulation.shards:
         for link, device in zip(links, devices, strict=True):
@@ -286,12 +299,17 @@ def _set_down_links(
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One composition, as flags; a further one is a line in CANDIDATES."""
+    """One composition; a new composition is one line in CANDIDATES.
+
+    Attributes:
+        flags: Flags that select the composition.
+        settled: Additional flags for the prediction, if a run starts differently than it continues.
+        most_local_steps: Largest number of local steps that the Advisor may choose by the links;
+            0: the Advisor does not choose the number of local steps.
+    """
 
     flags: tuple[str, ...]
-    #: Flags for the prediction, where a run begins in another way than it continues.
     settled: tuple[str, ...] = ()
-    #: Most steps of a round whose length follows from the links; 0: it is not to be chosen.
     most_local_steps: int = 0
 
 
@@ -302,12 +320,14 @@ def _sparse(method: str, rate: str, value_dtype: str, *settled: str) -> Candidat
     )
 
 
-#: Longest rounds that are proposed: with longer ones few runs have rounds enough to converge.
+#: Local steps of the longest proposed round: with longer rounds most runs have too few rounds to
+#: converge.
 _MOST_STEPS = 100
-#: From true to lossy: exact updates in lockstep; exact ones, ever more stale; steps of the workers
-#: on their own; rounded values; ever fewer entries, first those whose rest is sent later with a
-#: momentum of its own, then the plain ones, those whose rest is dropped, ever
-#: fewer of them, last few of few bits after many steps.
+#: Ordered from exact to lossy: exact updates in lockstep; exact updates with growing staleness;
+#: local steps; rounded values; fewer and fewer entries. Among sparse methods of one rate come first
+#: dgs and dgc, which send the unsent entries later, with momentum; then gd, which sends them later;
+#: then adacomp, which drops them. The last candidate sends few entries of few bits after many local
+#: steps.
 CANDIDATES = (
     Candidate(("--method=bsp",)),
     Candidate(("--method=ssp", "--staleness_bound=3")),
@@ -334,12 +354,20 @@ CANDIDATES = (
 
 @dataclasses.dataclass(frozen=True)
 class RunnableCandidate:
-    """A candidate that can be run with the given flags."""
+    """A candidate that fits the given flags.
+
+    Attributes:
+        candidate: The composition.
+        run: Settings of the run at its start.
+        settled: Settings of the run after its start phase, for the prediction.
+        local_steps: Smallest and largest number of local steps to choose from.
+        with_steps: Function from a number of local steps to the candidate with that number; None if
+            the number is fixed.
+    """
 
     candidate: Candidate
-    run: Run  # as it would begin
-    settled: Run  # as it would continue
-    #: Fewest and most local steps, and what makes it of some number of them; None: as it is.
+    run: Run
+    settled: Run
     local_steps: tuple[int, int] = (0, 0)
     with_steps: Callable[[int], RunnableCandidate] | None = None
 
@@ -350,17 +378,17 @@ def trials(
     given: flags.FlagValues = FLAGS,
     server_optimizer: str | None = None,
 ) -> tuple[list[RunnableCandidate], list[Excluded]]:
-    """Return the candidates that the given flags leave open, and why the others are out.
+    """Return the candidates that fit the given flags, and the excluded candidates with reasons.
 
     Args:
         folder: Run directory of the trials.
-        candidates: In order.
-        given: The command line; its choices of a method stay.
-        server_optimizer: Of a script, for the methods whose optimizer is on the PS; None: that of
-            the flags.
+        candidates: Candidates from exact to lossy.
+        given: Flags of the command line; a candidate never changes a given flag.
+        server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
+            None: the flags' value.
 
     Raises:
-        ConfigurationError: None is left.
+        ConfigurationError: No candidate fits the given flags.
     """
 
     def made(candidate: Candidate) -> RunnableCandidate:
@@ -373,10 +401,10 @@ def trials(
         return RunnableCandidate(candidate, run, settled)
 
     def of_steps(candidate: Candidate, steps: int) -> RunnableCandidate:
-        flags_of_it = (*candidate.flags, f"--local_steps={steps}")
-        return made(dataclasses.replace(candidate, flags=flags_of_it))
+        with_steps = (*candidate.flags, f"--local_steps={steps}")
+        return made(dataclasses.replace(candidate, flags=with_steps))
 
-    kept, left_out = [], []
+    runnable, left_out = [], []
     for candidate in candidates:
         try:
             _refuse_contradiction(candidate, given)
@@ -384,7 +412,7 @@ def trials(
                 least, most = PLAYED_STEPS, candidate.most_local_steps
                 if given["local_steps"].present:
                     least = most = int(given.local_steps)
-                kept.append(
+                runnable.append(
                     dataclasses.replace(
                         of_steps(candidate, PLAYED_STEPS),
                         local_steps=(least, most),
@@ -392,19 +420,23 @@ def trials(
                     )
                 )
             else:
-                kept.append(made(candidate))
+                runnable.append(made(candidate))
         except ConfigurationError as error:
             left_out.append(Excluded(list(candidate.flags), " ".join(str(error).split())[:900]))
-    if not kept:
+    if not runnable:
         raise ConfigurationError(
-            "no composition that an Advisor knows goes with the given flags, which all stay as "
-            f"given: {left_out[0].flags[0]}: {left_out[0].why}; leave some out."
+            "no composition in the Advisor's list fits the given flags, which the Advisor does not "
+            f"change: {left_out[0].flags[0]}: {left_out[0].why}; leave some flags out."
         )
-    return kept, left_out
+    return runnable, left_out
 
 
 def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValues = FLAGS) -> Run:
-    """Return the run of the given flags with some more; raises ConfigurationError."""
+    """Return the run of the given flags plus `extra` flags.
+
+    Raises:
+        ConfigurationError: The flags contradict each other.
+    """
     changed = copy.deepcopy(given)
     try:
         changed(["advisor", *extra, f"--run_dir={folder}", "--overwrite"])
@@ -414,14 +446,14 @@ def compose(extra: tuple[str, ...], folder: pathlib.Path, given: flags.FlagValue
 
 
 def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None:
-    """Reject a candidate that differs from a given flag, on which no advice is wanted."""
+    """Reject a candidate that contradicts a given flag: the Advisor does not change given flags."""
     for flag in candidate.flags:
         name = flag.removeprefix("--").partition("=")[0]
         if not given[name].present:
             continue
-        wanted = copy.deepcopy(given)
-        wanted(["advisor", flag])
-        if wanted[name].value != given[name].value:
+        proposed = copy.deepcopy(given)
+        proposed(["advisor", flag])
+        if proposed[name].value != given[name].value:
             raise ConfigurationError(f"--{name}={given[name].value} was given")
 
 
@@ -429,7 +461,7 @@ def _refuse_contradiction(candidate: Candidate, given: flags.FlagValues) -> None
 
 
 def ideal_samples_per_second(links: Sequence[WorkerLink], batch_size: int) -> float:
-    """Return the workers' rate if nothing had to be exchanged."""
+    """Return the workers' total rate without exchanges, in samples per second."""
     return sum(batch_size / link.step_seconds for link in links)
 
 
@@ -437,24 +469,27 @@ def propose(predicted: Sequence[Predicted], ideal: float, rate: float) -> tuple[
     """Choose a composition.
 
     Args:
-        predicted: From true to lossy, at least one.
-        ideal: Samples a second of workers that exchange nothing.
-        rate: Share of it that is enough.
+        predicted: Predictions of at least one composition, from exact to lossy.
+        ideal: Total rate of the workers without exchanges, in samples per second.
+        rate: Sufficient share of `ideal`.
 
     Returns:
-        Index of the first that is fast enough, and True; if none is, of the first that is at most
-        a tenth slower than the fastest, and False.
+        The index of the first composition that is fast enough, and True. If no composition is fast
+        enough: the index of the first composition that is at most a tenth slower than the fastest
+        composition, and False.
     """
     rates = [row.prediction.samples_per_second for row in predicted]
-    enough = [number for number, each in enumerate(rates) if each >= rate * ideal]
+    enough = [number for number, reached in enumerate(rates) if reached >= rate * ideal]
     if enough:
         return enough[0], True
-    fastest = [number for number, each in enumerate(rates) if each >= (1 - _ALIKE) * max(rates)]
+    fastest = [
+        number for number, reached in enumerate(rates) if reached >= (1 - _ALIKE) * max(rates)
+    ]
     return fastest[0], False
 
 
 def command_of(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the command line that is proposed; the run will compare itself with `path`."""
+    """Return the proposed command line; the run compares its rates with the advice in `path`."""
     if advice.script:
         proposed = advice.predicted[advice.proposal].flags
         return shlex.join(["thinwire", "run", *advice.given, *proposed, *advice.script])
@@ -463,7 +498,7 @@ def command_of(advice: Recommendation, path: pathlib.Path) -> str:
 
 
 def describe(advice: Recommendation, path: pathlib.Path) -> str:
-    """Return the whole advice as text; it is stored at `path`."""
+    """Return the whole advice as text; `path` is the advice's file."""
     lines = [*_lines(advice), "", *_seen_costs(advice), "", *_verdict(advice)]
     return "\n".join([*lines, command_of(advice, path)]) + "\n"
 
@@ -479,13 +514,13 @@ def _lines(advice: Recommendation) -> Iterator[str]:
     yield ""
     yield f"Without exchanges the workers would compute {ideal:.1f} samples/s."
     yield ""
-    yield "  samples/s  of that  updates/s  kB up/push  kB down/pull  coding ms  composition"
+    yield "  samples/s    share  updates/s  kB up/push  kB down/pull  coding ms  composition"
     for number, row in enumerate(advice.predicted):
-        made = row.prediction
+        rates = row.prediction
         yield (
-            f"{'*' if number == advice.proposal else ' '} {made.samples_per_second:9.1f} "
-            f"{made.samples_per_second / ideal:7.0%} {made.updates_per_second:10.2f} "
-            f"{made.bytes_up_per_push / 1e3:11.1f} {made.bytes_down_per_pull / 1e3:13.1f} "
+            f"{'*' if number == advice.proposal else ' '} {rates.samples_per_second:9.1f} "
+            f"{rates.samples_per_second / ideal:7.0%} {rates.updates_per_second:10.2f} "
+            f"{rates.bytes_up_per_push / 1e3:11.1f} {rates.bytes_down_per_pull / 1e3:13.1f} "
             f"{1e3 * row.coding_seconds:10.1f}  {' '.join(row.flags)}"
         )
     for out in advice.left_out:
@@ -493,14 +528,14 @@ def _lines(advice: Recommendation) -> Iterator[str]:
 
 
 def _seen_costs(advice: Recommendation) -> Iterator[str]:
-    """Yield what compositions of the list were seen to cost, or that it is not known."""
+    """Yield the measured accuracy costs of the listed compositions."""
     rows = costs.load()
-    yield "Seen on other work, whose model, data and rates were not these:"
+    yield "Measured on other work, with other models, data and rates:"
     for number, row in enumerate(advice.predicted):
-        found = costs.of(row.flags, rows)
+        cost = costs.of(row.flags, rows)
         mark = "*" if number == advice.proposal else " "
-        if found is not None:
-            yield f"{mark} {' '.join(row.flags)}: {found}"
+        if cost is not None:
+            yield f"{mark} {' '.join(row.flags)}: {cost}"
         elif number == advice.proposal:
             yield f"{mark} {' '.join(row.flags)}: not measured yet"
 
@@ -508,14 +543,14 @@ def _seen_costs(advice: Recommendation) -> Iterator[str]:
 def _verdict(advice: Recommendation) -> Iterator[str]:
     if advice.reached:
         yield (
-            f"Proposed (*): the first in this list, which goes from true to lossy, that reaches "
-            f"{advice.rate:.0%} of that (--advise_rate)."
+            f"Proposed (*): the first in this list, from exact to lossy, that reaches "
+            f"{advice.rate:.0%} of the rate without exchanges (--advise_rate)."
         )
     else:
         yield (
-            f"Proposed (*): none reaches {advice.rate:.0%} of that (--advise_rate); this is the "
-            "first in the list, which goes from true to lossy, that is at most a tenth slower than "
-            "the fastest."
+            f"Proposed (*): none reaches {advice.rate:.0%} of the rate without exchanges "
+            "(--advise_rate); this is the first in the list, from exact to lossy, that is at most "
+            "a tenth slower than the fastest."
         )
 
 

@@ -28,148 +28,155 @@ from thinwire.worker import flags as worker_flags
 from thinwire.worker.role import limit_threads
 
 FLAGS = flags.FLAGS
-_LONGEST_FLAG = 1000  # of a text in a document
+_LONGEST_FLAG = 1000  # characters; the limit of a text in a document
+#: Flags that are not part of the proposed command line.
 _NOT_OF_THE_RUN = ("type_node", "flagfile", "overwrite", "resume", "advice", *advisor_flags.NAMES)
 
 
 class Subject(Protocol):
-    """What advice is wanted on.
+    """The model that the Advisor measures: a model from flags, or a script's model.
 
     Attributes:
-        script: Path and arguments of a script; empty for a model of the flags.
-        server_optimizer: That the script's methods have on the PS; None: that of the flags.
+        script: Path and arguments of the script; empty for a model from flags.
+        server_optimizer: Value of --server_optimizer for methods that push gradients of a script;
+            None: the flags' value.
     """
 
     script: list[str]
     server_optimizer: str | None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure what must be known before links are; return the run to measure them with."""
+        """Measure the model; return the run with which the links are measured."""
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return what plays compositions."""
+        """Return the predictor for compositions of the run."""
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return into how many parts workers divide the batch that was measured."""
+        """Return the number of parts into which the workers divide the measured batch."""
 
 
 class _ModelSubject:
-    """A model and a data set that flags name."""
+    """A model and a data set from flags."""
 
     def __init__(self) -> None:
         self.script: list[str] = []
         self.server_optimizer: str | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Return the run as it is."""
+        """Return the unchanged run: a model from flags needs no measurement."""
         del folder
         return run
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Train a few steps."""
+        """Train a few steps for gradients; return the predictor."""
         return _predictor(run, pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return 1: --batch_size is each worker's."""
+        """Return 1: --batch_size is the batch size of each worker."""
         del run
         return 1
 
 
 def main(run: Run) -> int:
-    """Advise on the model that flags name; return the exit code.
+    """Advise on the model from flags; return the exit code.
 
     Raises:
-        ConfigurationError: As `advise`.
+        ConfigurationError: Flags, data or model do not fit together, no composition fits the flags,
+            or the links were not measured in time.
     """
     return advise(run, _ModelSubject())
 
 
 def advise(run: Run, subject: Subject) -> int:
-    """Advise; return the exit code.
+    """Measure, predict and propose; return the exit code.
 
     Args:
-        run: The run's settings.
-        subject: What is measured.
+        run: Settings of the planned run.
+        subject: The model to measure.
 
     Raises:
-        ConfigurationError: Flags, data or model do not fit, no composition goes with the flags, or
-            links were not measured in time.
+        ConfigurationError: Flags, data or model do not fit together, no composition fits the flags,
+            or the links were not measured in time.
     """
-    own, path = advisor_flags.read(), run.run_dir / predictions.ADVICE_FILE
-    given = given_flags(_NOT_OF_THE_RUN)
-    _refuse_long(given)
+    settings, path = advisor_flags.read(), run.run_dir / predictions.ADVICE_FILE
+    run_flags = given_flags(_NOT_OF_THE_RUN)
+    _refuse_long(run_flags)
     if path.is_file() and not run.overwrite:
-        return _repeat(path, given, subject.script)
+        return _repeat(path, run_flags, subject.script)
     folder = run.run_dir / "advice"
     folder.mkdir(parents=True, exist_ok=True)
     run = subject.prepare(run, folder)
     trials, left_out = predict.trials(folder, server_optimizer=subject.server_optimizer)
-    predictor = subject.predictor(run, own.pushes)
+    predictor = subject.predictor(run, settings.pushes)
     try:
-        measured = _measure(run, predictor, own.probe_seconds)
+        measured = _measure(run, predictor, settings.probe_seconds)
     except ProbeFailed as failure:
-        logging.error("links were not measured; logs: %s", folder)
+        logging.error("the links were not measured; logs of the measuring runs: %s", folder)
         return int(failure.args[0])
     rows = [
-        _predict(predictor, trial, measured, subject.parts_of_batch(trial.run), own.rate)
+        _predict(predictor, trial, measured, subject.parts_of_batch(trial.run), settings.rate)
         for trial in trials
     ]
     ideal = predict.ideal_samples_per_second(measured, run.batch_size)
-    number, reached = predict.propose(rows, ideal, own.rate)
-    found = predictions.Recommendation(
+    number, reached = predict.propose(rows, ideal, settings.rate)
+    advice = predictions.Recommendation(
         _setting_of(run),
-        given,
+        run_flags,
         measured,
         ideal,
-        own.rate,
+        settings.rate,
         rows,
         left_out,
         number,
         reached,
         subject.script,
     )
-    write_json_atomically(path, found.to_dict())
-    sys.stdout.write(predict.describe(found, path))
+    write_json_atomically(path, advice.to_dict())
+    sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE
 
 
 def _refuse_long(given: list[str]) -> None:
-    """Reject flags that could not be stored beside the advice, before anything is measured."""
+    """Reject flags that are too long for the advice document, before the measurement."""
     for flag in given:
         if len(flag) > _LONGEST_FLAG:
             raise ConfigurationError(
-                f"{flag[:40]}... has {len(flag)} characters; an Advisor keeps flags of at most "
-                f"{_LONGEST_FLAG}. Give one value for all workers, or advise on fewer."
+                f"{flag[:40]}... has {len(flag)} characters; the Advisor stores flags of at most "
+                f"{_LONGEST_FLAG}. Give one value for all workers, or reduce --nb_workers."
             )
 
 
 def _repeat(path: Any, given: list[str], script: list[str]) -> int:
-    """Print advice that is there already, if it is about the same run."""
-    found = predictions.load(path)
-    then, now = [*found.given, *found.script], [*given, *script]
-    if then != now:
+    """Print the stored advice of the same command line; return the exit code.
+
+    Raises:
+        ConfigurationError: The stored advice has other flags or another script.
+    """
+    advice = predictions.load(path)
+    stored, current = [*advice.given, *advice.script], [*given, *script]
+    if stored != current:
         raise ConfigurationError(
-            f"{path} is advice for {' '.join(then)}, and this is for {' '.join(now)}; "
-            "--overwrite it, or choose another --run_dir."
+            f"{path} is advice for {' '.join(stored)}, and this is for {' '.join(current)}; give "
+            "--overwrite, or choose another --run_dir."
         )
-    logging.info("advice of an earlier time; --overwrite measures again")
-    sys.stdout.write(predict.describe(found, path))
+    logging.info("printing stored advice; --overwrite measures again")
+    sys.stdout.write(predict.describe(advice, path))
     return EXIT_DONE
 
 
 def _predictor(run: Run, pushes: int) -> Predictor:
     refuse_script_steps(run.method, "the Advisor")
-    own = worker_flags.read(run.nb_workers)
-    limit_threads(own.threads)
+    settings = worker_flags.read(run.nb_workers)
+    limit_threads(settings.threads)
     shared = SharedModel(run.model, run.seed)
     dataset = load_dataset(run.data, run.model, shared.user_module, run.seed, parts=("train",))
-    trainer = Trainer(shared, run.method.bn_sync, own.clip_norm, own.weight_decay)
+    trainer = Trainer(shared, run.method.bn_sync, settings.clip_norm, settings.weight_decay)
     bodies = load_kernels(run.kernels, on_gpu=has_gpu(run))
     return Predictor(GradientPool.of_first_steps(run, trainer, dataset), dataset, bodies, pushes)
 
 
 def _measure(run: Run, predictor: Predictor, seconds: float) -> list[predictions.WorkerLink]:
-    """Return every worker's device and link, as measured."""
+    """Measure every worker's device and link with two probes."""
     folder = run.run_dir / "advice"
     coding = measure.CodingCosts(
         dense=predictor.coding_seconds(measure.composition(measure.DENSE, folder)),
@@ -190,24 +197,28 @@ def _predict(
     parts: int,
     rate: float,
 ) -> predictions.Predicted:
-    """Play a composition; a part of a batch takes that part of a step's time."""
+    """Predict a composition.
+
+    A step on 1 / `parts` of the batch is assumed to take 1 / `parts` of the measured time.
+    """
     coding_seconds = predictor.coding_seconds(trial.settled)
-    links = [dataclasses.replace(each, step_seconds=each.step_seconds / parts) for each in measured]
+    links = [dataclasses.replace(link, step_seconds=link.step_seconds / parts) for link in measured]
     prediction = predictor.predict(trial.settled, links, coding_seconds)
     if trial.with_steps is not None:
         slowest = max(link.step_seconds for link in links)
+        # Rounds of PLAYED_STEPS and of twice as many steps differ by PLAYED_STEPS optimizer steps.
         longer = trial.with_steps(2 * PLAYED_STEPS).settled
         stepping = (predictor.coding_seconds(longer) - coding_seconds) / PLAYED_STEPS
-        of_round = RoundCosts.of(prediction, slowest, max(0.0, stepping))
-        steps = of_round.steps_for(rate, *trial.local_steps)
-        prediction = of_round.stretched(prediction, steps)
+        round_costs = RoundCosts.of(prediction, slowest, max(0.0, stepping))
+        steps = round_costs.steps_for(rate, *trial.local_steps)
+        prediction = round_costs.stretched(prediction, steps)
         trial = trial.with_steps(steps)
     samples = prediction.samples_per_second / parts
     prediction = dataclasses.replace(prediction, samples_per_second=samples)
-    flags_of_it = list(trial.candidate.flags)
-    logging.info("%s: %.1f samples/s", " ".join(flags_of_it), prediction.samples_per_second)
+    trial_flags = list(trial.candidate.flags)
+    logging.info("%s: %.1f samples/s", " ".join(trial_flags), prediction.samples_per_second)
     digest = predictions.digest_of(trial.run.method)
-    return predictions.Predicted(flags_of_it, digest, prediction, coding_seconds)
+    return predictions.Predicted(trial_flags, digest, prediction, coding_seconds)
 
 
 def _setting_of(run: Run) -> predictions.PredictionSetting:

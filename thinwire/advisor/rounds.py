@@ -1,4 +1,4 @@
-"""How many local steps make a round, so that its exchange is a small part of it."""
+"""Choice of the number of local steps in a round, so that the exchange is a small part of it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import math
 
 from thinwire.runtime.telemetry.predictions import Prediction
 
-#: Local steps of the rounds that are played; those of longer ones follow from these.
+#: Local steps of a simulated round; the rates of longer rounds are computed from its rates.
 PLAYED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class RoundCosts:
-    """The parts of a round in which all workers wait for the slowest.
+    """The parts of a round in which all workers wait for the slowest worker.
 
     Attributes:
-        exchange_seconds: All but the local steps.
-        step_seconds: A local step of the slowest worker, its optimizer's work included.
+        exchange_seconds: Time of a round without the local steps, in seconds.
+        step_seconds: Time of one local step of the slowest worker with the optimizer's work, in
+            seconds.
     """
 
     exchange_seconds: float
@@ -25,38 +26,38 @@ class RoundCosts:
 
     @classmethod
     def of(cls, played: Prediction, step_seconds: float, stepping_seconds: float) -> RoundCosts:
-        """Return the costs of rounds of `PLAYED_STEPS`.
+        """Return the costs of simulated rounds of `PLAYED_STEPS` local steps.
 
         Args:
-            played: Their rates, with the optimizer's work in the exchange.
-            step_seconds: A mini-batch of the slowest worker.
-            stepping_seconds: The local optimizer's work of a step.
+            played: Rates of the simulated rounds, with the optimizer's work in the exchange.
+            step_seconds: Time of a mini-batch of the slowest worker, in seconds.
+            stepping_seconds: Time of the local optimizer per step, in seconds.
         """
         step = step_seconds + stepping_seconds
         return cls(max(0.0, 1 / played.updates_per_second - PLAYED_STEPS * step), step)
 
     def steps_for(self, rate: float, least: int, most: int) -> int:
-        """Return the fewest local steps that are `rate` of a round's time.
+        """Return the smallest number of local steps that take at least the share `rate` of a round.
 
         Args:
-            rate: Wanted share of the steps, up to 1.
-            least: Fewest steps.
-            most: Most steps, if so few are not that much of it.
+            rate: Wanted share of the local steps in the time of a round, up to 1.
+            least: Smallest number of steps to return.
+            most: Largest number of steps to return, even if their share is below `rate`.
 
         >>> RoundCosts(4.0, 0.1).steps_for(0.8, 2, 500)
         160
         """
         exchange = rate * self.exchange_seconds
         steps = (1 - rate) * self.step_seconds
-        wanted = math.ceil(exchange / steps - 1e-9) if steps * most > exchange else most
-        return min(max(least, wanted), most)
+        sufficient = math.ceil(exchange / steps - 1e-9) if steps * most > exchange else most
+        return min(max(least, sufficient), most)
 
     def stretched(self, played: Prediction, steps: int) -> Prediction:
-        """Return the rates of rounds of so many steps; their bytes are those of the played ones."""
+        """Return the rates of rounds with `steps` local steps; bytes per message stay the same."""
         rounds = 1 / (self.exchange_seconds + steps * self.step_seconds)
-        more = steps / PLAYED_STEPS * rounds / played.updates_per_second
+        growth = steps / PLAYED_STEPS * rounds / played.updates_per_second
         return dataclasses.replace(
             played,
             updates_per_second=rounds,
-            samples_per_second=played.samples_per_second * more,
+            samples_per_second=played.samples_per_second * growth,
         )

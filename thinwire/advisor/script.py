@@ -1,8 +1,8 @@
-"""Advice on a user's script: its own model is measured, and stands in for nothing else.
+"""Advice on a user's script, by a measurement of the script's model.
 
 The script runs alone until `fit` has measured a few steps (`thinwire.script.keras.measure`). Links
-are measured as ever, by real processes, with a stand-in of the same tensors that takes as long for
-a step; predictions are played with the script's own gradients.
+are measured by real processes that train a stand-in with the same tensors and the same step time.
+Predictions use the script's gradients.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from thinwire.runtime.run.settings import Run
 FLAGS = flags.FLAGS
 _MEASURED = "script.npz"
 _STAND_IN = pathlib.Path(__file__).with_name("stand_in.py")
-#: A script may load its data, and build a large model, before it trains.
+#: Time limit of the measurement; long, because a script loads data and builds its model first.
 _PATIENCE_SECONDS = 600.0
-_LAST_LINES = 5
-#: Flags that emulate a device: they describe it where nobody could measure it.
+_LAST_LINES = 5  # of the script's output, in the error message
+#: Flags that emulate a slower device; the Advisor accepts them, although scripts' runs do not.
 _OF_DEVICES = ("step_seconds", "slowdown")
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
-    """Set what follows from the script, before the flags are read; return script and arguments.
+    """Set --run_dir by the script, before the flags are read; return the script and its arguments.
 
     Raises:
-        ConfigurationError: No such file, or flags that a script's run does not heed.
+        ConfigurationError: The script does not exist, or a flag has no effect on a script's run.
     """
     target = ScriptTarget.of(script)
-    given = [name for name in FLAGS if FLAGS[name].present]
-    script_flags.refuse(name for name in given if name not in _OF_DEVICES)
+    present = [name for name in FLAGS if FLAGS[name].present]
+    script_flags.refuse(name for name in present if name not in _OF_DEVICES)
     if FLAGS.run_dir is None:
         FLAGS["run_dir"].value = f"runs/{target.label}"
     return list(script)
@@ -59,18 +59,18 @@ def main(run: Run, script: Sequence[str]) -> int:
     """Advise on a script; return the exit code.
 
     Args:
-        run: The run's settings; the model, the data and the batch are the script's.
-        script: Its path and its arguments.
+        run: Settings of the planned run; model, data and batch size come from the script.
+        script: Path and arguments of the script.
 
     Raises:
-        ConfigurationError: The script does not train by `fit` of a distributed model, or as
-            `thinwire.advisor.role.main`.
+        ConfigurationError: The script does not train by `fit` of a distributed model, no
+            composition fits the flags, or the links were not measured in time.
     """
     return role.advise(run, _ScriptSubject(script))
 
 
 class _ScriptSubject:
-    """What the Advisor measures of a script; see `role.Subject`."""
+    """A script's model as the subject of advice (`role.Subject`)."""
 
     def __init__(self, script: Sequence[str]) -> None:
         self.script = list(script)
@@ -78,39 +78,43 @@ class _ScriptSubject:
         self._measured: MeasuredModel | None = None
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
-        """Measure the script; return the run with a model that stands in for the script's."""
-        found = measure(run, self.script, folder)
-        self._measured = found
-        self.server_optimizer = _server_optimizer(found.optimizer)
-        logging.info("%s", describe(found))
-        stand_in = write_stand_in(found, run.nb_workers, folder)
-        given = {"model": str(stand_in), "batch_size": str(found.rows)}
+        """Measure the script; return the run with a stand-in for the script's model."""
+        measured = measure(run, self.script, folder)
+        self._measured = measured
+        self.server_optimizer = _server_optimizer(measured.optimizer)
+        logging.info("%s", describe(measured))
+        stand_in = write_stand_in(measured, run.nb_workers, folder)
+        settings = {"model": str(stand_in), "batch_size": str(measured.rows)}
         if not FLAGS["step_seconds"].present:
-            given["step_seconds"] = f"{found.step_seconds:.6g}"
-        for name, value in given.items():
+            settings["step_seconds"] = f"{measured.step_seconds:.6g}"
+        for name, value in settings.items():
             FLAGS[name].parse(value)
         return read_run()
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
-        """Return what plays compositions with the script's own gradients."""
-        found = self._measured
-        if found is None:
+        """Return a predictor that uses the script's gradients."""
+        measured = self._measured
+        if measured is None:
             raise RuntimeError("the script has not been measured")
         pool = GradientPool(
-            found.spec, found.weights, found.statistics, found.gradients, found.rows
+            measured.spec,
+            measured.weights,
+            measured.statistics,
+            measured.gradients,
+            measured.rows,
         )
-        number = _num_examples(found, run.nb_workers)
+        number = _num_examples(measured, run.nb_workers)
         inputs, labels = np.zeros((number, 1, 1, 1), np.float32), np.zeros(number, np.int32)
         dataset = Dataset(inputs, labels, inputs[:0], labels[:0])
         return Predictor(pool, dataset, load_kernels(run.kernels, on_gpu=has_gpu(run)), pushes)
 
     def parts_of_batch(self, run: Run) -> int:
-        """Return the number of workers where they step together."""
+        """Return the number of workers if the workers divide the script's batch, else 1."""
         return run.nb_workers if _divides_batch(run) else 1
 
 
 def _divides_batch(run: Run) -> bool:
-    """Whether the script's batch is the whole run's, as `thinwire.script.keras.place` has it."""
+    """Return True if workers divide the script's batch, as `thinwire.script.keras.place` does."""
     usual = "global" if run.method.steps_together and run.data.shard == "auto" else "worker"
     return (run.data.batch or usual) == "global"
 
@@ -119,7 +123,7 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
     """Run a script until its `fit` has measured a few steps.
 
     Raises:
-        ConfigurationError: It did not come to that.
+        ConfigurationError: The script ended, or reached the time limit, before the measurement.
     """
     path = (folder / _MEASURED).resolve()
     path.unlink(missing_ok=True)
@@ -129,7 +133,7 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         *("--", *script),
     ]
     name = ScriptTarget.of(script).shown
-    logging.info("measuring the script %s: a few steps of its own fit", name)
+    logging.info("measuring the script %s: running a few steps of its fit", name)
     try:
         done = subprocess.run(
             command,
@@ -143,11 +147,11 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
         output = f"{done.stdout}\n{done.stderr}"
     except subprocess.TimeoutExpired as error:
         raise ConfigurationError(
-            f"{name} came to no steps of fit within {_PATIENCE_SECONDS:g} s; advise on a "
-            "smaller part of its data, by an argument of the script."
+            f"{name} ran no steps of fit within {_PATIENCE_SECONDS:g} s; reduce the script's data, "
+            "for example by an argument of the script."
         ) from error
     finally:
-        shutil.rmtree(folder / "settings", ignore_errors=True)  # the script ended where it stood
+        shutil.rmtree(folder / "settings", ignore_errors=True)  # the ended script leaves the folder
     try:
         return load(path)
     except (OSError, ValueError) as error:
@@ -162,28 +166,28 @@ def measure(run: Run, script: Sequence[str], folder: pathlib.Path) -> MeasuredMo
 def write_stand_in(found: MeasuredModel, nb_workers: int, folder: pathlib.Path) -> pathlib.Path:
     """Write a model file with tensors of the same shapes; return its path."""
     path = (folder / _STAND_IN.name).resolve()
-    shapes = [list(each.shape) for each in found.spec.tensors]
+    shapes = [list(tensor.shape) for tensor in found.spec.tensors]
     examples = _num_examples(found, nb_workers)
     path.write_text(f"{_STAND_IN.read_text()}\n\nSHAPES = {shapes}\nEXAMPLES = {examples}\n")
     return path
 
 
 def describe(found: MeasuredModel) -> str:
-    """Return what was measured, as one line."""
+    """Return the measurement as one line of text."""
     megabytes = 4e-6 * found.spec.num_parameters
-    rows = f", {found.embedding_share:.0%} of it embeddings" if found.embedding_share else ""
+    embeddings = f", {found.embedding_share:.0%} of it embeddings" if found.embedding_share else ""
     return (
-        f"{found.name}: {found.spec.num_parameters:,} parameters ({megabytes:.1f} MB{rows}), "
+        f"{found.name}: {found.spec.num_parameters:,} parameters ({megabytes:.1f} MB{embeddings}), "
         f"{found.optimizer}, {1e3 * found.step_seconds:.1f} ms a step of {found.rows} examples "
-        f"(median of {found.num_steps}, alone on this machine)"
+        f"(median of {found.num_steps} steps, alone on this machine)"
     )
 
 
 def _num_examples(found: MeasuredModel, nb_workers: int) -> int:
-    """Return so many that each worker's part holds a few batches."""
+    """Return the size of a training set with four batches for each worker."""
     return 4 * found.rows * nb_workers
 
 
 def _server_optimizer(name: str) -> str | None:
-    """Return the value of --server_optimizer that changes as many entries; None: plain SGD."""
+    """Return a --server_optimizer that changes as many entries per update; None for plain SGD."""
     return None if name == "SGD" else "adam"

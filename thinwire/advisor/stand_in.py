@@ -1,6 +1,6 @@
-"""Stands in for a script's model while links are measured: the same tensors, next to no work.
+"""Replaces a script's model while links are measured: the same tensors, almost no computation.
 
-`thinwire.advisor.script` writes a copy of this file with the model's shapes at its end.
+`thinwire.advisor.script` writes a copy of this file, with the script's shapes appended.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from typing import Any
 import keras
 import numpy as np
 
-SHAPES: list[list[int]] = []  # of the tensors
-EXAMPLES = 1  # in the training set
+SHAPES: list[list[int]] = []  # shape of each tensor
+EXAMPLES = 1  # number of examples in the training set
 
 
 class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """All tensors; the gradient of each is random, and stays the same."""
+    """A layer with all tensors; the gradient of each tensor is random and constant."""
 
     def build(self, input_shape: Any) -> None:
-        """Make the tensors."""
+        """Create the tensors and their constant gradients."""
         del input_shape
         generator = np.random.default_rng(1)
         self.tensors = [self.add_weight(shape=shape, initializer="zeros") for shape in SHAPES]
         self.factors = [generator.normal(0, 1e-3, shape).astype(np.float32) for shape in SHAPES]
 
     def call(self, inputs: Any) -> Any:
-        """Return [N, 2], the same for all inputs."""
+        """Return [N, 2] float32, equal for all inputs."""
         parts = zip(self.tensors, self.factors, strict=True)
         return inputs * 0 + sum(keras.ops.sum(tensor * factor) for tensor, factor in parts)
 
 
 def first_output(labels: Any, outputs: Any) -> Any:
-    """Return a loss [N] whose gradient never changes."""
+    """Return the loss [N] float32; the loss is linear, so its gradient is constant."""
     del labels
     return outputs[:, 0]
 
 
 def build_model() -> keras.Model:
-    """Return the model."""
+    """Return the compiled model."""
     model = keras.Sequential([keras.Input((2,)), StandInTensors()])
     model.compile(loss=first_output)
     return model
 
 
 def load_data() -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """Return examples that hold nothing: training and test."""
+    """Return training and test examples of zeros."""
     inputs, labels = np.zeros((EXAMPLES, 2), np.float32), np.zeros(EXAMPLES, np.int32)
     return (inputs, labels), (inputs[:2], labels[:2])

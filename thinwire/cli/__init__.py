@@ -1,1 +1,1 @@
-"""The command line: `commands` chooses a command, `node` runs one node of a run."""
+"""The command line: `commands` runs a subcommand, `node` runs one node of a run."""

@@ -1,8 +1,9 @@
-"""The command ``thinwire``: which module answers which subcommand.
+"""The command ``thinwire``: a table of subcommands and their modules.
 
-``thinwire ps --flag=value`` is ``python main.py --type_node=PS --flag=value`` of a checkout: both
-play a role (`thinwire.cli.node`). What a subcommand needs is imported only when it runs, so that
-``--help`` is instant and ``report`` or ``certificates`` work without TensorFlow.
+In a checkout, ``thinwire ps --flag=value`` equals ``python main.py --type_node=PS --flag=value``:
+both commands run a role (`thinwire.cli.node`). A subcommand's modules are imported only when the
+subcommand runs, so that ``--help`` is instant, and ``report`` or ``certificates`` work without
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,28 +17,28 @@ from thinwire.runtime.run.quiet import configure_libraries
 from thinwire.runtime.run.signals import handle_first_signals
 from thinwire.runtime.run.streams import standard_streams
 
-#: Subcommand -> the role that it plays (a value of --type_node), and what it does.
+#: Subcommand -> role (a value of --type_node), and summary for the overview.
 ROLES = {
     "ps": ("PS", "serve one shard of the model to workers"),
     "worker": ("Worker", "compute gradients and exchange them with the PS"),
     "supervisor": ("Supervisor", "evaluate a run, show its progress and write its report"),
     "cluster": ("Cluster", "start all nodes of a run, here or over ssh or Ray"),
     "standalone": ("Standalone", "train on this device alone, as the reference"),
-    "simulate": ("Simulator", "play a whole run on a virtual clock"),
+    "simulate": ("Simulator", "simulate a whole run on a virtual clock"),
     "advise": ("Advisor", "measure the links and propose a method"),
 }
-#: Subcommand -> the module with its `main(arguments)`, and what it does.
+#: Subcommand -> module with `main(arguments)`, and summary for the overview.
 TOOLS = {
     "report": ("thinwire.supervisor.report.__main__", "compare finished runs on one page"),
-    "certificates": ("thinwire.proto.security.certificates", "make the certificates of a run"),
-    "status": ("thinwire.tools.status", "show how far a run is, and who of it lives"),
+    "certificates": ("thinwire.proto.security.certificates", "write the TLS certificates of a run"),
+    "status": ("thinwire.tools.status", "show the progress of a run, and its live nodes"),
     "stop": ("thinwire.tools.stop", "end a run gracefully"),
-    "doctor": ("thinwire.tools.doctor", "examine this machine, hosts and links before a run"),
+    "doctor": ("thinwire.tools.doctor", "check this machine, hosts and links before a run"),
     "health": ("thinwire.tools.health", "show whether a PS accepts work"),
-    "manifests": ("thinwire.tools.manifests", "write Kubernetes' objects of a run"),
-    "version": ("thinwire.tools.versions", "show the versions of everything that matters"),
+    "manifests": ("thinwire.tools.manifests", "write the Kubernetes objects of a run"),
+    "version": ("thinwire.tools.versions", "show the versions of Thinwire and its libraries"),
 }
-#: What runs a user's script, and what it does.
+#: Subcommand that runs a user's script -> role, and summary for the overview.
 RUN = {"run": ("Cluster", "run a Keras script on several workers, here or over ssh or Ray")}
 COMMANDS = RUN | ROLES | TOOLS
 _EXIT_DONE, _EXIT_BAD_FLAG = 0, 1
@@ -47,12 +48,12 @@ def run_command() -> NoReturn:
     """Run the subcommand that the command line names, and exit with its code."""
     handle_first_signals()
     with standard_streams():
-        command, *rest = sys.argv[1:] or ["help"]
-        _run(command, rest)
+        command, *arguments = sys.argv[1:] or ["help"]
+        _run(command, arguments)
 
 
 def run_role() -> NoReturn:
-    """Play the role that --type_node names, or `run` a script, and exit with its code."""
+    """Run the role of --type_node, or a script with `run`, and exit with its code."""
     if sys.argv[1:2] == [*RUN]:
         run_command()
     handle_first_signals()
@@ -70,19 +71,19 @@ def _run(command: str, rest: list[str]) -> NoReturn:
         command = "version"
     if command in RUN:
         _play(f"thinwire {command}", rest, RUN[command][0], runs_script=True)
-    if command.startswith("-"):  # a role by --type_node, as a Cluster starts its nodes
+    if command.startswith("-"):  # no subcommand but --type_node: a Cluster starts its nodes so
         _play(sys.argv[0], [command, *rest])
     if command in ROLES:
         _play(f"thinwire {command}", rest, ROLES[command][0])
     if command in TOOLS:
-        configure_libraries(tensorflow_log_level=3)  # gRPC has lines of its own for each failure
+        configure_libraries(tensorflow_log_level=3)  # hides gRPC's log lines for each failure
         sys.exit(importlib.import_module(TOOLS[command][0]).main(rest))
     sys.stderr.write(f"{_unknown(command)}\n")
     sys.exit(_EXIT_BAD_FLAG)
 
 
 def overview() -> str:
-    """Return the list of subcommands."""
+    """Return the help text with the list of subcommands."""
     rows = "".join(f"  {name:14}{summary}\n" for name, (_, summary) in COMMANDS.items())
     return (
         "Thinwire trains Keras models over thin, slow, uneven networks.\n\n"
@@ -104,4 +105,4 @@ def _unknown(command: str) -> str:
     names |= {role.lower(): name for name, (role, _) in ROLES.items()}
     close = difflib.get_close_matches(command.lower(), names, n=1)
     hint = f" Did you mean {names[close[0]]}?" if close else ""
-    return f"thinwire has no command {command!r}.{hint} It has: {', '.join(COMMANDS)}."
+    return f"thinwire has no command {command!r}.{hint} Commands: {', '.join(COMMANDS)}."

@@ -1,7 +1,6 @@
-"""What ``--help`` and ``--helpfull`` write: the flags by topic, a line each.
+"""The text of ``--help`` and ``--helpfull``: the flags by topic.
 
-``--help`` has the flags that people set, of the topics that matter to the role; ``--helpfull`` has
-every flag of every role.
+``--help`` has the common flags of the role's topics. ``--helpfull`` has every flag of every role.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from thinwire.worker import flags as worker_flags
 
 #: --type_node values.
 ROLES = ("PS", "Worker", "Supervisor", "Cluster", "Standalone", "Simulator", "Advisor")
-_ROLE = Topic("Role", (choice("type_node", "Worker", "What this process is.", ROLES),))
+_ROLE = Topic("Role", (choice("type_node", "Worker", "Role of this process in the run.", ROLES),))
 #: Every flag of every role.
 TOPICS = (
     _ROLE,
@@ -40,7 +39,7 @@ TOPICS = (
 )
 _NODE = (*run_flags.TOPICS, *observability.TOPICS, *security.TOPICS)
 _ADDRESSES = ("nb_ps", "ip_PS", "port", "ps_hosts", "lease_seconds")
-#: What only nodes that exchange gradients need.
+#: Flags that only nodes need that exchange gradients.
 _EXCHANGE = (
     *("nb_workers", *_ADDRESSES, "method", "compression_rate", "value_dtype", "groups"),
     *("staleness_bound", "local_steps", "collective", "overlap", "error_feedback", "partition"),
@@ -50,11 +49,17 @@ _EXCHANGE = (
 
 @dataclasses.dataclass(frozen=True)
 class RoleHelp:
-    """What matters to a role."""
+    """The contents of --help for a role.
+
+    Attributes:
+        topics: Topics of flags that the role uses.
+        without: Names of flags of these topics that the role does not use.
+        then: Arguments after the flags on the command line.
+    """
 
     topics: tuple[Topic, ...]
-    without: tuple[str, ...] = ()  # flags of these topics that do not
-    then: str = ""  # what follows the flags on the command line
+    without: tuple[str, ...] = ()
+    then: str = ""
 
 
 ROLE_HELP = {
@@ -95,7 +100,7 @@ ROLE_HELP = {
         ("collective", "id_worker"),
     ),
 }
-#: Of `thinwire run`, which no role plays.
+#: Key of the help for `thinwire run`, next to the roles.
 SCRIPTS = "scripts"
 _HELP = ROLE_HELP | {
     SCRIPTS: RoleHelp(
@@ -112,12 +117,12 @@ def text_of(program: str, role: str | None) -> str:
     """Return the text of --help.
 
     Args:
-        program: What was run, such as ``thinwire ps``.
-        role: What matters to whom: a role, or SCRIPTS; None: to anybody.
+        program: Program and subcommand for the usage line, for example ``thinwire ps``.
+        role: Role whose flags are shown, or SCRIPTS; None: the common flags of all roles.
     """
     chosen = RoleHelp(TOPICS) if role is None else _HELP[role]
     topics = [
-        (topic.title, [each for each in topic.options if _is_shown(each, chosen.without)])
+        (topic.title, [option for option in topic.options if _is_shown(option, chosen.without)])
         for topic in chosen.topics
     ]
     total = sum(len(topic.options) for topic in TOPICS)
@@ -146,7 +151,7 @@ def _lines(topics: list[tuple[str, list[Option]]]) -> Iterator[str]:
         for option in options:
             text = f"{option.text} [{option.values_and_default}]"
             filled = textwrap.fill(
-                text.replace("|", "| "),  # a list of choices breaks between two of them
+                text.replace("|", "| "),  # lines break between two choices
                 width,
                 initial_indent=f"  --{option.name:{_FLAG_WIDTH - 4}} ",
                 subsequent_indent=" " * (_FLAG_WIDTH + 1),

@@ -1,6 +1,6 @@
-"""Plays one role as a process: flags, log, locks, and an exit code for whatever ends it.
+"""Runs one role as a process: flags, log, lock, and an exit code for each kind of failure.
 
-TensorFlow is imported only inside a role, so that ``--help`` is instant.
+Only the roles import TensorFlow, so that ``--help`` is instant.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from thinwire.worker import flags as worker_flags
 
 FLAGS = flags.FLAGS
 
-#: What ends a node that nothing is wrong with, and is mended from outside.
+#: Errors of a full or read-only disk: the node itself is correct, and the user can free space.
 _DISK_REFUSES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: --type_node value -> module with `main(run) -> exit code`.
 ROLES = {
@@ -64,24 +64,25 @@ ROLES = {
     "Simulator": "thinwire.simulator.role",
     "Advisor": "thinwire.advisor.role",
 }
-#: --type_node value -> module that does it with a script.
+#: --type_node value -> module that runs the role with a script.
 _WITH_SCRIPT = {"Cluster": "thinwire.launcher.run", "Advisor": "thinwire.advisor.script"}
-#: Name in --log_level -> absl's number.
+#: Name of a level in --log_level -> absl's verbosity.
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
     "warning": logging.WARNING,
     "error": logging.ERROR,
 }
-#: Roles that start other processes, which must not be left behind.
+#: Roles that start child processes; at a signal these roles must first end their children.
 _STARTERS = ("Cluster", "Advisor")
 _TYPE_NODE = re.compile(r"--?type_node[= ](\w+)")
-#: Roles that need no model of their own where workers bring it.
+#: Roles that need no model from flags if workers bring the model.
 _WITHOUT_MODEL = ("PS", "Supervisor")
-#: Roles that keep nothing elsewhere.
+#: Roles that write only into --run_dir.
 _WITHOUT_PS = ("Standalone", "Simulator", "Advisor")
+#: Libraries; their log lines below WARNING are hidden.
 _CHATTY = ("matplotlib", "PIL", "h5py", "asyncio", "botocore", "aiobotocore", "s3fs", "fsspec")
-#: --type_node value -> its own settings, checked before TensorFlow is imported.
+#: --type_node value -> function that checks the role's flags before TensorFlow is imported.
 CHECKS = {
     "PS": ps_flags.check,
     "Worker": worker_flags.check,
@@ -93,11 +94,11 @@ CHECKS = {
 
 
 def main(arguments: list[str], runs_script: bool = False) -> int:
-    """Play one role; return the exit code.
+    """Run one role; return the exit code.
 
     Args:
-        arguments: The program, and what follows its flags.
-        runs_script: Whether that is a script, which all workers then run.
+        arguments: The program, and the arguments after the flags.
+        runs_script: True if the arguments are a script with its arguments, which all workers run.
     """
     if FLAGS.help or FLAGS.helpfull:
         role = FLAGS.type_node if FLAGS["type_node"].present else None
@@ -130,10 +131,10 @@ def main(arguments: list[str], runs_script: bool = False) -> int:
 
 
 def _play(script: list[str] | None) -> int:
-    """Check the flags, prepare the process, and play the role; return the exit code.
+    """Check the flags, prepare the process, and run the role; return the exit code.
 
     Args:
-        script: What workers run, and its arguments; None: their role.
+        script: The script that workers run, and its arguments; None: workers run their role.
     """
     if script:
         ScriptTarget.of(script)  # before the Advisor's modules, which take seconds
@@ -141,8 +142,9 @@ def _play(script: list[str] | None) -> int:
         script = importlib.import_module(_WITH_SCRIPT[FLAGS.type_node]).complete_flags(script)
     launch.fill_from_slurm(script is not None)
     tf_config.fill(FLAGS, os.environ.get("TF_CONFIG", ""))
-    logging.get_absl_handler().setFormatter(_log_layout())  # the node's name may be new ...
-    _set_level()  # ... and its level with it
+    # Slurm or TF_CONFIG may have changed the node's name, and the log level depends on the name.
+    logging.get_absl_handler().setFormatter(_log_layout())
+    _set_level()
     run = run_flags.read_run()
     if run.type_node not in ("Cluster", "Advisor"):
         launch.refuse_elsewhere(run)
@@ -152,8 +154,8 @@ def _play(script: list[str] | None) -> int:
         CHECKS[run.type_node](run)
     if script is None and run.model_is_offered and run.type_node not in _WITHOUT_MODEL:
         raise ConfigurationError(
-            f"--type_node={run.type_node} --model_from=worker: there is no script to bring the "
-            "model; start the script with `thinwire run`, or take --model_from=flags."
+            f"--type_node={run.type_node} --model_from=worker: no script provides the model; "
+            "start the script with `thinwire run`, or take --model_from=flags."
         )
     if _needs_tensorflow(run):
         _require_tensorflow()
@@ -161,7 +163,7 @@ def _play(script: list[str] | None) -> int:
         return int(importlib.import_module(_WITH_SCRIPT[run.type_node]).show(run, script))
     _lock(run)
     _keep_log(run)
-    # A Cluster logs them once for all, after how its run starts.
+    # A Cluster logs the warnings for all its nodes, after the lines about the start of the run.
     if run.type_node not in ("Supervisor", "Cluster") and not FLAGS.quiet:
         for warning in run.method.warnings:
             logging.warning("%s", warning)
@@ -176,18 +178,19 @@ def _play(script: list[str] | None) -> int:
 
 
 def _refuse_places(run: Run) -> None:
-    """Refuse addresses where nothing is kept elsewhere."""
-    given = {"checkpoint_dir": run.checkpoint_dir, "report_dir": run.report_dir}
-    for flag, address in given.items():
+    """Reject --checkpoint_dir and --report_dir for roles that write only into --run_dir."""
+    addresses = {"checkpoint_dir": run.checkpoint_dir, "report_dir": run.report_dir}
+    for flag, address in addresses.items():
         if address is not None and run.type_node in _WITHOUT_PS:
             raise ConfigurationError(
-                f"--type_node={run.type_node} --{flag}={address}: it is for a run with a PS and a "
-                f"Supervisor, and a {run.type_node} keeps all in --run_dir. Leave it out."
+                f"--type_node={run.type_node} --{flag}={address}: --{flag} is for a run with a "
+                f"PS and a Supervisor; a {run.type_node} writes only into --run_dir. "
+                f"Leave --{flag} out."
             )
 
 
 def _exit_code(error: Exception) -> int | None:
-    """Return the documented exit code of an expected failure."""
+    """Return the documented exit code of an expected failure; None for an unexpected error."""
     full = isinstance(error, OSError) and error.errno in _DISK_REFUSES
     if full or isinstance(error, ConfigurationError):
         return EXIT_CONFIGURATION
@@ -197,13 +200,13 @@ def _exit_code(error: Exception) -> int | None:
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
 
-    refused = (RequestRejected, Malformed)  # the latter: what a PS has sent makes no sense here
+    refused = (RequestRejected, Malformed)  # Malformed: this node cannot parse a message of a PS
     codes = ((Unreachable, EXIT_UNREACHABLE), (refused, EXIT_REFUSED))
     return next((code for kind, code in codes if isinstance(error, kind)), None)
 
 
 def _explain(error: Exception) -> str:
-    """Return an expected failure in words; of a disk's refusal with the file and what to do."""
+    """Return the message of an expected failure; for a full disk with the file and a remedy."""
     if not isinstance(error, OSError) or error.errno not in _DISK_REFUSES:
         return str(error)
     where = error.filename or f"a file of --run_dir={FLAGS.run_dir}"
@@ -214,9 +217,10 @@ def _explain(error: Exception) -> str:
 
 
 def _needs_tensorflow(run: Run) -> bool:
-    """Return whether a node needs it from the start; where workers bring the model, few do.
+    """Return True if a node needs TensorFlow from the start.
 
-    A PS imports it later if the worker's optimizer needs it.
+    If workers bring the model, a PS and a Supervisor start without TensorFlow; the PS imports it
+    later if the workers' optimizer needs it.
     """
     has_model = run.type_node not in _WITHOUT_MODEL or not run.model_is_offered
     return has_model or run.kernels == "tf"
@@ -231,7 +235,7 @@ def _require_tensorflow() -> None:
 
 
 def _prepare_process(run: Run) -> None:
-    """Set what must be set before TensorFlow and gRPC start."""
+    """Set the allocator and the visible GPUs, before TensorFlow and gRPC start."""
     from thinwire.runtime.malloc import keep_freed_memory
 
     keep_freed_memory()
@@ -242,12 +246,12 @@ def _prepare_process(run: Run) -> None:
 
 
 def _node_name() -> str:
-    """Return for example ``worker-3``."""
+    """Return the name of this node, for example ``worker-3``."""
     return f"{FLAGS.type_node.lower()}-{_node_number()}"
 
 
 def _node_number() -> int:
-    """Return this node's id; of a Cluster in several parts, this part's; 0 for others."""
+    """Return this node's id; the rank of a Cluster's part; 0 for roles without number."""
     part = launch.part_here()
     if part is not None:
         return part.rank
@@ -255,12 +259,12 @@ def _node_number() -> int:
 
 
 def _log_layout() -> standard_logging.Formatter:
-    """Put the node's name into each line."""
+    """Return a log format with the node's name in each line."""
     return standard_logging.Formatter(f"%(asctime)s {_node_name()} %(levelname).1s %(message)s")
 
 
 def _start_log() -> None:
-    """Log to stderr."""
+    """Start logging to stderr."""
     logging.use_absl_handler()
     logging.get_absl_handler().setFormatter(_log_layout())
     _set_level()
@@ -269,23 +273,23 @@ def _start_log() -> None:
 
 
 def _set_level() -> None:
-    """Set the level of every log; absl's own --verbosity wins where given."""
+    """Set the level of all logs; absl's --verbosity, if given, overrides --log_level."""
     level = observability.level_of(FLAGS.log_level, FLAGS.type_node.lower(), _node_name())
-    given = FLAGS["verbosity"]
-    logging.set_verbosity(int(given.value or 0) if given.present else LEVELS[level])
-    for library in _CHATTY:  # their lines at these levels concern nobody's run
+    verbosity = FLAGS["verbosity"]
+    logging.set_verbosity(int(verbosity.value or 0) if verbosity.present else LEVELS[level])
+    for library in _CHATTY:
         standard_logging.getLogger(library).setLevel(standard_logging.WARNING)
 
 
 def _lock(run: Run) -> None:
-    """Hold what this node writes until the process ends; nothing may be written there before."""
+    """Lock this node's files until the process ends; the node must write no file before."""
     number = _node_number()
     address = run.addresses[number] if run.type_node == "PS" else ""
     lock_of(run.run_dir, run.type_node, number).take(LockOwner.here(run.type_node, number, address))
 
 
 def _keep_log(run: Run) -> None:
-    """Log to the run directory too, and keep all flags there."""
+    """Also log to a file in the run directory, and write all flags to another file there."""
     folder, name = run.run_dir / "logs", _node_name()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -300,14 +304,14 @@ def _keep_log(run: Run) -> None:
 
 
 def _write_to_log_stream(text: str) -> None:
-    """Write where log lines go: in a launcher, to its copy of stderr, which never blocks."""
+    """Write to the log's stream; in a launcher the stream is a copy of stderr that never blocks."""
     stream = logging.get_absl_handler().python_handler.stream
     stream.write(f"{text}\n")
     stream.flush()
 
 
 def define_flags() -> None:
-    """Register every flag of every role."""
+    """Register every flag of every role with absl."""
     define(*help_text.TOPICS)
     flags.DEFINE_boolean("help", False, "Show common flags.", short_name="h", module_name="Help")
     flags.DEFINE_boolean("helpfull", False, "Show every flag.", module_name="Help")
@@ -316,35 +320,36 @@ def define_flags() -> None:
 def run(
     program: str, arguments: list[str], role: str | None = None, runs_script: bool = False
 ) -> NoReturn:
-    """Play a role, and exit with its code.
+    """Run a role, and exit with its code.
 
     Args:
-        program: What was run, such as ``thinwire ps``.
-        arguments: The flags; with `runs_script`, then the script and its arguments.
-        role: A value of --type_node; None: the flags name it.
-        runs_script: Whether workers run a script.
+        program: Program and subcommand for messages, for example ``thinwire ps``.
+        arguments: The flags; with `runs_script`, the script and its arguments follow.
+        role: Value of --type_node; None: the flags set --type_node.
+        runs_script: True if the workers run a script.
     """
     define_flags()
-    own = [] if role is None else [f"--type_node={role}"]
+    defaults = [] if role is None else [f"--type_node={role}"]
     if runs_script or role == "Advisor":
-        FLAGS.set_gnu_getopt(False)  # what follows the script is the script's own
+        FLAGS.set_gnu_getopt(False)  # words after the script are arguments of the script
     if runs_script:
-        own = list(launch.SCRIPT_DEFAULTS)
+        defaults = list(launch.SCRIPT_DEFAULTS)
     if runs_script or role == "Advisor":
         arguments = _before_module(arguments)
-    arguments = [*_environment_words(own, arguments), *arguments]
-    rest = _parse(program, own, arguments, role)
+    arguments = [*_environment_words(defaults, arguments), *arguments]
+    words = _parse(program, defaults, arguments, role)
     if runs_script and FLAGS.like:
-        rest = _parse(program, [*own, *_repeated_flags()], arguments, role)
-    code = main(rest, runs_script)
-    for end_signal in END_SIGNALS:  # there is nothing left to interrupt, and the code is known
+        words = _parse(program, [*defaults, *_repeated_flags()], arguments, role)
+    code = main(words, runs_script)
+    # The role has ended: a signal now would only replace the exit code.
+    for end_signal in END_SIGNALS:
         signal.signal(end_signal, signal.SIG_IGN)
-    gc.freeze()  # else the interpreter looks through TensorFlow's objects before it ends: a second
+    gc.freeze()  # saves one second: the final collection skips TensorFlow's objects
     sys.exit(code)
 
 
 def _repeated_flags() -> list[str]:
-    """Return the flags of the run that --like names."""
+    """Return the recorded flags of the run in --like; exit if the record cannot be read."""
     from thinwire.launcher.launch_document import recorded
 
     try:
@@ -355,9 +360,9 @@ def _repeated_flags() -> list[str]:
 
 
 def _before_module(arguments: list[str]) -> list[str]:
-    """Return the arguments with ``--`` before ``-m MODULE``, where that stands for the script.
+    """Insert ``--`` before ``-m MODULE`` if a module replaces the script.
 
-    absl would take -m for a flag, and what follows the module for flags of Thinwire.
+    Without ``--``, absl parses -m as a flag, and the module's arguments as flags of Thinwire.
     """
     words = iter(enumerate(arguments))
     for position, word in words:
@@ -367,28 +372,34 @@ def _before_module(arguments: list[str]) -> list[str]:
             break  # the script
         name = word.lstrip("-")
         if name in FLAGS and not FLAGS[name].boolean:
-            next(words, None)  # its value
+            next(words, None)  # the flag's value
     return arguments
 
 
 def _environment_words(own: list[str], arguments: list[str]) -> list[str]:
-    """Return the words of THINWIRE_FLAGS, without a launcher's flags on a node that is none.
+    """Return the flags of THINWIRE_FLAGS; only roles that start nodes get the launcher's flags.
 
-    They stand before the command line's own, whose values then count.
+    The returned words stand before the command line's words, so that the command line wins.
     """
     try:
-        found = environment.flags_of(os.environ, help_text.TOPICS)
+        words_by_flag = environment.flags_of(os.environ, help_text.TOPICS)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIGURATION)
     words = " ".join([*own, *arguments])
     if not any(match[1] in _STARTERS for match in _TYPE_NODE.finditer(words)):
-        found = {name: words for name, words in found.items() if name not in launch.NAMES}
-    return [word for words in found.values() for word in words]
+        words_by_flag = {
+            name: words for name, words in words_by_flag.items() if name not in launch.NAMES
+        }
+    return [word for words in words_by_flag.values() for word in words]
 
 
 def _check_flag_files(arguments: list[str]) -> None:
-    """Refuse flag files without end, which absl would go on reading; raises `flags.Error`."""
+    """Reject unreadable or endless flag files, which absl would read without limit.
+
+    Raises:
+        flags.Error: A flag file cannot be read within the size limit.
+    """
     for word, following in itertools.zip_longest(arguments, arguments[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name in ("-flagfile", "--flagfile") and (path := value if equals else following):
@@ -397,20 +408,21 @@ def _check_flag_files(arguments: list[str]) -> None:
             except OSError as error:
                 raise flags.Error(
                     f"--flagfile={path} cannot be read ({error.strerror}); expected a text file "
-                    "with a flag a line"
+                    "with one flag per line"
                 ) from error
 
 
 def _parse(program: str, own: list[str], arguments: list[str], role: str | None) -> list[str]:
-    """Parse the flags; a bad one ends the process with one clear line and code 1."""
+    """Parse the flags; exit with one line and code 1 if a flag is malformed."""
     try:
         _check_flag_files(arguments)
-        rest = list(FLAGS([program, *own, *arguments]))
+        words = list(FLAGS([program, *own, *arguments]))
         if role not in (None, FLAGS.type_node):
             raise flags.Error(
-                f"--type_node={FLAGS.type_node}: {program} is the {role}; leave it out"
+                f"--type_node={FLAGS.type_node}: {program} runs the role {role}; leave "
+                "--type_node out"
             )
     except flags.Error as error:
         sys.stderr.write(f"{error} (see {program} --help)\n")
         sys.exit(EXIT_BAD_FLAG)
-    return rest
+    return words

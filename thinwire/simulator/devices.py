@@ -63,7 +63,7 @@ class StepTime:
 def parse_speeds(text: str, nb_workers: int) -> tuple[StepTime, ...]:
     """Read --sim_step_seconds.
 
-    >>> [step.values for step in parse("0.1,0.4", 2)]
+    >>> [step.values for step in parse_speeds("0.1,0.4", 2)]
     [(0.1,), (0.4,)]
 
     Args:
@@ -174,7 +174,7 @@ class Outage:
 def parse_outages(text: str, nb_workers: int) -> tuple[Outage, ...]:
     """Read --sim_failures.
 
-    >>> parse("2@30-60, 1@45", 2)[1]
+    >>> parse_outages("2@30-60, 1@45", 2)[1]
     Outage(worker=1, start=45.0, end=None)
 
     Raises:

@@ -32,7 +32,7 @@ _SHARE_OF_WORK = 50  # showing the status takes at most 1/50 of the wall-clock t
 
 
 class SimulationRecords:
-    """Keeps the records that a Supervisor keeps in a real run. Evaluations take no virtual time.
+    """Writes the records that a Supervisor writes in a real run. Evaluations take no virtual time.
 
     Args:
         run: The run's settings.

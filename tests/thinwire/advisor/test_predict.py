@@ -190,7 +190,7 @@ def test_a_candidate_that_cannot_be_run_says_why():
         (["--slowdown=0"], "slowdown"),
         (["--launcher=ssh"], "hosts_file"),
         (["--method=bsp", "--collective=ring"], "collective=ring"),
-        (["--advice=runs/mine/advice.json"], "for the run that was advised on"),
+        (["--advice=runs/mine/advice.json"], "--advice=runs/mine/advice.json"),
     ],
 )
 def test_what_cannot_be_advised_on_is_refused(arguments, text):

@@ -68,7 +68,7 @@ def test_a_trace_is_repeated(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("fast", "'fast': expected seconds such as"),
+        ("fast", "'fast': expected seconds"),
         ("0.1,0.2", "has 2 values; give one, or one for each of the 3 workers"),
         ("0", "seconds is 0"),
         ("-1", "seconds is -1"),
@@ -110,9 +110,9 @@ def test_failures_are_read():
         ("2@", "is not WORKER"),
         ("2@1.2.3", "is not WORKER"),
         ("x@1-2", "is not WORKER"),
-        ("3@1-2", "a worker of 1..2"),
-        ("0@1-2", "a worker of 1..2"),
-        ("1@5-5", "a return after the failure"),
+        ("3@1-2", "worker in 1..2"),
+        ("0@1-2", "worker in 1..2"),
+        ("1@5-5", "return time after the failure"),
         ("1@5,1@7-8", "worker 1 dies again at 7 before it is back"),
         ("1@5-9,1@7-8", "worker 1 dies again at 7"),
     ],

@@ -58,11 +58,14 @@ LONG = pytest.mark.product  # a process for each
     ("flags", "complaint"),
     [
         (("--sim_step_seconds=0",), "seconds is 0"),
-        pytest.param(("--sim_failures=9@1",), "a worker of 1..3", marks=LONG),
+        pytest.param(("--sim_failures=9@1",), "1..3 (--nb_workers)", marks=LONG),
         pytest.param(("--sim_server_seconds=1,2",), "--sim_server_seconds has 2", marks=LONG),
         pytest.param(("--sim_server_mbps=-1",), "--sim_server_mbps=-1", marks=LONG),
         pytest.param(("--sim_server_mbps=x",), "--sim_server_mbps: expected numbers", marks=LONG),
-        (("--sim_step_seconds=", "--step_seconds=0.2", "--slowdown=2"), "give --sim_step_seconds"),
+        (
+            ("--sim_step_seconds=", "--step_seconds=0.2", "--slowdown=2"),
+            "--slowdown multiplies --sim_step_seconds",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_at_once(tmp_path, flags, complaint):
