@@ -247,7 +247,7 @@ def test_without_a_place_its_flags_leave_a_script_alone(monkeypatch):
     ("text", "words"),
     [
         ("--compresion_rate=0.3", "compresion_rate"),
-        ("--method=dgs train.py", "'train.py' is no flag"),
+        ("--method=dgs train.py", "'train.py'"),
         ("--lease_seconds=-1", "lease_seconds"),
         ("--method='dgs", "quotation"),
     ],
