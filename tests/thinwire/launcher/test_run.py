@@ -123,7 +123,7 @@ def test_flags_of_the_environment_count_and_the_command_line_wins(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "code", "words"),
     [
-        ("--method=dgs other.py", 2, "'other.py' is no flag"),
+        ("--method=dgs other.py", 2, "'other.py'"),
         ("--no_such_flag", 2, "no_such_flag"),
         ("--type_node=PS", 1, "--type_node=PS"),
         ("--network=cnn", 2, "--network is not for `thinwire run`"),
@@ -182,7 +182,7 @@ def test_an_m_behind_a_script_is_the_script_s(tmp_path):
         (["-m", "pack.missing"], "-m pack.missing: there is no module pack.missing in"),
         (["-m", "none.missing"], "no module none.missing"),  # and nothing is imported
         (["-m", "none"], "a package without __main__.py"),
-        (["-m", "train.py"], "its name without .py"),
+        (["-m", "train.py"], "without .py"),
     ],
 )
 def test_a_module_that_does_not_exist_is_refused(package, words, text):
@@ -223,7 +223,7 @@ def test_a_module_is_repeated_and_evaluated_as_one(package, monkeypatch):
 def test_a_flag_of_thinwire_behind_the_script_is_named(tmp_path, text, words, warned):
     (tmp_path / "mine.py").write_text(text)
     done = run(tmp_path, "--dry_run", "mine.py", *words, script=None)
-    lines = [line for line in done.stderr.splitlines() if "behind mine.py" in line]
+    lines = [line for line in done.stderr.splitlines() if "mine.py, so" in line]
     assert done.returncode == 0 and len(lines) == bool(warned), done.stderr
     if warned:
         assert f" W {' '.join(warned)} stand" in lines[0]
