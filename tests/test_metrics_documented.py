@@ -34,7 +34,7 @@ def told():
 
 def test_the_table_names_what_nodes_tell():
     page = (documents.ROOT / "docs" / "reference/operations.md").read_text()
-    rows = documents.rows(page, "metric (`thinwire_` before each)", "of", "labels")
+    rows = documents.rows(page, "metric (`thinwire_` before each)", "node", "labels and meaning")
     named = {name for row in rows for name in re.findall(r"`(\w+)`", row[0])}
     assert {name for name in named if not name.startswith(("process_", "thinwire_"))} == (
         told() | {"node_info"}

@@ -11,7 +11,7 @@ _LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)")
 
 def rows():
     """(promise, fault, tests) of each line of the table."""
-    section = PAGE.read_text().partition("## What is promised\n")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Guarantees\n")[2].partition("\n## ")[0]
     lines = [line.strip("|\n").split(" | ") for line in section.splitlines() if line[:1] == "|"]
     return [[cell.strip() for cell in line] for line in lines[2:]]
 

@@ -5,7 +5,7 @@ import re
 from tests.documents import ROOT, rows
 
 PAGE = (ROOT / "docs" / "reference/security.md").read_text()
-OPPONENTS = ("stranger", "worker that was let in", "upstream site", "Another user", "neighbour")
+OPPONENTS = ("stranger", "worker that was let in", "upstream site", "Another user", "neighbor")
 ITS_TEST = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 

@@ -17,7 +17,7 @@ from thinwire.supervisor.report.figures import THEMES
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TABLE = ROOT / "docs" / "lab/measurements.md"
 PICTURE = ROOT / "docs" / "images" / "bytes_accuracy.svg"
-HEADING = "## Sparse both ways"
+HEADING = "### Sparse both ways"
 #: Of the runs in that table.
 PARAMETERS, UPDATES = 1_199_882, 4690
 #: Arms of the table -> what the picture calls them, from above.
@@ -47,7 +47,7 @@ class Arm:
 
 def read(text: str) -> tuple[dict[str, Arm], float]:
     """Return the arms by name, and the accuracy of one device alone."""
-    section = text.partition(HEADING)[2].partition("\n## ")[0]
+    section = re.split(r"\n#+ ", text.partition(HEADING)[2])[0]
     lines = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in re.findall(r"(?m)^\|.*$", section)

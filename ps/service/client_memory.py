@@ -50,16 +50,18 @@ def client_memory(layout: ShardLayout, aux_count: int, limits: Limits) -> dict[s
     num_replies = limits.waiting_replies + MOST_QUEUED_REQUESTS + 1  # plus one that is being sent
     return {
         "messages that arrive": _NUM_MESSAGES * MAX_MESSAGE_BYTES,
-        "half a handshake of its bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it
-        "buffers of its bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
-        "a payload that is put together of them and decoded": (
+        "half a handshake of the bulk connection": 2 * MOST_HANDSHAKE_BYTES,  # OpenSSL copies it
+        "buffers of the bulk connection": most_buffer_bytes() + _TLS_COPIES * PIECE_BYTES,
+        "a payload assembled from messages and decoded": (
             payload + update + _DECODING_BYTES * size
         ),
-        "messages that the writer thread has not come to": MOST_QUEUED_BYTES,
+        "messages that wait for the writer thread": MOST_QUEUED_BYTES,
         "pushes that wait for their round": _NUM_WAITING_PUSHES * (payload + update),
-        "its copy of the weights, and its last reply": ((_VALUE_BYTES + _REPLY_ENTRY_BYTES) * size),
-        "replies that it does not read": num_replies * _REPLY_ENTRY_BYTES * size,
-        "control messages that it does not read": MOST_CONTROL_BYTES,
+        "the shard's copy of a worker's weights, and its last reply": (
+            (_VALUE_BYTES + _REPLY_ENTRY_BYTES) * size
+        ),
+        "replies that the client does not read": num_replies * _REPLY_ENTRY_BYTES * size,
+        "control messages that the client does not read": MOST_CONTROL_BYTES,
         "reports that a Supervisor does not read": MOST_REPORT_BYTES,
         "a worker's newest rounds and report": KEPT_PER_WORKER + MAX_DOCUMENT_BYTES,
     }
