@@ -223,6 +223,9 @@ def shown_log(
 ) -> Iterator[None]:
     """Write this process's log to a screen; at the end, close all copies and log their lost lines.
 
+    The reports of lost lines go to stderr and to the log in the run directory, where these accept
+    output.
+
     Args:
         screen: Screen of the launcher.
         files: Returns the copies that are written to files; called at the end.

@@ -21,7 +21,7 @@ _WATCHDOG = "thinwire.launcher.watchdog"
 
 #: Runs a node on this host, or on a host with the same files.
 NODE = ("-P", "-m", "thinwire") if CHECKOUT is None else (str(CHECKOUT / "main.py"),)
-#: Runs the command `thinwire` on this host: its subcommands, or a role given by --type_node.
+#: Runs the command `thinwire` on this host. A checkout's main.py knows `run` and --type_node.
 RUN = NODE
 #: Runs a script as a worker on this host, or on a host with the same files.
 SCRIPT = (
