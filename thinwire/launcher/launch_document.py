@@ -84,7 +84,7 @@ class RecordedLaunch:
         elif digest_of(path) != self.sha256:
             yield f"{path} has changed"
         if self.folder != str(pathlib.Path.cwd()):
-            yield f"it was started in {self.folder}, and this is {pathlib.Path.cwd()}"
+            yield f"the run was started in {self.folder}, not in {pathlib.Path.cwd()}"
 
 
 def recorded(run_dir: str) -> RecordedLaunch:
