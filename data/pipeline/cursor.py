@@ -95,7 +95,7 @@ class Cursor:
         return copy.copy(self)  # sharing arrays is safe: a cursor never changes an array in place
 
     def state(self) -> dict[str, int]:
-        """Return the epoch, the position in the epoch, and the settings that determine the order."""
+        """Return the epoch, the position in the epoch, and the settings that define the order."""
         return {
             "epoch": self._epoch,
             "position": self._position,
