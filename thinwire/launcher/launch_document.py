@@ -80,7 +80,7 @@ class RecordedLaunch:
                 yield f"{name} was {before} and is {after}"
         path = pathlib.Path(self.path)
         if not path.is_file():
-            yield f"{path} is not there any more"
+            yield f"{path} does not exist any more"
         elif digest_of(path) != self.sha256:
             yield f"{path} has changed"
         if self.folder != str(pathlib.Path.cwd()):

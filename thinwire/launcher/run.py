@@ -63,8 +63,8 @@ RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
 _INPUT_TAKEN = (
-    "stdin goes to every worker, from its beginning; a shell loop around this command finds it "
-    "taken: give it < /dev/null there"
+    "stdin goes to every worker, from its beginning: this command consumes the stdin of a shell "
+    "loop around it; there, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
 #: Prefixes of node flags that a script's worker does not have.

@@ -146,7 +146,7 @@ def _values(words: Sequence[str]) -> dict[str, str]:
 
 
 def _hold_files(given: Mapping[str, str], node: str) -> None:
-    """Stop this script from deleting or truncating files that the chief writes; see `held_files`."""
+    """Stop this script from deleting or truncating the chief's files; see `held_files`."""
     began = given.get(RUN_BEGAN.strip("-="))
     if began is None:  # not started by a run's launcher: no other worker writes the same files
         return
@@ -175,7 +175,7 @@ def _fix_hashes(seed: int) -> None:
 
 
 def _prepare_process(given: Mapping[str, str]) -> None:
-    """Set device, output and signals."""
+    """Configure the device, output streams and signals of this process."""
     configure_libraries(tensorflow_log_level=2)  # hides the greeting that every worker would log
     device = given.get("device", "auto")
     if device != "auto":

@@ -69,7 +69,7 @@ def parse(text: str) -> ClusterPosition | None:
     if not isinstance(config, dict):
         raise _bad(f"it is {config!r}, not an object")
     if config.get("rpc_layer", "grpc") != "grpc":
-        raise _bad(f"its rpc_layer is {config['rpc_layer']!r}; only grpc is spoken here")
+        raise _bad(f"its rpc_layer is {config['rpc_layer']!r}; Thinwire supports only grpc")
     cluster = _cluster(config.get("cluster"))
     first = sum(len(cluster.get(kind, ())) for kind in _FIRST)
     if first > 1:
