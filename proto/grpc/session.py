@@ -283,9 +283,7 @@ class ClientSession:
         while (message := self.poll(_LOOK_SECONDS)) is None:
             if given_up():
                 self.close(0.0)
-                raise StreamLost(
-                    f"{self.address}: canceled while waiting for an answer to Hello"
-                )
+                raise StreamLost(f"{self.address}: canceled while waiting for an answer to Hello")
             if time.monotonic() >= deadline:
                 self.close()
                 raise StreamLost(f"{self.address} sent nothing for {_HELLO_TIMEOUT_SECONDS:g} s")
