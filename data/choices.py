@@ -1,6 +1,6 @@
-"""The legal values of flags about data; imports nothing, so that ``--help`` is fast."""
+"""Legal values of the data flags; this module imports nothing, so that ``--help`` is fast."""
 
-#: Of images, and of text, for models of tokens.
+#: Names of the data sets of images.
 IMAGES = (
     "fashion_mnist_sample",
     "fashion_mnist",
@@ -10,19 +10,21 @@ IMAGES = (
     "imagenet_synthetic",
     "synthetic",
 )
+#: Names of the data sets of text, for models of tokens.
 TEXTS = ("stdlib",)
 DATASETS = (*IMAGES, *TEXTS)
-#: Tokens of a sequence of text.
+#: Length of a sequence of a text data set, in tokens.
 CONTEXT = 64
-#: Those whose images are in memory, as they are.
+#: Data sets of images that fit into memory.
 IN_MEMORY_IMAGES = tuple(name for name in IMAGES if not name.startswith("imagenet"))
 SCALINGS = ("standardize", "unit", "cifar10", "imagenet")
 AUGMENTATIONS = ("none", "crop_flip", "resized_crop_flip")
 PARTITIONS = ("iid", "contiguous", "class", "dirichlet", "file", "positions")
-#: Those of them that need a class of each example.
+#: Values of --partition that need the class of each example.
 BY_CLASS = ("class", "dirichlet")
 PARTS = ("train", "test")
-#: --batch: of scripts, whose the batch size is: the whole run's, or each worker's.
+#: Values of --batch: a script's batch size counts for the whole run, or for each worker.
 BATCHES = ("global", "worker")
-#: --shard: of scripts, whether the workers share what each of them gives to `fit`.
+#: Values of --shard. "auto": the workers of a script split the data that each worker passes to
+#: `fit`. "off": each worker trains on all data that the worker passes to `fit`.
 SHARDS = ("auto", "off")

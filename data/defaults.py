@@ -8,24 +8,26 @@ from __future__ import annotations
 from thinwire.data.choices import AUGMENTATIONS, SCALINGS
 from thinwire.ops.types import ConfigurationError
 
-#: Data set -> its scaling and augmentation if none is given; of others the first of each.
+#: Data set -> its default scaling and augmentation. The default of any other data set is the first
+#: of ``SCALINGS`` and the first of ``AUGMENTATIONS``.
 DEFAULTS = {
     "cifar10": ("cifar10", "crop_flip"),
     "imagenet": ("imagenet", "resized_crop_flip"),
     "imagenet_synthetic": ("imagenet", "none"),
 }
-#: Data set -> the augmentations it takes; others take the first two.
+#: Data set -> its legal augmentations. Any other data set allows the first two ``AUGMENTATIONS``.
 _TAKES = {"imagenet": ("none", "resized_crop_flip"), "imagenet_synthetic": ("none",)}
-#: Data set -> --network and --nb_classes if none is given; of others those of the task.
+#: Data set -> its defaults of --network and --nb_classes. The task defines the defaults for any
+#: other data set.
 MODELS = {"stdlib": ("decoder", 256)}
-#: Data sets whose accuracy is usually reported with the best five answers, too.
+#: Data sets with a top-5 accuracy by default.
 REPORTED_WITH_TOP5 = ("imagenet", "imagenet_synthetic")
 
 
 def default_preprocessing(
     dataset: str, scaling: str | None, augment: str | None
 ) -> tuple[str, str]:
-    """Return scaling and augmentation, those of the data set where None was chosen.
+    """Return the scaling and the augmentation; the data set's default replaces None.
 
     >>> default_preprocessing("cifar10", "unit", None)
     ('unit', 'crop_flip')
@@ -35,29 +37,29 @@ def default_preprocessing(
 
 
 def reports_top5(wanted: bool, dataset: str, nb_classes: int | None) -> bool:
-    """Return whether evaluations count the best five answers too.
+    """Return whether evaluations also report the top-5 accuracy.
 
     Args:
         wanted: The value of --top5.
-        dataset: The data set; for some it is the default.
-        nb_classes: None where only the user's model knows.
+        dataset: Name of the data set; ``REPORTED_WITH_TOP5`` lists the sets with top-5 by default.
+        nb_classes: Number of classes. None if only the user's model defines the number.
 
     Raises:
-        ConfigurationError: It is wanted, and there are no more than five answers.
+        ConfigurationError: ``wanted`` is true and the model has five classes or fewer.
     """
     is_sensible = nb_classes is None or nb_classes > 5
     if wanted and not is_sensible:
         raise ConfigurationError(
-            f"--top5 and --nb_classes={nb_classes}: expected more than 5 classes. Leave it out."
+            f"--top5 and --nb_classes={nb_classes}: expected more than 5 classes. Leave --top5 out."
         )
     return wanted or (is_sensible and dataset in REPORTED_WITH_TOP5)
 
 
 def check_augmentation(dataset: str, augment: str | None) -> None:
-    """Reject an augmentation that a data set does not have.
+    """Reject an augmentation that a data set does not support.
 
     Raises:
-        ConfigurationError: It cannot be augmented that way.
+        ConfigurationError: The data set does not support the augmentation.
     """
     taken = _TAKES.get(dataset, AUGMENTATIONS[:2])
     if augment is not None and augment not in taken:

@@ -1,4 +1,4 @@
-"""The data-sharding file: which run of the stored training set each worker owns.
+"""The data-sharding file: the contiguous range of the training set that each worker owns.
 
 Pure Python, so that a flag can be checked before TensorFlow or numpy is imported.
 """
@@ -13,7 +13,8 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
 
 Fractions = Sequence[tuple[float, float]]
-#: Neighbours may differ by this much: one unit of six digits, as thirds are written.
+#: Largest accepted distance between the end of one range and the start of the next range: one unit
+#: of the sixth digit, because a third is written as 0.333333.
 _TOLERANCE = 1.1e-6
 
 
@@ -22,25 +23,25 @@ class _Line(NamedTuple):
 
     start: float
     end: float
-    number: int  # in the file, from 1
+    number: int  # line number in the file, from 1
 
 
 def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, float], ...]:
     """Read a data-sharding file: the w-th line holds ``start end`` of worker w, within 0 and 1.
 
-    Blank lines and what follows a ``#`` are comments and do not count. Together the lines must
-    cover 0 to 1 without overlap or gap, in any order.
+    Blank lines and text after a ``#`` are comments; a comment line is not counted. Together the
+    lines must cover 0 to 1 without overlap or gap, in any order.
 
     Returns:
-        (start, end) of worker 1, 2, ..., nb_workers.
+        The (start, end) pairs of workers 1, 2, ..., nb_workers.
 
     Raises:
         ConfigurationError: The file is missing, a line is malformed, the number of lines is not
             ``nb_workers``, or the fractions are out of range, overlap or leave a gap.
 
     Source: Jiang et al., Grouping-SGD, CCGrid 2019, and its published code ("data allocator").
-    Differences: lines are in order of worker id, not of falling address; the original checks
-    nothing and loses or doubles examples where the fractions do not meet.
+    Differences: lines are in order of worker id, not of descending address. The original does not
+    check the file and loses or doubles examples at gaps and overlaps.
     """
     try:
         text = read_bounded(path).decode()
@@ -65,35 +66,36 @@ def read_fractions(path: str | Path, nb_workers: int) -> tuple[tuple[float, floa
 
 
 def ranges(total: int, nb_workers: int, fractions: Fractions | None) -> list[range]:
-    """Return every worker's run of ``range(total)``; neighbours meet, whatever the rounding.
+    """Return every worker's part of ``range(total)``; rounding leaves no gap and no overlap.
 
     Args:
-        total: Training examples.
-        nb_workers: Workers.
-        fractions: From ``read_fractions``.
+        total: Number of training examples.
+        nb_workers: Number of workers.
+        fractions: (start, end) of each worker, from ``read_fractions``. None is an error.
 
     Raises:
-        ConfigurationError: Fractions of another number of workers, or a worker would get nothing.
+        ConfigurationError: The number of fractions is not ``nb_workers``, or a worker would get no
+            example.
 
     >>> ranges(10, 3, [(0.34, 1), (0, 0.17), (0.17, 0.34)])
     [range(3, 10), range(0, 2), range(2, 3)]
     """
     if fractions is None or len(fractions) != nb_workers:
-        found = "none" if fractions is None else str(len(fractions))
+        num_fractions = "none" if fractions is None else str(len(fractions))
         raise ConfigurationError(
-            f"--partition file needs the fractions of {nb_workers} workers and got {found}; set "
-            "--data_sharding_file, or choose --partition iid."
+            f"--partition file needs the fractions of {nb_workers} workers and got "
+            f"{num_fractions}; set --data_sharding_file, or choose --partition iid."
         )
-    # Neighbours share a cut, so that rounding neither loses nor doubles an example.
+    # Adjacent ranges share one rounded cut, so that rounding neither loses nor doubles an example.
     by_start = sorted(range(nb_workers), key=lambda worker: fractions[worker][0])
     cuts = [0, *(round(fractions[worker][0] * total) for worker in by_start[1:]), total]
     owned = {worker: range(*cuts[place : place + 2]) for place, worker in enumerate(by_start)}
-    for worker, run in owned.items():
-        if not run:
+    for worker, positions in owned.items():
+        if not positions:
             raise ConfigurationError(
                 f"--data_sharding_file gives worker {worker + 1} the fractions "
-                f"{fractions[worker]} of {total} training examples, which is none; expected at "
-                "least one. Widen its line."
+                f"{fractions[worker]} of {total} training examples, which is no example; expected "
+                f"at least one. Widen the range on the line of worker {worker + 1}."
             )
     return [owned[worker] for worker in range(nb_workers)]
 
@@ -109,13 +111,13 @@ def _parse(path: str | Path, number: int, text: str) -> _Line:
     if not 0 <= start < end <= 1:
         raise ConfigurationError(
             f"--data_sharding_file {path} line {number} reads {text!r}; expected "
-            "0 <= start < end <= 1. Mend that line."
+            "0 <= start < end <= 1. Correct that line."
         )
     return _Line(start, end, number)
 
 
 def _check_cover(path: str | Path, lines: Sequence[_Line]) -> None:
-    """Refuse overlaps and gaps, naming the lines on both sides."""
+    """Reject overlaps and gaps; the error names the lines on both sides."""
     before: _Line | None = None
     for line in sorted(lines):
         reached = before.end if before else 0.0

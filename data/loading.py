@@ -1,4 +1,4 @@
-"""Loads a run's data: the whole set, by name or from the user's file, and each worker's shard."""
+"""Loads a run's data: the whole data set (by name or from the user's module) and worker shards."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from thinwire.runtime.run.settings import DataChoice, ModelChoice, Run
 
 @dataclasses.dataclass(frozen=True)
 class TrainingShard:
-    """One worker's examples."""
+    """The training examples of one worker."""
 
-    images: NDArray[Any] | lazy.Lazy  # [n, ...], as an evaluation would see them
-    labels: NDArray[Any]  # [n, ...] as the task has them, mostly [n] int32
-    cursor: Cursor  # over 0..n-1
-    label_counts: dict[int, int]  # label -> examples, for reports
-    feed: lazy.Feed  # makes the images that training sees
-    num_train: int = 0  # examples of the whole training set
+    images: NDArray[Any] | lazy.Lazy  # [n, ...], without augmentation
+    labels: NDArray[Any]  # [n, ...] in the task's form; [n] int32 for classes
+    cursor: Cursor  # order of the positions 0..n-1
+    label_counts: dict[int, int]  # label -> number of examples, for reports
+    feed: lazy.Feed  # returns the images of a training batch, augmented
+    num_train: int = 0  # number of examples in the whole training set
 
     @property
     def num_examples(self) -> int:
-        """How many there are; a worker may have none."""
+        """Number of examples in the shard; 0 if the worker has no data."""
         return len(self.labels)
 
     def fork(self) -> TrainingShard:
-        """Return one that goes on from here by itself."""
+        """Return a copy of the shard with its own cursor, at the same position."""
         return dataclasses.replace(self, cursor=self.cursor.fork())
 
     def next(self) -> tuple[Any, NDArray[Any]]:
-        """Return the next mini-batch: images [B, ...], which may be a tensor, and labels.
+        """Return the next mini-batch: images [B, ...] (an array or a tensor) and labels [B, ...].
 
         Raises:
             ConfigurationError: An image file is damaged.
@@ -58,16 +58,16 @@ def load_dataset(
     seed: int,
     parts: Sequence[str] = PARTS,
 ) -> registry.Dataset:
-    """Load what --dataset names, or what the user's `load_data()` returns.
+    """Load the data set of --dataset, or the data of the user's `load_data()`.
 
     Raises:
-        ConfigurationError: Missing or damaged files, or data that does not fit the model.
+        ConfigurationError: Files are missing or damaged, or the data does not fit the model.
     """
     if user_module is not None and hasattr(user_module, "load_data"):
         if data.augment not in (None, AUGMENTATIONS[0]):
             raise ConfigurationError(
-                f"--augment={data.augment} is for a --dataset, and load_data() of --model makes "
-                "its own images; leave it out."
+                f"--augment={data.augment} is for a --dataset, but load_data() of the --model file "
+                "returns the images; leave --augment out."
             )
         return registry.from_user_module(user_module, seed, TASKS[model.task])
     return registry.load(
@@ -87,43 +87,46 @@ def load_dataset(
 def num_train(
     data: DataChoice, model: ModelChoice, user_module: ModuleType | None, seed: int
 ) -> int:
-    """Return the size of the training set: what one of --epochs consumes."""
+    """Return the number of examples in the training set, which is one epoch of --epochs."""
     return len(load_dataset(data, model, user_module, seed, parts=("train",)).train_labels)
 
 
 def load_shard(run: Run, user_module: ModuleType | None, id_worker: int) -> TrainingShard:
-    """Load the training set and pick one worker's part of it.
+    """Load the training set and select one worker's shard.
 
     Raises:
-        ConfigurationError: Missing or damaged files, and as ``take_shard``.
+        ConfigurationError: Files are missing or damaged, or ``take_shard`` rejects the settings.
     """
     whole = load_dataset(run.data, run.model, user_module, run.seed, parts=("train",))
     return take_shard(run, whole, id_worker, run.nb_workers)
 
 
 def take_shard(run: Run, whole: registry.Dataset, id_worker: int, nb_workers: int) -> TrainingShard:
-    """Pick one worker's part of a loaded training set, with a cursor at its start.
+    """Select one worker's shard of a loaded training set, with a cursor at the start.
 
     Raises:
-        ConfigurationError: A split that cannot be made, a data-sharding file that does not fit, or
-            a batch larger than the shard.
+        ConfigurationError: The split is impossible, the data-sharding file does not fit the run, or
+            the batch is larger than the shard.
     """
     rule = split_rule(run, nb_workers)
-    mine = partition.shard(whole.classes, id_worker, rule, whole.train_file_offsets)
-    return _pick(run, whole, mine, id_worker)
+    positions = partition.shard(whole.classes, id_worker, rule, whole.train_file_offsets)
+    return _pick(run, whole, positions, id_worker)
 
 
 def take_shards(run: Run, whole: registry.Dataset) -> list[TrainingShard]:
-    """Return every worker's ``take_shard``, splitting once: for simulations of thousands."""
+    """Return the shards of all workers; one split serves simulations of thousands of workers."""
     rule = split_rule(run, run.nb_workers)
     shards = partition.split(whole.classes, rule, whole.train_file_offsets)
-    return [_pick(run, whole, mine, number) for number, mine in enumerate(shards, start=1)]
+    return [
+        _pick(run, whole, positions, id_worker)
+        for id_worker, positions in enumerate(shards, start=1)
+    ]
 
 
 def _pick(
     run: Run, whole: registry.Dataset, mine: NDArray[np.int64], id_worker: int
 ) -> TrainingShard:
-    """Return the examples at some positions, with a cursor at their start."""
+    """Return the shard of the examples at the given positions, with a cursor at the start."""
     if not run.data.whole_epochs:
         check_batch_size(run.batch_size, len(mine), run.data.partition)
     cursor = Cursor(
@@ -135,15 +138,15 @@ def _pick(
         whole_epochs=run.data.whole_epochs,
     )
     images = lazy.subset(whole.train_images, mine)
-    # An autoencoder's labels are its images: one copy of them is enough.
-    is_one = whole.train_labels is whole.train_images
-    labels = images if is_one else whole.train_labels[mine]
+    # An autoencoder's labels are its images: the shard holds one copy of the images.
+    is_autoencoder = whole.train_labels is whole.train_images
+    labels = images if is_autoencoder else whole.train_labels[mine]
     shard = _shard(images, labels, cursor, whole.classes[mine])
     return dataclasses.replace(shard, num_train=len(whole.train_labels))
 
 
 def whole_shard(run: Run, whole: registry.Dataset) -> TrainingShard:
-    """Return the whole training set as one shard, for training on one device."""
+    """Return the whole training set as one shard, for training on a single device."""
     cursor = Cursor(np.arange(len(whole.train_labels)), run.batch_size, run.seed)
     return _shard(whole.train_images, whole.train_labels, cursor, whole.classes)
 
@@ -156,7 +159,7 @@ def _shard(
 
 
 def split_rule(run: Run, nb_workers: int) -> partition.PartitionRule:
-    """Return how a run splits its training set."""
+    """Return the rule by which a run splits its training set among ``nb_workers`` workers."""
     path, alpha = run.data.sharding_file, run.data.dirichlet_alpha
     return partition.PartitionRule(
         partition=run.data.partition,

@@ -1,8 +1,7 @@
-"""How ``data/fashion_mnist_sample`` was made: a small balanced draw from Fashion-MNIST.
+"""Makes ``data/fashion_mnist_sample``: a small random sample of Fashion-MNIST, balanced by class.
 
-Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]`` where SOURCE_DIR holds the four
-files of the full data set. The same source and the same seed give the same bytes (of one zlib
-version).
+Run ``python -m thinwire.data.make_sample SOURCE_DIR [OUT_DIR]``; SOURCE_DIR holds the four files of
+the full data set. The same source, seed and zlib version give the same bytes.
 """
 
 from __future__ import annotations
@@ -22,15 +21,16 @@ _HERE = Path(__file__).resolve().parent
 
 
 def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[np.int64]:
-    """Return positions of ``count`` examples, equally many of each class, in random order.
+    """Return the positions of ``count`` examples, balanced by class, in random order.
 
     Args:
-        labels: [N] class of each example.
-        count: Examples to draw; a multiple of the number of classes.
-        seed: Seeds the draw.
+        labels: [N] uint8 class of each example.
+        count: Number of examples to draw; a multiple of the number of classes.
+        seed: Seed of the random draw.
 
     Raises:
-        ValueError: ``count`` cannot be split equally or a class has too few examples.
+        ValueError: ``count`` is not a multiple of the number of classes, or a class has too few
+            examples.
     """
     classes, available = np.unique(labels, return_counts=True)
     per_class, remainder = divmod(count, len(classes))
@@ -45,12 +45,12 @@ def draw_balanced(labels: NDArray[np.uint8], count: int, seed: int) -> NDArray[n
 
 
 def make_sample(source: Path, out: Path) -> None:
-    """Write the four sample files from the four full files."""
+    """Write the four files of the sample from the four files of the full data set."""
     out.mkdir(parents=True, exist_ok=True)
-    for number, (prefix, count) in enumerate((("train", NUM_TRAIN), ("t10k", NUM_TEST))):
+    for index, (prefix, count) in enumerate((("train", NUM_TRAIN), ("t10k", NUM_TEST))):
         names = (f"{prefix}-images-idx3-ubyte.gz", f"{prefix}-labels-idx1-ubyte.gz")
         images, labels = idx.read_pair(source / names[0], source / names[1])
-        chosen = draw_balanced(labels, count, SEED + number)
+        chosen = draw_balanced(labels, count, SEED + index)
         idx.write(out / names[0], images[chosen])
         idx.write(out / names[1], labels[chosen])
 

@@ -1,8 +1,9 @@
-"""Which training examples belong to which worker.
+"""Splits the training examples among the workers.
 
-Every worker computes the split by itself from the labels, the seed and the flags alone; together
-the shards hold each example exactly once. `SPLITS` has a function for each --partition;
-`split_dirichlet` is label skew as federated learning models it.
+Every worker computes the whole split from the labels, the seed and the flags, without messages.
+The shards of all workers together hold each example exactly once; only "positions" may omit
+examples. `SPLITS` has a function for each --partition. `split_dirichlet` models the label skew of
+federated learning.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.files import read_bounded
 
 Shards = list[NDArray[np.int64]]
-#: Concentration of "dirichlet" when none is given: strong skew, few workers starve.
+#: Default concentration of "dirichlet": strong label skew, but few workers with too few examples.
 DIRICHLET_ALPHA = 0.5
+#: Largest number of distinct labels for which `label_counts` returns counts.
 MOST_LABELS = 200
-#: A file of positions of 10 million examples is smaller.
+#: Size limit of a file of positions, in bytes. The positions of 10 million examples fit.
 _MOST_FILE_BYTES = 1 << 27
-#: Draws before shares that are too small are filled up instead.
+#: Number of Dirichlet draws before `_fill_up` enlarges the shards that are too small.
 _MOST_DRAWS = 20
-#: Separates the draws from those of the other partitions with the same seed.
+#: Added to the seed, so that "dirichlet" and "iid" draw different random numbers.
 _STREAM = 2
 
 
@@ -38,26 +40,27 @@ def split_dirichlet(
 ) -> list[NDArray[np.int64]]:
     """Deal out each label's examples in proportions drawn from Dirichlet(alpha, ..., alpha).
 
-    The smaller alpha, the fewer labels a worker sees and the less equal the sizes of the shards;
-    alpha to infinity is "iid". When a worker would get fewer than ``smallest`` examples the whole
-    table is drawn again, up to 20 times; then the draw that lacks least is filled up from the
-    largest shard of the moment, with examples of that shard's commonest label.
+    With a smaller alpha, a worker sees fewer labels and shard sizes differ more; alpha to infinity
+    is "iid". If a worker would get fewer than ``smallest`` examples, the whole table of examples
+    per label and worker is drawn again, up to 20 draws in all. After 20 draws, the best table (the
+    fewest missing examples) is repaired: each shard that is too small takes examples of the most
+    frequent label of the largest shard, until it has ``smallest`` examples.
 
     Args:
-        labels: [N] class of each training example, the same on every worker.
-        nb_workers: Workers.
-        alpha: Concentration, above 0.
-        smallest: Examples every worker gets at least: one mini-batch.
-        seed: Seeds draws and shuffles; the same on every worker.
+        labels: [N] class of each training example; must be equal on every worker.
+        nb_workers: Number of workers.
+        alpha: Concentration of the Dirichlet distribution, above 0.
+        smallest: Least number of examples of a worker: one mini-batch.
+        seed: Seed of the draws and shuffles; must be equal on every worker.
 
     Returns:
-        Of each worker [n] int64, ascending.
+        One array per worker: positions of the worker's examples, [n] int64, ascending.
 
     Raises:
         ConfigurationError: There are fewer than ``nb_workers * smallest`` examples.
 
     Source: Hsu, Qi, Brown, arXiv 1909.06335 (Dirichlet skew); Yurochkin et al., ICML 2019, and Li
-    et al., arXiv 2102.02079, for the label-wise form used here and for drawing again.
+    et al., arXiv 2102.02079, for the draw per label and for drawing again.
     """
     if nb_workers * smallest > len(labels):
         raise ConfigurationError(
@@ -74,9 +77,9 @@ def split_dirichlet(
     groups = np.split(np.argsort(labels, kind="stable"), np.cumsum(sizes)[:-1])
     for members, row in zip(groups, table, strict=True):
         dealt = np.split(rng.permutation(members), np.cumsum(row)[:-1])
-        for mine, piece in zip(pieces, dealt, strict=True):
-            mine.append(piece)
-    return [np.sort(np.concatenate(mine)).astype(np.int64) for mine in pieces]
+        for worker_pieces, piece in zip(pieces, dealt, strict=True):
+            worker_pieces.append(piece)
+    return [np.sort(np.concatenate(worker_pieces)).astype(np.int64) for worker_pieces in pieces]
 
 
 def _draw_table(
@@ -86,11 +89,17 @@ def _draw_table(
     alpha: float,
     smallest: int,
 ) -> NDArray[np.int64]:
-    """Return examples per label and worker, [labels, nb_workers]: the first draw that suffices."""
+    """Return the number of examples per label and worker: [labels, nb_workers] int64.
+
+    The result is the first draw in which every worker has ``smallest`` examples, or else the draw
+    with the fewest missing examples.
+    """
     best, least = np.zeros((len(sizes), nb_workers), np.int64), None
     for _ in range(_MOST_DRAWS):
         shares = rng.dirichlet(np.full(nb_workers, alpha), size=len(sizes))
-        # Neighbours share a cut, so that rounding neither loses nor doubles an example.
+        # Adjacent workers share one rounded cut, so that rounding neither loses nor doubles an
+        # example. The last cut is exactly the label's size, because the cumulative sum of the
+        # shares may round to slightly less or more than 1.
         cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
         cuts = np.minimum(cuts, sizes[:, None])
         cuts[:, -1] = sizes
@@ -104,7 +113,7 @@ def _draw_table(
 
 
 def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
-    """Move examples from the largest shards to those below ``smallest``, in place."""
+    """Move examples from the largest shards to the shards below ``smallest``; changes ``table``."""
     totals = table.sum(axis=0)
     for worker in np.flatnonzero(totals < smallest):
         while totals[worker] < smallest:
@@ -121,22 +130,23 @@ def _fill_up(table: NDArray[np.int64], smallest: int) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class PartitionRule:
-    """How to split; the same on every worker of a run.
+    """The rule of a split; must be equal on every worker of a run.
 
     Args:
         partition: A name of ``data.PARTITIONS``:
-            "iid": equal shares of one shuffle;
-            "contiguous": equal runs of the stored order;
-            "class": equal runs of the order by label, so that a worker sees few labels;
-            "dirichlet": each label dealt out by a Dirichlet draw;
-            "file": runs of the stored order by ``fractions``;
-            "positions": ``positions`` as they are, which may leave a worker without examples.
-        nb_workers: How many workers there are.
-        seed: Seeds shuffle and draws.
+            "iid": equal parts of one random order;
+            "contiguous": equal ranges of the stored order;
+            "class": equal ranges of the order by label, so that a worker sees few labels;
+            "dirichlet": the examples of each label in proportions of a Dirichlet draw;
+            "file": ranges of the stored order by ``fractions``;
+            "positions": the listed ``positions``; a worker may have no examples.
+        nb_workers: Number of workers.
+        seed: Seed of the shuffle and the Dirichlet draws.
         fractions: (start, end) of each worker, from ``read_fractions``; only for "file".
-        dirichlet_alpha: Concentration; only for "dirichlet".
-        batch_size: What "dirichlet" gives every worker at least.
-        positions: Of every worker's examples, from ``read_positions``; only for "positions".
+        dirichlet_alpha: Concentration of the Dirichlet distribution; only for "dirichlet".
+        batch_size: Least number of examples of a worker; only for "dirichlet".
+        positions: Positions of each worker's examples, from ``read_positions``; only for
+            "positions".
     """
 
     partition: str
@@ -149,18 +159,19 @@ class PartitionRule:
 
 
 def read_positions(path: str | Path, nb_workers: int) -> Shards:
-    """Read which examples each worker has: the positions in the training set on line w are w's.
+    """Read a file of positions: line w lists the examples of worker w by position.
 
-    An empty line is a worker without examples; lines that begin with ``#`` are comments.
+    A position counts from 0 in the training set. An empty line gives a worker no examples. Lines
+    that begin with ``#`` are comments.
 
     Returns:
-        Of worker 1, 2, ... [n] int64, ascending.
+        One array per worker: positions of the worker's examples, [n] int64, ascending.
 
     Raises:
-        ConfigurationError: The file cannot be read, has not a line for each worker, holds what is
-            no position, or gives an example to two workers.
+        ConfigurationError: The file cannot be read, does not have one line per worker, holds
+            something else than positions, or lists an example twice.
     """
-    here = f"--partition_file={path}"
+    flag = f"--partition_file={path}"
     try:
         lines = read_bounded(path, _MOST_FILE_BYTES).decode().splitlines()
         shards = [
@@ -170,12 +181,12 @@ def read_positions(path: str | Path, nb_workers: int) -> Shards:
         ]
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigurationError(
-            f"{here} cannot be read: {error}. Expected a text file with the positions of worker "
+            f"{flag} cannot be read: {error}. Expected a text file with the positions of worker "
             "w's examples in the training set, from 0, on line w."
         ) from error
     if len(shards) != nb_workers:
         raise ConfigurationError(
-            f"{here} has {len(shards)} lines; expected one for each of the {nb_workers} workers "
+            f"{flag} has {len(shards)} lines; expected one for each of the {nb_workers} workers "
             "(--nb_workers). Add or remove lines, or change --nb_workers."
         )
     dealt = np.sort(np.concatenate(shards))
@@ -183,15 +194,15 @@ def read_positions(path: str | Path, nb_workers: int) -> Shards:
     if (dealt.size and dealt[0] < 0) or twice.size:
         wrong = twice[0] if twice.size else dealt[0]
         raise ConfigurationError(
-            f"{here}: position {wrong} is negative or stands there twice; expected each example "
-            "with one worker at most."
+            f"{flag}: position {wrong} is negative or listed twice; expected each example at "
+            "most once, for one worker. Correct the file."
         )
     return shards
 
 
 def write_positions(path: str | Path, shards: Shards) -> None:
-    """Write which examples each worker has, as ``read_positions`` reads it."""
-    lines = (" ".join(map(str, mine.tolist())) + "\n" for mine in shards)
+    """Write the positions of each worker's examples in the format of ``read_positions``."""
+    lines = (" ".join(map(str, positions.tolist())) + "\n" for positions in shards)
     Path(path).write_text("".join(lines), encoding="ascii")
 
 
@@ -201,18 +212,20 @@ def split(
     """Return the positions of every worker's examples.
 
     Args:
-        labels: [N] class of each training example, the same on every worker; where there are no
-            classes, [N, ...] of which only N counts.
-        rule: How to split.
-        file_offsets: [files + 1] first example of each file, then N: "contiguous" deals out files.
+        labels: [N] class of each training example; must be equal on every worker. Without classes,
+            labels of any form [N, ...]; only N is used.
+        rule: The rule of the split.
+        file_offsets: [files + 1] int64, first example of each file, then N. If given, "contiguous"
+            splits at the borders of files.
 
     Returns:
-        Of worker 1, 2, ... [n] int64: by label and then position for "class", else ascending.
-        They are disjoint and complete, but that "positions" may leave examples out.
+        One array per worker: positions of the worker's examples, [n] int64. The order is by label,
+        then by position for "class", else ascending. The arrays are disjoint. Together they hold
+        all examples; only "positions" may omit examples.
 
     Raises:
-        ConfigurationError: Unknown partition, more workers than examples, an empty shard, or
-            "file" without fractions.
+        ConfigurationError: The partition is unknown, there are more workers than examples, a shard
+            is empty, or "file" has no fractions.
 
     Source: Hardy et al., NCA 2017 (files); the published codes of ESync (contiguous, class) and
     Grouping-SGD (fractions). Differences: the originals lose the last N mod n examples.
@@ -225,8 +238,9 @@ def split(
         equal_range(len(labels), rule.nb_workers, 1, "training examples")
     if rule.partition in BY_CLASS and not are_classes(labels):
         raise ConfigurationError(
-            f"--partition={rule.partition} splits examples by their classes, and these have none; "
-            f"expected --partition={'|'.join(each for each in PARTITIONS if each not in BY_CLASS)}."
+            f"--partition={rule.partition} splits examples by class, but these examples have no "
+            "classes; expected "
+            f"--partition={'|'.join(name for name in PARTITIONS if name not in BY_CLASS)}."
         )
     return SPLITS[rule.partition](labels, rule, file_offsets)
 
@@ -237,7 +251,10 @@ def shard(
     rule: PartitionRule,
     file_offsets: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
-    """Return the positions of one worker's examples; arguments and errors as ``split``."""
+    """Return the positions of one worker's examples: [n] int64.
+
+    See `split` for the arguments and the errors.
+    """
     equal_range(len(labels), rule.nb_workers, id_worker, "training examples")
     return split(labels, rule, file_offsets)[id_worker - 1]
 
@@ -245,17 +262,19 @@ def shard(
 def equal_range(
     total: int, nb_workers: int, id_worker: int, what: str, owners: str = "workers"
 ) -> range:
-    """Return one owner's run of ``range(total)``; the first ``total mod n`` get one item more.
+    """Return one owner's range of ``range(total)``.
+
+    The first ``total mod nb_workers`` owners get one item more.
 
     Args:
-        total: Items to deal out.
-        nb_workers: Owners.
-        id_worker: This owner, 1..nb_workers.
-        what: Names the items in errors.
-        owners: Names the owners in errors.
+        total: Number of items.
+        nb_workers: Number of owners.
+        id_worker: Id of the owner, 1..nb_workers.
+        what: Name of the items in error messages.
+        owners: Name of the owners in error messages.
 
     Raises:
-        ConfigurationError: More owners than items, or the id is out of range.
+        ConfigurationError: There are more owners than items, or ``id_worker`` is out of range.
 
     >>> [len(equal_range(10, 4, number, "items")) for number in (1, 2, 3, 4)]
     [3, 3, 2, 2]
@@ -266,8 +285,8 @@ def equal_range(
         )
     if nb_workers > total:
         raise ConfigurationError(
-            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at least one "
-            f"each. Use at most {total} {owners}, or a larger data set."
+            f"{total} {what} cannot be split among {nb_workers} {owners}; expected at "
+            f"least one for each. Use at most {total} {owners}, or a larger data set."
         )
     share, remainder = divmod(total, nb_workers)
     start = (id_worker - 1) * share + min(id_worker - 1, remainder)
@@ -275,15 +294,15 @@ def equal_range(
 
 
 def are_classes(labels: NDArray[Any]) -> bool:
-    """Return whether labels are the class of each example."""
+    """Return True if labels are classes: one integer for each example."""
     return labels.ndim == 1 and bool(np.issubdtype(labels.dtype, np.integer))
 
 
 def label_counts(labels: NDArray[Any]) -> dict[int, int]:
-    """Return how many examples have each label that occurs, ascending, for the run's report.
+    """Return the number of examples per label, in ascending order of labels, for the run's report.
 
-    Nothing when more than ``MOST_LABELS`` occur: the counts travel with every report of a worker.
-    Nothing either where labels are no classes.
+    The result is empty if the labels are not classes. The result is also empty if more than
+    ``MOST_LABELS`` labels occur, because a worker sends the counts in every report.
 
     >>> label_counts(np.array([3, 0, 3]))
     {0: 1, 3: 2}
@@ -297,12 +316,12 @@ def label_counts(labels: NDArray[Any]) -> dict[int, int]:
 
 
 def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
-    """Cut an order of all examples into one run per worker."""
+    """Cut an order of all examples into one contiguous part per worker."""
     owned = [
         equal_range(len(order), nb_workers, worker + 1, "training examples")
         for worker in range(nb_workers)
     ]
-    return [order[run.start : run.stop].astype(np.int64) for run in owned]
+    return [order[part.start : part.stop].astype(np.int64) for part in owned]
 
 
 def _iid(
@@ -322,13 +341,14 @@ def _contiguous(
             for worker in range(rule.nb_workers)
         ]
         return [np.arange(file_offsets[run.start], file_offsets[run.stop]) for run in files]
-    # ESync's blocks exactly; the tail that it never uses goes to the first workers, one each.
-    block, rest = divmod(len(labels), rule.nb_workers)
-    tail = len(labels) - rest
+    # The blocks equal the blocks of ESync's code, which never uses the last N mod n examples (the
+    # tail). Each of the first workers gets one example of the tail.
+    block, num_tail = divmod(len(labels), rule.nb_workers)
+    tail = len(labels) - num_tail
     return [
         np.append(
             np.arange(worker * block, (worker + 1) * block, dtype=np.int64),
-            np.arange(tail + worker, tail + worker + (worker < rest), dtype=np.int64),
+            np.arange(tail + worker, tail + worker + (worker < num_tail), dtype=np.int64),
         )
         for worker in range(rule.nb_workers)
     ]
@@ -354,8 +374,8 @@ def _file(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
     del file_offsets
-    runs = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
-    return [np.arange(run.start, run.stop, dtype=np.int64) for run in runs]
+    owned = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
+    return [np.arange(part.start, part.stop, dtype=np.int64) for part in owned]
 
 
 def _positions(
@@ -367,11 +387,12 @@ def _positions(
             "--partition=positions needs the positions of each worker's examples; set "
             "--partition_file, or choose --partition=iid."
         )
-    last = max((int(mine[-1]) for mine in rule.positions if mine.size), default=-1)
+    last = max((int(positions[-1]) for positions in rule.positions if positions.size), default=-1)
     if last >= len(labels):
         raise ConfigurationError(
-            f"--partition_file names example {last}, and there are {len(labels)} training "
-            "examples; expected positions below that. It is of another data set."
+            f"--partition_file lists position {last}, but there are {len(labels)} training "
+            f"examples; expected positions below {len(labels)}. The file belongs to another data "
+            "set."
         )
     return rule.positions
 

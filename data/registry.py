@@ -1,8 +1,8 @@
-"""Data sets by name, checked and scaled: for workers to train on, for Supervisors to test with.
+"""Loads, checks and scales data sets, for workers to train and for Supervisors to evaluate.
 
-`load` returns a set by its name, `from_user_module` that of a user's ``load_data()``. The sets in
-`LARGE` (ImageNet's files, and a stand-in that needs none) do not fit into memory and are decoded
-while training.
+`load` loads a data set by name; `from_user_module` loads the data of a user's ``load_data()``. The
+data sets in `LARGE` (ImageNet, and a synthetic substitute without files) do not fit into memory. A
+training batch of ImageNet is decoded when it is needed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from thinwire.data.readers import imagenet, source_text, synthetic
 from thinwire.models.tasks import CLASSIFICATION, TASKS, Task
 from thinwire.ops.types import ConfigurationError
 
-#: Images of imagenet_synthetic as it counts them, and how many different ones there are.
+#: Part of imagenet_synthetic -> its number of images, as in ImageNet. Only ``_NUM_DIFFERENT`` of
+#: the images differ; the set repeats these images.
 NUM_SYNTHETIC = {"train": 1_281_167, "test": 1_000}
 _NUM_DIFFERENT = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetRequest:
-    """The arguments of `load`, with the data set's defaults filled in."""
+    """The arguments of `load`; the data set's defaults replace None."""
 
     name: str
     data_dir: str | None
@@ -48,38 +49,38 @@ class DatasetRequest:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetPart:
-    """One part of a data set as a run uses it."""
+    """One part of a data set, scaled for training or evaluation."""
 
     images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    labels: NDArray[Any]  # [N, ...] as the task has them, mostly [N] int32
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64
-    classes: NDArray[np.int32] | None = None  # [N] int32, where the labels are none
+    labels: NDArray[Any]  # [N, ...] in the task's form, [N] int32 for classes
+    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, first example of each file
+    classes: NDArray[np.int32] | None = None  # [N] int32, only for an autoencoder
 
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and test examples; a part that was not wanted has no examples.
+    """Training and test examples; a part that was not requested has no examples.
 
-    Of classification, labels are [N] int32 classes; other tasks have other forms.
+    Labels of classification are [N] int32 classes; the labels of another task have its form.
     """
 
     train_images: NDArray[Any] | Lazy  # [N, ...], mostly [N, height, width, channels] float32
-    train_labels: NDArray[Any]  # [N, ...], what the loss compares with
+    train_labels: NDArray[Any]  # [N, ...], the targets of the loss
     test_images: NDArray[Any] | Lazy  # [M, ...]
     test_labels: NDArray[Any]  # [M, ...]
-    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
-    train_classes: NDArray[np.int32] | None = None  # [N] int32, where the labels are none
+    train_file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: unknown files
+    train_classes: NDArray[np.int32] | None = None  # [N] int32, only for an autoencoder
 
     @property
     def classes(self) -> NDArray[Any]:
-        """What the training set is split by: [N] int32 where examples have classes."""
+        """Classes by which the training set is split; the labels if ``train_classes`` is None."""
         return self.train_labels if self.train_classes is None else self.train_classes
 
 
 def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
     if wanted.image_depth != imagenet.DEPTH:
         raise ConfigurationError(
-            f"Data set imagenet has images of {imagenet.DEPTH} channels; this is --image_depth "
+            f"Data set imagenet has images of {imagenet.DEPTH} channels, but --image_depth is "
             f"{wanted.image_depth}. Set --image_depth {imagenet.DEPTH}, and --image_size and "
             "--nb_classes, usually 224 and 1000."
         )
@@ -96,7 +97,7 @@ def _imagenet(wanted: DatasetRequest, part: str) -> DatasetPart:
 
 
 def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """As many images as ImageNet has, so that an epoch lasts as long; 256 different ones."""
+    """Return 256 images, repeated to ImageNet's size so that an epoch takes equally long."""
     if wanted.data_dir is not None:
         raise ConfigurationError(
             f"--data_dir {wanted.data_dir} was given, but --dataset imagenet_synthetic is "
@@ -111,12 +112,12 @@ def _imagenet_synthetic(wanted: DatasetRequest, part: str) -> DatasetPart:
         num_examples=_NUM_DIFFERENT,
     )
     positions = np.arange(NUM_SYNTHETIC[part])
-    logging.info("data: %d different images stand for %d", len(labels), len(positions))
+    logging.info("data: %d different images repeated as %d images", len(labels), len(positions))
     repeated = Repeated(scale(images, wanted.scaling), positions)
     return DatasetPart(repeated, labels[positions % len(labels)])
 
 
-#: Sets that do not fit into memory -> what returns one part of them; nothing is decoded yet.
+#: Data set that does not fit into memory -> function that returns one part, without decoding.
 LARGE: Mapping[str, Callable[[DatasetRequest, str], DatasetPart]] = {
     "imagenet": _imagenet,
     "imagenet_synthetic": _imagenet_synthetic,
@@ -140,23 +141,24 @@ def load(
 
     Args:
         name: One of ``data.DATASETS``.
-        data_dir: Folder the user named, or None for the data set's usual places.
-        image_size: Height and width the network takes, in pixels.
-        image_depth: Channels the network takes.
-        nb_classes: Classes that the network distinguishes; of other tasks numbers, labels, words.
-        scaling: One of ``data.SCALINGS``; None takes the data set's usual one.
-        seed: Seeds generated data.
-        parts: The parts wanted, for example ("train",) on a worker.
-        augment: One of ``data.AUGMENTATIONS``, of training images; None likewise.
-        task: What the examples are for.
+        data_dir: Folder of --data_dir; None for the data set's usual places.
+        image_size: Height and width of the network's input, in pixels.
+        image_depth: Number of channels of the network's input.
+        nb_classes: Number of classes of the network; for another task, the number of values,
+            labels or words.
+        scaling: One of ``data.SCALINGS``; None for the data set's default.
+        seed: Seed of generated data.
+        parts: Parts to load, for example ("train",) on a worker.
+        augment: One of ``data.AUGMENTATIONS`` for training images; None for the data set's default.
+        task: Task that defines the form of the labels.
 
     Raises:
-        ConfigurationError: Unknown name, scaling or augmentation, files missing or damaged, or
-            images and labels that do not fit the sizes given.
+        ConfigurationError: The name, scaling or augmentation is unknown, files are missing or
+            damaged, or the images and labels do not fit the requested sizes.
     """
     _check_name(name)
     check_augmentation(name, augment)
-    wanted = DatasetRequest(
+    request = DatasetRequest(
         name,
         data_dir,
         image_size,
@@ -169,7 +171,7 @@ def load(
     load_part = LARGE.get(name, _in_memory)
     nothing = np.zeros((0, image_size, image_size, image_depth), np.float32)
     loaded = {part: DatasetPart(nothing, np.zeros(0, np.int32)) for part in PARTS}
-    loaded |= {part: load_part(wanted, part) for part in PARTS if part in parts}
+    loaded |= {part: load_part(request, part) for part in PARTS if part in parts}
     train, test = loaded["train"], loaded["test"]
     return Dataset(
         train.images,
@@ -182,7 +184,7 @@ def load(
 
 
 def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
-    """Return one part, scaled; training images stay bytes where each batch changes them."""
+    """Return one part, scaled; training images with augmentation stay uint8 until each batch."""
     raw = load_raw(
         wanted.name,
         wanted.data_dir,
@@ -198,7 +200,7 @@ def _in_memory(wanted: DatasetRequest, part: str) -> DatasetPart:
     form = wanted.task.labels
     if is_changed and form.are_inputs:
         raise ConfigurationError(
-            f"--augment={wanted.augment}: the labels of this task are the images as they are; "
+            f"--augment={wanted.augment}: the labels of this task are the unchanged images; "
             f"expected --augment={AUGMENTATIONS[0]}."
         )
     if is_changed:
@@ -219,14 +221,15 @@ def load_raw(
     seed: int = 0,
     task: Task = TASKS[CLASSIFICATION],
 ) -> sources.RawPart:
-    """Load one part as stored: of images bytes, a quarter of the memory of scaled ones.
+    """Load one part as stored: uint8 images need a quarter of the memory of scaled images.
 
-    Args and errors as ``load``; ``part`` is "train" or "test".
+    See `load` for the arguments and the errors; ``part`` is "train" or "test".
     """
     _check_name(name, part)
     if name in LARGE:
         raise ConfigurationError(
-            f"Data set {name} does not fit into memory, which this needs; choose another."
+            f"Data set {name} does not fit into memory, but must be loaded as one array; choose "
+            "another data set."
         )
     if name == "synthetic":
         if data_dir is not None:
@@ -246,23 +249,23 @@ def load_raw(
 
 
 def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFICATION]) -> Dataset:
-    """Return the data of a user's ``load_data()``, as is: it scales its images itself.
+    """Return the data of a user's ``load_data()`` without scaling: the user scales the images.
 
     Args:
-        module: What ``models.load_user_model`` returned.
-        seed: Seeds Python's and numpy's global generators before the call, so that every process
-            of a run sees the same data.
-        task: What the examples are for.
+        module: The module that ``models.load_user_model`` returned.
+        seed: Seed of the global random generators of Python and numpy for the call of
+            ``load_data``, so that every process of a run gets equal data.
+        task: Task that defines the form of the labels.
 
     Raises:
-        ConfigurationError: ``load_data`` is missing, fails, or returns something else than
-            ((x_train, y_train), (x_test, y_test)) with labels as the task has them.
+        ConfigurationError: ``load_data`` is missing, fails, or does not return
+            ((x_train, y_train), (x_test, y_test)) with labels in the task's form.
     """
     where = getattr(module, "__file__", None) or module.__name__
     if not callable(getattr(module, "load_data", None)):
         raise ConfigurationError(
-            f"{where} has no function load_data(). Expected one that returns ((x_train, y_train), "
-            "(x_test, y_test)); add it, or choose a --dataset."
+            f"{where} has no function load_data(). Expected a function that returns ((x_train, "
+            "y_train), (x_test, y_test)); add the function, or choose a --dataset."
         )
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -271,27 +274,27 @@ def from_user_module(module: ModuleType, seed: int, task: Task = TASKS[CLASSIFIC
         (x_train, y_train), (x_test, y_test) = returned
     except Exception as error:
         raise ConfigurationError(
-            f"load_data() of {where} failed: {type(error).__name__}: {error}. Expected it to "
-            "return ((x_train, y_train), (x_test, y_test))."
+            f"load_data() of {where} failed: {type(error).__name__}: {error}. Expected "
+            "load_data() to return ((x_train, y_train), (x_test, y_test))."
         ) from error
     train = _check_user_part(where, "train", x_train, y_train, task)
     test = _check_user_part(where, "test", x_test, y_test, task)
-    for what, ours, theirs in zip(("examples", "labels"), train, test, strict=False):
-        if ours.shape[1:] != theirs.shape[1:]:
+    for what, train_array, test_array in zip(("examples", "labels"), train, test, strict=False):
+        if train_array.shape[1:] != test_array.shape[1:]:
             raise ConfigurationError(
-                f"load_data() of {where} returned training {what} of shape {ours.shape[1:]} and "
-                f"test {what} of shape {theirs.shape[1:]}; expected the same shape."
+                f"load_data() of {where} returned training {what} of shape {train_array.shape[1:]} "
+                f"and test {what} of shape {test_array.shape[1:]}; expected the same shape."
             )
     return Dataset(*train, *test, train_classes=_classes_of(y_train, task))
 
 
 def _classes_of(labels: Any, task: Task) -> NDArray[np.int32] | None:
-    """Return the classes that examples have besides their labels; None: none."""
+    """Return the classes of examples if the labels are the inputs; None if there are no classes."""
     if not task.labels.are_inputs or labels is None:
         return None
-    found = np.asarray(labels)
-    is_class = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
-    return found.astype(np.int32) if is_class else None
+    classes = np.asarray(labels)
+    is_class = classes.ndim == 1 and np.issubdtype(classes.dtype, np.integer)
+    return classes.astype(np.int32) if is_class else None
 
 
 def _check_name(name: str, part: str = PARTS[0]) -> None:
@@ -319,7 +322,7 @@ def _check_classes(name: str, raw: sources.RawPart, nb_classes: int) -> None:
     highest = int(raw.labels.max())
     if highest >= nb_classes:
         raise ConfigurationError(
-            f"Data set {name} has a label {highest}; expected 0 to {nb_classes - 1}. Set "
+            f"Data set {name} has the label {highest}; expected 0 to {nb_classes - 1}. Set "
             f"--nb_classes {highest + 1} or more."
         )
 
@@ -327,30 +330,30 @@ def _check_classes(name: str, raw: sources.RawPart, nb_classes: int) -> None:
 def _check_user_part(
     where: str, part: str, images: Any, labels: Any, task: Task
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return one part of the user's data as the task has it."""
+    """Check one part of the user's data and return inputs and labels in the task's form."""
     problem = f"load_data() of {where} returned x_{part} and y_{part} that cannot be used: "
     try:
-        given = np.asarray(images)
-        inputs = np.ascontiguousarray(given, dtype=task.inputs)
+        examples = np.asarray(images)
+        inputs = np.ascontiguousarray(examples, dtype=task.inputs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{problem}{error}. Expected arrays of numbers.") from error
     if not np.issubdtype(task.inputs, np.floating) and not (
-        np.issubdtype(given.dtype, np.integer) and given.size and given.min() >= 0
+        np.issubdtype(examples.dtype, np.integer) and examples.size and examples.min() >= 0
     ):
         raise ConfigurationError(
-            f"{problem}x_{part} is {given.dtype} {given.shape}. Expected whole numbers from 0."
+            f"{problem}x_{part} is {examples.dtype} {examples.shape}. Expected integers from 0."
         )
     try:
-        made = task.labels.read(labels, inputs)
+        targets = task.labels.read(labels, inputs)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(f"{problem}y_{part} {error}.") from error
-    if inputs.ndim < 2 or len(inputs) != len(made) or not len(inputs):
+    if inputs.ndim < 2 or len(inputs) != len(targets) or not len(inputs):
         raise ConfigurationError(
-            f"{problem}their shapes are {inputs.shape} and {made.shape}. Expected [N, ...] and "
-            "as many labels, with the same N of at least 1."
+            f"{problem}their shapes are {inputs.shape} and {targets.shape}. Expected "
+            "[N, ...] for both, with the same N of at least 1."
         )
     if not np.isfinite(inputs).all():
         raise ConfigurationError(
             f"{problem}there is a NaN or infinity in x_{part}. Expected finite values."
         )
-    return inputs, made
+    return inputs, targets

@@ -1,7 +1,8 @@
-"""Where the files of a named data set lie, and how they are fetched when they lie nowhere.
+"""Finds the files of a named data set, and downloads files that are missing.
 
-Order: the folder the user named, the system's package, the Keras cache, a download into that cache.
-A named folder is the only place looked at when there is one: nothing is substituted silently.
+The search order is: the system's package, the Keras cache, a download into the Keras cache. If the
+user names a folder with --data_dir, the search is limited to that folder, so that other data never
+replaces the user's data silently.
 """
 
 from __future__ import annotations
@@ -32,20 +33,20 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 
 @dataclasses.dataclass(frozen=True)
 class RawPart:
-    """One part of a data set as stored."""
+    """One part of a data set as stored, without scaling."""
 
-    images: NDArray[Any]  # [N, height, width, channels] uint8; of generated sets others too
-    labels: NDArray[Any]  # [N] int32; likewise
-    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64, AdaComp's layout only
+    images: NDArray[Any]  # [N, height, width, channels] uint8; tokens: [N, ...] int32
+    labels: NDArray[Any]  # [N] int32; generated data and text: the task's form
+    file_offsets: NDArray[np.int64] | None = None  # [files + 1] int64; None: not AdaComp's layout
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-    """Where one data set may lie."""
+    """Possible locations of one data set."""
 
-    folders: tuple[Path, ...] = ()  # installed IDX files
-    cache: str | None = None  # folder of IDX files, or .npz, below the Keras cache's datasets/
-    package: str | None = None  # how to install it
+    folders: tuple[Path, ...] = ()  # folders of installed IDX files
+    cache: str | None = None  # folder of IDX files, or .npz, in datasets/ of the Keras cache
+    package: str | None = None  # instruction to install the data set's package
 
 
 _SOURCES = {
@@ -67,12 +68,12 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     Args:
         name: fashion_mnist_sample, fashion_mnist, mnist or cifar10.
         part: "train" or "test".
-        data_dir: Folder the user named, or None.
-        image_size: Height and width; needed to read header-less files.
-        image_depth: Channels; likewise.
+        data_dir: Folder of --data_dir; None for the data set's usual places.
+        image_size: Height and width of an image in pixels, for files without headers.
+        image_depth: Number of channels of an image, for files without headers.
 
     Raises:
-        ConfigurationError: The files are nowhere, or damaged.
+        ConfigurationError: The files are missing or damaged, or the download failed.
     """
     if name == "cifar10":
         return _cifar10(part, data_dir)
@@ -85,7 +86,7 @@ def find(name: str, part: str, data_dir: str | None, image_size: int, image_dept
     if source.cache is None:
         raise ConfigurationError(
             f"The shipped data set {name} is not at {source.folders[0]}. Expected its four files "
-            "there: restore them from the repository."
+            "in that folder: restore the files from the repository."
         )
     return _from_cache(name, source, part)
 
@@ -100,33 +101,33 @@ def _from_data_dir(folder: Path, part: str, image_size: int, image_depth: int) -
     images, labels = (_names(part, kind)[0] for kind in ("images", "labels"))
     raise ConfigurationError(
         f"--data_dir {folder} holds no {part} data. Expected {images} and {labels} (with or "
-        f"without .gz), or AdaComp's folders such as "
+        f"without .gz), or AdaComp's folders, for example "
         f"{adacomp.image_path(folder, part, 0).parent.name}/. Name the folder that holds "
-        "them, or leave --data_dir out to use the data set's usual places."
+        "the files, or leave --data_dir out to use the data set's usual places."
     )
 
 
 def _names(part: str, kind: str) -> list[str]:
-    """Return the names an IDX file goes by, the usual one first."""
+    """Return the possible names of an IDX file; the most common name is first."""
     ending = "idx3-ubyte" if kind == "images" else "idx1-ubyte"
     stems = [f"{_PREFIXES[part]}-{kind}{mark}{ending}" for mark in ("-", ".")]
     return [stem + suffix for stem in stems for suffix in (".gz", "")]
 
 
 def _from_folder(folder: Path, part: str) -> RawPart | None:
-    """Return the part from four flat IDX files, or None where there is none of its two files."""
-    found = []
+    """Return the part from its two IDX files in a folder, or None if neither file exists."""
+    paths = []
     for kind in ("images", "labels"):
         candidates = [folder / name for name in _names(part, kind)]
-        found.append(next((path for path in candidates if path.is_file()), None))
-    images_path, labels_path = found
+        paths.append(next((path for path in candidates if path.is_file()), None))
+    images_path, labels_path = paths
     if images_path is None and labels_path is None:
         return None
     if images_path is None or labels_path is None:
         missing = "images" if images_path is None else "labels"
         raise ConfigurationError(
             f"{folder} holds {images_path or labels_path} but not the {missing} that belong to it; "
-            f"expected {_names(part, missing)[0]} beside it. Copy it there."
+            f"expected {_names(part, missing)[0]} in the same folder. Copy the file there."
         )
     images, labels = idx.read_pair(images_path, labels_path)
     logging.info("data: %d %s examples from %s", len(labels), part, folder)
@@ -134,23 +135,25 @@ def _from_folder(folder: Path, part: str) -> RawPart | None:
 
 
 def _cache() -> Path:
-    """Return where Keras keeps data sets."""
+    """Return the folder in which Keras caches data sets."""
     return Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser() / "datasets"
 
 
 def _cifar10(part: str, data_dir: str | None) -> RawPart:
-    """Look in the folder named, or in the Keras cache, into which the archive is downloaded."""
+    """Read CIFAR-10 from --data_dir, or from the Keras cache after a download if necessary."""
     cache = _cache()
     place = Path(data_dir) if data_dir else cache
-    if (found := cifar10.find(place, part)) is not None:
-        return RawPart(*found)
+    if (arrays := cifar10.find(place, part)) is not None:
+        return RawPart(*arrays)
     pickled = cifar10.pickled_in(place)
-    note = f" ({pickled} is of the pickled version, which is not read)" if pickled else ""
+    note = (
+        f" ({pickled} is of the pickled version, which Thinwire does not read)" if pickled else ""
+    )
     if data_dir:
         raise ConfigurationError(
             f"--data_dir {data_dir} holds no {part} data of CIFAR-10{note}. Expected the binary "
             f"version: {cifar10.names_of(part)}. Fetch {cifar10.ADDRESS} into that folder, name "
-            "another folder that holds them, or leave --data_dir out: it is then downloaded."
+            "a folder that holds these files, or leave --data_dir out to download the data set."
         )
     archive = cache / cifar10.ADDRESS.rpartition("/")[2]
     try:
@@ -160,13 +163,13 @@ def _cifar10(part: str, data_dir: str | None) -> RawPart:
         raise ConfigurationError(
             f"Data set cifar10 is not on this machine{note} and its download failed: {error}. To "
             f"get it: connect this machine to the internet (tried {cifar10.ADDRESS}); or copy "
-            f"{archive.name} into {cache}; or name by --data_dir a folder with "
-            f"{cifar10.names_of(part)}; or try without files by --dataset synthetic."
+            f"{archive.name} into {cache}; or set --data_dir to a folder with "
+            f"{cifar10.names_of(part)}; or train without files with --dataset synthetic."
         ) from error
-    found = cifar10.find(cache, part)
-    if found is None:
+    arrays = cifar10.find(cache, part)
+    if arrays is None:
         raise ConfigurationError(f"Data set cifar10 vanished from {cache} after its download.")
-    return RawPart(*found)
+    return RawPart(*arrays)
 
 
 def _from_cache(name: str, source: _Source, part: str) -> RawPart:
@@ -194,13 +197,13 @@ def _from_archive(path: Path, part: str) -> RawPart:
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected an .npz archive with x_{part} and "
-            f"y_{part}. Delete it, and it is fetched again."
+            f"y_{part}. Delete the file; the next run downloads it again."
         ) from error
     if images.dtype != np.uint8 or images.ndim != 3 or labels.shape != images.shape[:1]:
         raise ConfigurationError(
             f"Data file {path} holds images {images.dtype} {images.shape} and labels "
-            f"{labels.shape}; expected uint8 [N, height, width] and [N]. Delete it, and it is "
-            "fetched again."
+            f"{labels.shape}; expected uint8 [N, height, width] and [N]. Delete the file; the "
+            "next run downloads it again."
         )
     logging.info("data: %d %s examples from %s", len(labels), part, path)
     return RawPart(images[..., None], labels.astype(np.int32))
@@ -215,8 +218,8 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
         ways = [f"connect this machine to the internet (tried {_DOWNLOAD_ROOT}{files[0]})"]
         ways += [source.package] if source.package else []
         ways += [f"copy {' and '.join(files)} into {folder}"]
-        ways += ["name a folder with its four IDX files by --data_dir"]
-        ways += ["take the shipped one with --dataset fashion_mnist_sample"]
+        ways += ["set --data_dir to a folder with the four IDX files of the data set"]
+        ways += ["use the shipped sample with --dataset fashion_mnist_sample"]
         raise ConfigurationError(
             f"Data set {name} is not on this machine and its download failed: {error}. To get it: "
             f"{'; or '.join(ways)}."
@@ -224,7 +227,11 @@ def _download(name: str, source: _Source, folder: Path, files: list[str]) -> Non
 
 
 def _fetch(address: str, target: Path, check: Callable[[Path], None] | None = None) -> None:
-    """Download one file; other processes see it whole, checked by `check`, or not at all."""
+    """Download one file to ``target``.
+
+    The download goes to a temporary file, which replaces ``target`` only after the size and
+    ``check`` are correct: another process never reads a partial or damaged file.
+    """
     logging.info("data: downloading %s", address)
     descriptor, partial = tempfile.mkstemp(dir=target.parent, prefix=".partial-")
     try:

@@ -1,7 +1,7 @@
-"""Writes a data set as AdaComp's 1,200 training and 200 test files.
+"""Command that writes a data set as 1,200 training and 200 test files in AdaComp's layout.
 
-``python -m thinwire.data.write_adacomp SOURCE_DATASET OUT_DIR [--headers] [--data_dir DIR]``; see
-`thinwire.data.readers.adacomp` for the layout.
+Run ``python -m thinwire.data.write_adacomp SOURCE_DATASET OUT_DIR [--headers] [--data_dir DIR]``.
+`thinwire.data.readers.adacomp` describes the layout.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m thinwire.data.write_adacomp",
         description="Write a data set as AdaComp's 1,200 training and 200 test files.",
     )
-    parser.add_argument("source_dataset", help="for example fashion_mnist")
+    parser.add_argument(
+        "source_dataset", help="name of the data set to convert, for example fashion_mnist"
+    )
     parser.add_argument("out_dir", type=Path)
     parser.add_argument("--headers", action="store_true", help="write standard IDX headers")
-    parser.add_argument("--data_dir", help="where the source data set lies")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--data_dir", help="folder of the source data set")
+    options = parser.parse_args(arguments)
     try:
         for part in PARTS:
-            raw = load_raw(given.source_dataset, given.data_dir, part)
-            adacomp.write(given.out_dir, part, raw.images, raw.labels, given.headers)
+            raw = load_raw(options.source_dataset, options.data_dir, part)
+            adacomp.write(options.out_dir, part, raw.images, raw.labels, options.headers)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
     num_files = sum(adacomp.NUM_FILES.values())
-    sys.stdout.write(f"Wrote {num_files} pairs of files to {given.out_dir}\n")
+    sys.stdout.write(f"Wrote {num_files} pairs of files to {options.out_dir}\n")
     return 0
 
 

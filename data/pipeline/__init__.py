@@ -1,6 +1,6 @@
-"""From stored images to mini-batches, in an order and with crops that a saved position restores.
+"""Input pipeline: turns stored images into mini-batches, in an order that can be resumed.
 
-`cursor` deals out the positions of a shard, epoch after epoch; `lazy` scales and augments images
-that are in memory; `decode` decodes image files by tf.data ahead of the training. Draws depend on
-the seed and an example's place in the walk alone, so a resumed run sees the same pixels.
+`cursor` orders the examples of a shard in each epoch. `lazy` scales and augments images in memory.
+`decode` decodes image files with tf.data ahead of training. Random numbers depend only on the seed
+and on the number of examples used before, so a resumed run trains on the same pixels.
 """

@@ -1,7 +1,7 @@
-"""The endless walk of one worker over its shard, in batches, with a position that can be saved.
+"""The endless sequence of one worker's batches, with a position that can be saved.
 
-`uniforms` gives the random numbers of an example by its place in the walk, however the walk got
-there, so that a resumed worker augments as an uninterrupted one.
+`uniforms` computes the random numbers of an example directly from its place in the sequence, so
+that a resumed worker augments images exactly like an uninterrupted worker.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ from numpy.typing import NDArray
 
 from thinwire.ops.types import ConfigurationError
 
-_PURPOSE = 0x6175676D656E74  # separates these draws from others with the same seed
+_PURPOSE = 0x6175676D656E74  # part of the key: keeps these draws apart from other draws of the seed
 
 
 class Cursor:
-    """Deals out batches of a shard for ever, in a new order each epoch.
+    """Returns the batches of a shard endlessly, in a new order each epoch.
 
-    The order of an epoch follows from (seed, epoch) alone, so a position is two integers and the
-    order can be recomputed. A batch may span the border of two epochs: every batch is full and
-    each example is dealt out once an epoch. With ``whole_epochs`` the last batch of an epoch is
-    what is left of it.
+    The order of an epoch is computed from (seed, epoch), so two integers are enough to save a
+    position. A batch may span the border of two epochs: every batch is full, and each example
+    occurs once in an epoch. With ``whole_epochs``, the last batch of an epoch holds the remaining
+    examples of the epoch and may be smaller.
 
     Args:
         indices: [n] positions of the shard's examples in the training set.
-        batch_size: Examples of one batch, 1..n.
-        seed: Seeds the orders; make it differ between workers.
-        shuffle: Whether to draw new orders; without, every epoch has the order of ``indices``.
-        digest: Identifies the shard when a position is restored.
-        whole_epochs: Whether no batch spans the border of two epochs.
+        batch_size: Number of examples in one batch, 1..n.
+        seed: Seed of the random orders; must differ between workers.
+        shuffle: True for a new random order each epoch; False for the order of ``indices``.
+        digest: Checksum of the shard; `restore` rejects a state with another digest.
+        whole_epochs: True if no batch may span the border of two epochs.
 
     Attributes:
-        seed: As given.
+        seed: Seed of the random orders.
 
     Raises:
-        ConfigurationError: The batch is smaller than one, or larger than the shard without
-            ``whole_epochs``.
+        ConfigurationError: Without ``whole_epochs``, ``batch_size`` is not in 1..n.
 
     >>> cursor = Cursor(np.arange(4), batch_size=3, seed=1)
     >>> sorted(np.concatenate([cursor.next() for _ in range(4)]).tolist())
@@ -63,12 +62,12 @@ class Cursor:
         self._digest, self._whole_epochs = digest, whole_epochs
         self._epoch = 0
         self._position = 0
-        self._order = self._order_of(0)  # [n] int64, this epoch's
+        self._order = self._order_of(0)  # [n] int64, positions in the order of the current epoch
 
     def next(self) -> NDArray[np.int64]:
-        """Return the positions of the next batch: [batch_size] int64, owned by the caller.
+        """Return the positions of the next batch: [batch_size] int64, a copy for the caller.
 
-        With ``whole_epochs`` the last one of an epoch may have fewer.
+        With ``whole_epochs`` the last batch of an epoch may be smaller.
         """
         stop = self._position + self._batch_size
         batch = self._order[self._position : stop].copy()
@@ -83,20 +82,20 @@ class Cursor:
 
     @property
     def epoch(self) -> int:
-        """Whole epochs dealt out."""
+        """Number of complete epochs so far."""
         return self._epoch
 
     @property
     def place(self) -> int:
-        """Examples dealt out since the start."""
+        """Number of examples returned since the start."""
         return self._epoch * len(self._indices) + self._position
 
     def fork(self) -> Cursor:
-        """Return one that goes on from here by itself."""
-        return copy.copy(self)  # no array is ever changed in place
+        """Return an independent cursor at the same position."""
+        return copy.copy(self)  # sharing arrays is safe: a cursor never changes an array in place
 
     def state(self) -> dict[str, int]:
-        """Return the position: epoch, examples of it dealt out, and what the orders depend on."""
+        """Return the epoch, the position in the epoch, and the settings that define the order."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -107,19 +106,18 @@ class Cursor:
         }
 
     def restore(self, state: dict[str, int]) -> None:
-        """Go to a saved position; the batch size may differ from that of then.
+        """Continue from a saved position; the batch size may differ from the saved run's.
 
         Raises:
-            ConfigurationError: The state belongs to another seed, shard or manner of ordering, or
-                is damaged.
+            ConfigurationError: The state has another seed, shard or ``shuffle``, or is damaged.
         """
-        own = self.state()
+        current = self.state()
         for name in ("seed", "shard_size", "shard_digest", "shuffle"):
-            if state.get(name) != own[name]:
+            if state.get(name) != current[name]:
                 raise ConfigurationError(
                     f"The saved position in the data has {name} {state.get(name)}, this run has "
-                    f"{own[name]}; expected the same. Start with the flags of the saved run, or "
-                    "with --overwrite."
+                    f"{current[name]}; expected equal values. Start with the flags of the saved "
+                    "run, or with --overwrite."
                 )
         epoch, position = state.get("epoch", -1), state.get("position", -1)
         if epoch < 0 or not 0 <= position < len(self._indices):
@@ -138,12 +136,12 @@ class Cursor:
 
 
 def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> None:
-    """Refuse a batch that the shard cannot fill.
+    """Reject a batch size that the shard cannot fill.
 
     Args:
-        batch_size: Examples of a batch.
-        shard_size: Examples of the shard.
-        partition: How the shard was cut, for the message.
+        batch_size: Number of examples in a batch.
+        shard_size: Number of examples in the shard.
+        partition: Value of --partition for the message; empty for none.
 
     Raises:
         ConfigurationError: ``batch_size`` is not in 1..shard_size.
@@ -158,15 +156,15 @@ def check_batch_size(batch_size: int, shard_size: int, partition: str = "") -> N
 
 
 def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float64]:
-    """Return draws for consecutive examples.
+    """Return uniform random numbers for consecutive examples.
 
-    A row depends on the seed and its own place alone, not on the batch it is drawn with.
+    A row depends only on the seed and the example's place, not on the batch that holds the example.
 
     Args:
-        seed: Of the worker's walk.
-        place: How many examples were dealt out before the first one.
-        count: Examples.
-        width: Draws of each example.
+        seed: Seed of the worker's cursor.
+        place: Place of the first example: the number of examples that came before.
+        count: Number of examples.
+        width: Number of random numbers per example.
 
     Returns:
         [count, width] float64 in [0, 1).
@@ -174,7 +172,9 @@ def uniforms(seed: int, place: int, count: int, width: int) -> NDArray[np.float6
     >>> bool((uniforms(1, 10, 4, 3)[2] == uniforms(1, 12, 1, 3)[0]).all())
     True
     """
-    blocks = -(-width // 4)  # the generator counts in blocks of four numbers
+    # Philox counts in blocks of four numbers. Every example takes a whole number of blocks, so that
+    # its numbers start at counter place * blocks and need no numbers of earlier examples.
+    blocks = -(-width // 4)
     generator = np.random.Philox(key=[seed, _PURPOSE], counter=place * blocks)
     raw = generator.random_raw(count * blocks * 4).reshape(count, blocks * 4)[:, :width]
     return (raw >> np.uint64(11)).astype(np.float64) * 2.0**-53

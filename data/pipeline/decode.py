@@ -1,13 +1,13 @@
-"""Decodes and crops images by tf.data, on several cores, ahead of the training.
+"""Decodes and crops images with tf.data, on several cores, ahead of training.
 
-The pixels that a worker trains on follow from the positions its cursor deals out and from their
-places alone, so a place in the data is still two numbers, and training resumes from it with the
-same pixels. `random_box` chooses the crop from an image's header and its draws alone.
+The pixels of a training image depend only on the image, the seed and the example's place in the
+cursor's sequence. Two integers therefore still save a position, and resumed training uses the same
+pixels. `random_box` computes the crop from the image's size in its header and the random numbers.
 
 Source: the random area and aspect ratio of Szegedy et al., "Going deeper with convolutions",
-arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts; where none fits, the
-largest part in the middle that keeps the ratio. He et al., arXiv:1512.03385, section 3.4, for the
-evaluation's middle crop.
+arXiv:1409.4842, section 6: area 0.08 to 1, ratio 3/4 to 4/3, ten attempts. If no attempt fits, the
+crop is the largest middle part with a ratio from 3/4 to 4/3. He et al., arXiv:1512.03385, section
+3.4, for the middle crop of the evaluation.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from thinwire.data.readers.imagenet import DEPTH, EncodedImages
 from thinwire.ops.types import ConfigurationError
 
 _ATTEMPTS = 10
-#: Draws of one example: area, ratio, row and column of each attempt, then mirroring.
+#: Random numbers per example: area, ratio, row and column of each attempt, then mirroring.
 WIDTH = 4 * _ATTEMPTS + 1
 _LEAST_AREA, _RATIO = 0.08, 4 / 3
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-#: Markers with the size: baseline, progressive and so on; the three others hold tables.
+#: JPEG markers of segments that hold the image's size (SOF: baseline, progressive and others).
+#: Markers C4, C8 and CC start other segments.
 _SIZE_MARKERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+#: JPEG markers without a length field.
 _BARE_MARKERS = frozenset({0x01, *range(0xD0, 0xD9)})
 
-#: The shorter side before an evaluation's crop, for each pixel of the crop.
+#: Shorter side of a resized evaluation image, divided by the side of the crop.
 _MARGIN = 256 / 224
 _MOST_THREADS = 16
 _BATCHES_AHEAD = 2
-_READERS = 8  # threads that wait for files
+_READERS = 8  # threads that read files
 
-#: Top, left, height and width, in pixels.
+#: Top, left, height and width of a part of an image, in pixels.
 Box = tuple[int, int, int, int]
-#: (positions [B] int64, draws [B, WIDTH] float64 or None for the middles) of one batch.
+#: One batch: positions [B] int64, and random numbers [B, WIDTH] float64 or None for middle crops.
 BatchRequest = tuple[NDArray[np.int64], NDArray[np.float64] | None]
-#: Encoded images, the part of each to decode [B, 4] int32, and whether to mirror it [B] bool.
+#: One batch: encoded images, box of each image [B, 4] int32, and True for each mirrored image [B].
 _Parts = tuple[list[bytes], NDArray[np.int32], NDArray[np.bool_]]
 
 
 def image_size(encoded: bytes) -> tuple[int, int]:
-    """Return height and width of a JPEG or PNG, in pixels.
+    """Return the height and the width of a JPEG or PNG image, in pixels.
 
     Raises:
-        ValueError: It is neither, or ends before its size.
+        ValueError: ``encoded`` is neither JPEG nor PNG, or ends before the size.
     """
     try:
         if encoded.startswith(_PNG):
@@ -64,20 +66,20 @@ def image_size(encoded: bytes) -> tuple[int, int]:
         else:
             height, width = _jpeg_size(encoded)
     except (struct.error, IndexError) as error:
-        raise ValueError(f"it ends after {len(encoded)} bytes, in its header") from error
+        raise ValueError(f"the image ends after {len(encoded)} bytes, inside its header") from error
     if not height or not width:
-        raise ValueError(f"its header has {height} x {width} pixels")
+        raise ValueError(f"the header announces {height} x {width} pixels")
     return height, width
 
 
 def _jpeg_size(encoded: bytes) -> tuple[int, int]:
     if not encoded.startswith(b"\xff\xd8"):
-        raise ValueError(f"it starts with the bytes {encoded[:4].hex(' ') or '(none)'}")
+        raise ValueError(f"the image starts with the bytes {encoded[:4].hex(' ') or '(none)'}")
     at = 2
     while True:
         if encoded[at] != 0xFF:
-            raise ValueError("its header is damaged")
-        while encoded[at] == 0xFF:  # any number of them may stand before a marker
+            raise ValueError("the header is damaged")
+        while encoded[at] == 0xFF:  # any number of FF bytes may precede a marker
             at += 1
         marker = encoded[at]
         at += 1
@@ -89,12 +91,12 @@ def _jpeg_size(encoded: bytes) -> tuple[int, int]:
 
 
 def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
-    """Return a random part of an image.
+    """Return the box of a random crop.
 
     Args:
-        height: Of the image.
-        width: Of the image.
-        draws: At least WIDTH - 1 numbers in [0, 1).
+        height: Height of the image in pixels.
+        width: Width of the image in pixels.
+        draws: At least WIDTH - 1 random numbers in [0, 1).
     """
     for attempt in range(_ATTEMPTS):
         area, ratio, row, column = draws[4 * attempt : 4 * attempt + 4]
@@ -108,19 +110,19 @@ def random_box(height: int, width: int, draws: Sequence[float]) -> Box:
 
 
 def is_mirrored(draws: Sequence[float]) -> bool:
-    """Return whether left and right are swapped: half of the time."""
+    """Return True if the image is mirrored left to right, which happens for half of the draws."""
     return draws[WIDTH - 1] < 0.5
 
 
 class Decoded(Lazy):
-    """Images that are decoded when they are indexed.
+    """Images that are decoded when indexed.
 
     Args:
-        source: Encoded images.
-        chosen: [N] int64, which of them these are.
-        size: Height and width of what comes out.
+        source: Reader of the encoded images.
+        chosen: [N] int64, positions of the images in ``source``.
+        size: Height and width of a decoded image, in pixels.
         scaling: One of ``data.SCALINGS``.
-        augment: "resized_crop_flip", or "none": training sees what an evaluation sees.
+        augment: "resized_crop_flip" for random crops in training, or "none" for middle crops.
     """
 
     def __init__(
@@ -136,25 +138,25 @@ class Decoded(Lazy):
         self.scaling, self.augment = scaling, augment
 
     def __getitem__(self, chosen: Chosen) -> Any:
-        """Return the middles of images: tensor [B, size, size, 3] float32."""
+        """Return the middle crops of images: tensor [B, size, size, 3] float32."""
         positions = np.arange(len(self))[chosen] if isinstance(chosen, slice) else chosen
         return next(self.walk([positions]))
 
     def subset(self, chosen: NDArray[np.int64]) -> Decoded:
-        """Return a part; nothing is decoded."""
+        """Return the images at the positions ``chosen``, without decoding."""
         part = self._chosen[chosen]
         return Decoded(self._source, part, self.shape[1], self.scaling, self.augment)
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield the middles of images, batch after batch, decoding ahead."""
+        """Yield the middle crops of each batch; the next batches are decoded ahead."""
         return self._decoded(((batch, None) for batch in batches), is_random=False)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Decode what the cursor is going to deal out, ahead of it."""
+        """Return a function that computes a cursor's batches and decodes the next batches ahead."""
         return _Ahead(self, cursor)
 
     def stream(self, batches: Iterator[tuple[NDArray[np.int64], int]], seed: int) -> Iterator[Any]:
-        """Yield the training images of (positions, place), batch after batch."""
+        """Yield the training images of each batch; a batch is (positions, place before it)."""
         is_random = self.augment != "none"
         requests = (
             (chosen, uniforms(seed, place, len(chosen), WIDTH) if is_random else None)
@@ -163,13 +165,15 @@ class Decoded(Lazy):
         return self._decoded(requests, is_random)
 
     def _decoded(self, batches: Iterator[BatchRequest], is_random: bool) -> Iterator[Any]:
-        """Yield tensors [B, size, size, 3] float32.
+        """Yield the decoded images of each batch: tensor [B, size, size, 3] float32.
 
         Raises:
             ConfigurationError: An image cannot be read or decoded.
         """
         import tensorflow as tf
 
+        # Positions of the batches that were read but not yet yielded, oldest first. If decoding
+        # fails, the first entry is the batch of the error.
         pending: list[NDArray[np.int64]] = []
         image = _image_function(is_random, self.shape[1], self.scaling)
         with tf.device("/CPU:0"):
@@ -197,7 +201,7 @@ class Decoded(Lazy):
     def _parts(
         self, batches: Iterator[BatchRequest], pending: list[NDArray[np.int64]]
     ) -> Iterator[_Parts]:
-        """Yield the encoded images of each batch, and append their positions to `pending`."""
+        """Yield the encoded images of each batch, and append the batch's positions to `pending`."""
         with ThreadPoolExecutor(_READERS) as readers:
             for chosen, draws in batches:
                 pending.append(chosen)
@@ -210,14 +214,14 @@ class Decoded(Lazy):
                 yield encoded, boxes, mirrored
 
     def read(self, position: Any) -> bytes:
-        """Return an image as it is stored."""
+        """Return the encoded image at a position."""
         return self._source.read(int(self._chosen[position]))
 
     def _explained(self, batches: list[NDArray[np.int64]], error: Exception) -> Exception:
-        """Return the error of the first image that cannot be used, found one at a time."""
+        """Return an error that names the first bad image, by decoding the images one by one."""
         import tensorflow as tf
 
-        for position in (position for batch in batches for position in batch):
+        for position in (row for batch in batches for row in batch):
             try:
                 encoded = self.read(position)
                 image_size(encoded)
@@ -226,24 +230,28 @@ class Decoded(Lazy):
                 name = self._source.name(int(self._chosen[position]))
                 return ConfigurationError(
                     f"Image {name} cannot be used: {getattr(cause, 'message', cause)}. Expected a "
-                    "whole JPEG or PNG. Fetch it again; to leave it out remove it on all nodes."
+                    "complete JPEG or PNG. Fetch the image again, or remove it on all nodes."
                 )
         return ConfigurationError(f"A batch of images cannot be decoded: {error}")
 
 
 class _Ahead:
-    """Makes the batches of a cursor ahead of its calls; begins anew after a jump."""
+    """Computes the batches of a cursor ahead of its calls; restarts if the cursor's place jumps."""
 
     def __init__(self, images: Decoded, cursor: Cursor) -> None:
         self._images, self._cursor = images, cursor
-        self._place: int | None = None  # of the batch that comes next
+        self._place: int | None = (
+            None  # cursor's place before the next batch of `_stream`; None: unknown
+        )
         self._stream: Iterator[Any] = iter(())
 
     def __call__(self, chosen: NDArray[np.int64], place: int) -> Any:
-        """Return the images of the batch that the cursor has just dealt out."""
+        """Return the images of the batch that the cursor has just returned."""
         if place != self._place:
             batches = _batches(chosen, place, self._cursor.fork())
             self._stream = self._images.stream(batches, self._cursor.seed)
+        # If decoding fails, the generator has ended. The unknown place makes the next call start a
+        # new generator.
         self._place = None
         images = next(self._stream)
         self._place = place + len(chosen)
@@ -253,14 +261,14 @@ class _Ahead:
 def _batches(
     chosen: NDArray[np.int64], place: int, ahead: Cursor
 ) -> Iterator[tuple[NDArray[np.int64], int]]:
-    """Yield this batch and all that a cursor deals out after it, each with its place."""
+    """Yield this batch and every later batch of a cursor, each with the place before the batch."""
     while True:
         yield chosen, place
         place, chosen = ahead.place, ahead.next()
 
 
 def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
-    """Return the data set of one batch: its images side by side, decoded on all cores."""
+    """Return a tf.data set with one element: the batch's images, decoded on several cores."""
     import tensorflow as tf
 
     images = tf.data.Dataset.from_tensor_slices(batch)
@@ -270,7 +278,7 @@ def _of_batch(image: Callable[..., Any], *batch: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., Any]:
-    """Return (encoded, box [4] int32, mirrored) -> [size, size, 3] float32, traced once."""
+    """Return a traced function (encoded, box [4] int32, mirrored) -> [size, size, 3] float32."""
     import tensorflow as tf
 
     def image(encoded: Any, box: Any, mirrored: Any) -> Any:
@@ -287,12 +295,12 @@ def _image_function(is_random: bool, size: int, scaling: str) -> Callable[..., A
 
 
 def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
-    """Return a part of an image at the size wanted, mirrored or not: float32 of 0..255."""
+    """Crop an image, resize the crop to ``size`` and mirror it if requested: float32 in 0..255."""
     import tensorflow as tf
 
     top, left, height, width = tf.unstack(box)
 
-    def of_other() -> Any:  # some images of the set are PNGs by another name
+    def of_other() -> Any:  # some images of ImageNet are PNGs with the name of a JPEG
         image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
         return image[top : top + height, left : left + width]
 
@@ -307,7 +315,7 @@ def _cropped(encoded: Any, box: Any, mirrored: Any, size: int) -> Any:
 
 
 def _middle(encoded: Any, size: int) -> Any:
-    """Return the middle of an image whose shorter side is a little longer: float32 of 0..255."""
+    """Resize the shorter side to size * 256/224 and crop the middle: float32 in 0..255."""
     import tensorflow as tf
 
     image = tf.io.decode_image(encoded, DEPTH, expand_animations=False)
@@ -321,7 +329,7 @@ def _middle(encoded: Any, size: int) -> Any:
 
 
 def _scaled(image: Any, scaling: str) -> Any:
-    """Scale float32 of 0..255 as ``thinwire.data.pipeline.lazy.scale`` does."""
+    """Scale float32 pixels in 0..255 like ``thinwire.data.pipeline.lazy.scale``."""
     import tensorflow as tf
 
     if scaling == "standardize":
@@ -331,7 +339,7 @@ def _scaled(image: Any, scaling: str) -> Any:
 
 
 def _num_threads() -> int:
-    """Return how many images are decoded at the same time."""
+    """Return the number of threads that decode images."""
     return min(_MOST_THREADS, os.cpu_count() or 1)
 
 
@@ -340,6 +348,7 @@ def _options() -> Any:
 
     options = tf.data.Options()
     options.deterministic = True
-    # Of its own: with --threads=1 the training would otherwise wait for the decoder's only thread.
+    # The decoder needs a private thread pool: with --threads=1, training and decoding would
+    # otherwise share one thread.
     options.threading.private_threadpool_size = _num_threads()
     return options

@@ -1,8 +1,8 @@
-"""Images that are made when they are indexed, where an array of all of them would be too large.
+"""Lazy images: image arrays that compute their values when indexed, to save memory.
 
-A `Lazy` is indexed like an array of float32 and has two more methods: `subset` returns a part of
-it, and `feed` the training images in the order of a worker's cursor. `scale` turns pixels 0..255
-into the float32 that a network takes.
+A `Lazy` is indexed like an array of float32. Its method `subset` selects images. Its method `feed`
+returns the training images in the order of a worker's cursor. `scale` turns pixels 0..255 into the
+float32 input of a network.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from thinwire.data.choices import SCALINGS
 from thinwire.data.pipeline.cursor import Cursor, uniforms
 from thinwire.ops.types import ConfigurationError
 
-_CHUNK_BYTES = 1 << 22  # of float32: small enough to stay in cache between the passes
-PADDING = 4  # pixels of crop_flip, on each side
-#: (positions [B] int64, place of the first in the walk) -> [B, ...] float32, an array or a tensor.
+_CHUNK_BYTES = (
+    1 << 22
+)  # of float32: small enough that a chunk stays in the CPU's cache between passes
+PADDING = 4  # pixels that crop_flip adds on each side
+#: (positions [B] int64, cursor's place before the batch) -> [B, ...] float32, an array or a tensor.
 Feed = Callable[[NDArray[np.int64], int], Any]
 Chosen = NDArray[np.int64] | slice
-#: Scaling -> mean and standard deviation of red, green and blue over a training set, of 0..1.
+#: Scaling -> mean and standard deviation of the red, green and blue values of the training set,
+#: for pixels in 0..1.
 CHANNELS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
@@ -31,20 +34,23 @@ CHANNELS = {
 
 
 def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
-    """Scale images.
+    """Scale the pixels of images.
 
     Args:
         images: [N, height, width, channels] uint8.
-        scaling: "standardize": each image to mean 0 and variance 1, its standard deviation taken as
-            at least 1/sqrt(its number of values), as ``tf.image.per_image_standardization`` does;
-            "unit": divide by 255; "cifar10", "imagenet": divide by 255, then subtract that set's
-            mean of each channel and divide by its standard deviation.
+        scaling: "standardize": scale each image to mean 0 and variance 1. The divisor is the
+            image's standard deviation, but at least 1/sqrt(number of values in the image), as in
+            ``tf.image.per_image_standardization``.
+            "unit": divide by 255.
+            "cifar10", "imagenet": divide by 255, then subtract the mean of each channel and divide
+            by the standard deviation of each channel (`CHANNELS`).
 
     Returns:
-        float32 of the same shape.
+        The scaled images, float32, of the same shape.
 
     Raises:
-        ConfigurationError: Unknown scaling, or one of three channels for other images.
+        ConfigurationError: The scaling is unknown, or needs three channels and the images have
+            another number.
     """
     check_scaling(scaling, images.shape[-1])
     if scaling == "standardize":
@@ -57,7 +63,7 @@ def scale(images: NDArray[np.uint8], scaling: str) -> NDArray[np.float32]:
 
 
 def check_scaling(scaling: str, image_depth: int) -> None:
-    """Raise ConfigurationError for an unknown scaling, or one that does not fit the channels."""
+    """Raise ConfigurationError if the scaling is unknown or does not fit the number of channels."""
     if scaling not in SCALINGS:
         raise ConfigurationError(
             f"--scaling {scaling} is not known; expected one of {', '.join(SCALINGS)}."
@@ -65,15 +71,17 @@ def check_scaling(scaling: str, image_depth: int) -> None:
     if scaling in CHANNELS and image_depth != 3:
         raise ConfigurationError(
             f"--scaling {scaling} is for images of 3 channels, these have {image_depth}; choose "
-            "another, such as standardize."
+            "another scaling, for example standardize."
         )
 
 
 def factor_and_offset(scaling: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Return what a scaling other than "standardize" multiplies pixels by, and then adds.
+    """Return the factor and the offset of a scaling other than "standardize".
+
+    The scaled value of a pixel is ``pixel * factor + offset``.
 
     Returns:
-        Each float32, [1] or [channels].
+        Factor and offset, each float32 of shape [1] or [channels].
     """
     mean, deviation = (np.array(values) for values in CHANNELS.get(scaling, ((0.0,), (1.0,))))
     return (1 / (255 * deviation)).astype(np.float32), (-mean / deviation).astype(np.float32)
@@ -98,11 +106,11 @@ def _standardize(images: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 class Lazy:
-    """Base of images that are not in memory as the network takes them.
+    """Base class of images that are not stored in memory in scaled form.
 
     Attributes:
-        shape: (N, height, width, channels).
-        dtype: float32.
+        shape: Shape of the images: (N, height, width, channels).
+        dtype: Data type of the indexed images: float32.
     """
 
     dtype = np.dtype(np.float32)
@@ -115,37 +123,40 @@ class Lazy:
         return self.shape[0]
 
     def __getitem__(self, chosen: Chosen) -> Any:
-        """Return images as an evaluation sees them: [B, ...] float32."""
+        """Return images without augmentation, for evaluation: [B, ...] float32."""
         raise NotImplementedError
 
     def subset(self, chosen: NDArray[np.int64]) -> Lazy:
-        """Return a part, in the order given."""
+        """Return the images at the positions ``chosen``, in that order."""
         raise NotImplementedError
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Return what makes the training images of a cursor's batches."""
+        """Return a function that computes the training images of a cursor's batches."""
         del cursor
         return lambda chosen, place: self[chosen]
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:
-        """Yield batch after batch as an evaluation sees them."""
+        """Yield the images of each batch without augmentation, for evaluation."""
         return (self[chosen] for chosen in batches)
 
 
 def subset(images: Any, chosen: NDArray[np.int64]) -> Any:
-    """Return a part of an array or of lazy images."""
+    """Return the images at the positions ``chosen`` of an array or of lazy images."""
     return images.subset(chosen) if isinstance(images, Lazy) else images[chosen]
 
 
 def feed_of(images: Any, cursor: Cursor) -> Feed:
-    """Return what makes the training images of a cursor's batches, of an array or lazy images."""
+    """Return a function that computes the training images of a cursor's batches.
+
+    The images are an array or lazy images.
+    """
     if isinstance(images, Lazy):
         return images.feed(cursor)
     return lambda chosen, place: images[chosen]
 
 
 class Augmented(Lazy):
-    """Images in memory as bytes; every batch is cropped, mirrored and scaled anew.
+    """Images in memory as uint8; every training batch is cropped, mirrored and scaled.
 
     Args:
         images: [N, height, width, channels] uint8.
@@ -157,15 +168,15 @@ class Augmented(Lazy):
         self._images, self._scaling = images, scaling
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return images as they are stored, scaled."""
+        """Return scaled images, neither cropped nor mirrored."""
         return scale(self._images[chosen], self._scaling)
 
     def subset(self, chosen: NDArray[np.int64]) -> Augmented:
-        """Return a copy of a part."""
+        """Return a copy of the images at the positions ``chosen``."""
         return Augmented(self._images[chosen], self._scaling)
 
     def feed(self, cursor: Cursor) -> Feed:
-        """Crop and mirror by the example's place in the walk."""
+        """Return a function that crops and mirrors by the example's place in the sequence."""
 
         def augmented(chosen: NDArray[np.int64], place: int) -> NDArray[np.float32]:
             draws = uniforms(cursor.seed, place, len(chosen), 3)
@@ -175,32 +186,36 @@ class Augmented(Lazy):
 
 
 def crop_flip(images: NDArray[np.uint8], draws: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Shift each image by up to ``PADDING`` pixels each way, black beyond it, and mirror half.
+    """Shift each image by up to ``PADDING`` pixels in each direction, and mirror half the images.
+
+    The pixels outside the original image are black.
 
     Args:
         images: [B, height, width, channels] uint8.
-        draws: [B, 3] in [0, 1): of the row, of the column, of mirroring.
+        draws: [B, 3] float64 in [0, 1): random numbers for the row, the column and the mirroring.
 
     Returns:
-        uint8 of the same shape.
+        The changed images, uint8, of the same shape.
     """
     count, height, width, _ = images.shape
     margin = (PADDING, PADDING)
     padded = np.pad(images, ((0, 0), margin, margin, (0, 0)))
     corners = (draws[:, :2] * (2 * PADDING + 1)).astype(np.int64)
     windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))
-    # A window is [channels, height, width]; the channels go last again.
+    # A window is [channels, height, width]; the transpose moves the channels to the end.
     cropped = windows[np.arange(count), corners[:, 0], corners[:, 1]].transpose(0, 2, 3, 1)
     mirrored = draws[:, 2] < 0.5
     return np.where(mirrored[:, None, None, None], cropped[:, :, ::-1], cropped)
 
 
 class Repeated(Lazy):
-    """A few images in memory that stand for many: image i is number i modulo their count.
+    """A large image set that repeats a few stored images.
+
+    Image i is the stored image ``positions[i] % n``.
 
     Args:
         images: [n, height, width, channels] float32, scaled.
-        positions: [N] int64, which image each one is before the modulo.
+        positions: [N] int64, number of each image before the modulo.
     """
 
     def __init__(self, images: NDArray[np.float32], positions: NDArray[np.int64]) -> None:
@@ -208,9 +223,9 @@ class Repeated(Lazy):
         self._images, self._positions = images, positions
 
     def __getitem__(self, chosen: Chosen) -> NDArray[np.float32]:
-        """Return copies of the images."""
+        """Return copies of the stored images."""
         return self._images[self._positions[chosen] % len(self._images)]
 
     def subset(self, chosen: NDArray[np.int64]) -> Repeated:
-        """Return a part that shares the images."""
+        """Return the images at the positions ``chosen``; the stored images are shared."""
         return Repeated(self._images, self._positions[chosen])

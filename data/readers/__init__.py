@@ -1,7 +1,7 @@
-"""Readers of stored data sets, one module for each format; they check whatever they read.
+"""Readers of stored data sets, one module per format; a reader checks all data that it reads.
 
-`idx` (MNIST's format), `cifar10` (its binary version), `adacomp` (1,200 files of training images)
-and `imagenet` (folders, or TFRecords by `tfrecords`) read files; `synthetic` generates images
-without any. They know formats only: where files lie is in `thinwire.data.sources`, the names of
-sets are in `thinwire.data.registry`.
+`idx` reads MNIST's format, `cifar10` the binary version of CIFAR-10, `adacomp` a layout of 1,200
+files of training images, `imagenet` folders of images or (with `tfrecords`) TFRecords.
+`source_text` reads text. `synthetic` generates examples without files. `thinwire.data.sources`
+finds the files, and `thinwire.data.registry` defines the names of the data sets.
 """

@@ -1,10 +1,11 @@
-"""AdaComp's data layout: 1,200 files of training images and 200 of test images, and their labels.
+"""AdaComp's data layout: 1,200 files of training images, 200 of test images, and label files.
 
-Reads and writes the files with and without IDX headers (the original reads them header-less,
-whatever their names are). ``python -m thinwire.data.write_adacomp`` writes a known data set so.
+This module reads and writes the files with or without IDX headers. The original code reads files
+without headers, even though the names end in idx3-ubyte and idx1-ubyte. ``python -m
+thinwire.data.write_adacomp`` converts a known data set to this layout.
 
-Source: AdaComp's published code. Differences: when the number of workers does not divide 1,200 the
-original gives the last files to nobody; here the first workers get one file more.
+Source: AdaComp's published code. Differences: if the number of workers does not divide 1,200, the
+original code leaves the last files unused; in this module the first workers get one file more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FOLDERS = {"train": "training_set", "test": "test_set"}
 
 @dataclasses.dataclass(frozen=True)
 class ShardFiles:
-    """The examples of consecutive files."""
+    """The examples of consecutive files of the layout."""
 
     images: NDArray[np.uint8]  # [N, height, width, channels] uint8
     labels: NDArray[np.uint8]  # [N] uint8
@@ -33,25 +34,26 @@ class ShardFiles:
 
 
 def image_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return where images file ``number`` of a part lies."""
+    """Return the path of the images file with this number, counted from 0."""
     return data_dir / f"{_FOLDERS[part]}_images" / f"{part}-images-{number:05d}.idx3-ubyte"
 
 
 def label_path(data_dir: Path, part: str, number: int) -> Path:
-    """Return where labels file ``number`` of a part lies."""
+    """Return the path of the labels file with this number, counted from 0."""
     return data_dir / f"{_FOLDERS[part]}_labels" / f"{part}-labels-{number:05d}.idx1-ubyte"
 
 
 def holds(data_dir: Path, part: str) -> bool:
-    """Return whether the folder looks like this layout."""
+    """Return True if the folder has this layout's folder of images for the part."""
     return (data_dir / f"{_FOLDERS[part]}_images").is_dir()
 
 
 def files_of_worker(id_worker: int, nb_workers: int, num_files: int = 1200) -> range:
-    """Return the numbers of the files a worker owns; ids count from 1.
+    """Return the numbers of the files that a worker owns; worker ids count from 1.
 
     Raises:
-        ConfigurationError: More workers than files, or the id is not in 1..nb_workers.
+        ConfigurationError: There are more workers than files, or ``id_worker`` is not in
+            1..nb_workers.
 
     >>> files_of_worker(1, 7), files_of_worker(7, 7)
     (range(0, 172), range(1029, 1200))
@@ -62,17 +64,19 @@ def files_of_worker(id_worker: int, nb_workers: int, num_files: int = 1200) -> r
 def read(
     data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
 ) -> ShardFiles:
-    """Read files of one part, in order.
+    """Read files of one part, in the order of their numbers.
 
     Args:
-        data_dir: The folder with ``training_set_images`` and its three sisters.
+        data_dir: The folder that holds ``training_set_images``, ``training_set_labels``,
+            ``test_set_images`` and ``test_set_labels``.
         part: "train" or "test".
         image_size: Height and width of an image in pixels.
-        image_depth: Channels of an image.
-        files: Numbers of the files wanted; all when None.
+        image_depth: Number of channels of an image.
+        files: Numbers of the files to read; None for all files.
 
     Raises:
-        ConfigurationError: A file is missing, of a wrong size, or has other labels than images.
+        ConfigurationError: A file is missing or has a wrong size, or the numbers of images and
+            labels in a pair of files differ.
     """
     numbers = range(NUM_FILES[part]) if files is None else files
     shape = (image_size, image_size, image_depth)
@@ -98,17 +102,20 @@ def write(
     labels: NDArray[np.integer],
     headers: bool = False,
 ) -> None:
-    """Write one part in this layout; the first files get one example more when it does not divide.
+    """Write one part in this layout.
+
+    If the number of files does not divide the number of examples, the first files get one example
+    more.
 
     Args:
-        out_dir: Folder to write to; made when missing.
+        out_dir: Folder to write to; created if missing.
         part: "train" or "test".
         images: [N, height, width, channels] uint8.
         labels: [N] integers in 0..255.
-        headers: Put standard IDX headers in front; the original cannot read such files.
+        headers: True to start each file with an IDX header; AdaComp's code cannot read headers.
 
     Raises:
-        ConfigurationError: Fewer examples than files.
+        ConfigurationError: There are fewer examples than files.
     """
     image_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
     label_path(out_dir, part, 0).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +130,7 @@ def write(
 
 
 def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Return [N, *shape] uint8 of a file with or without header."""
+    """Return the records of a file with or without an IDX header: [N, *shape] uint8."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -138,14 +145,14 @@ def _read_records(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     if len(content) == 0 or len(content) % record:
         raise ConfigurationError(
             f"Data file {path} has {len(content)} bytes; expected records of {record} bytes (shape "
-            f"{shape}), or an IDX header and then such records. Mend --image_size and "
+            f"{shape}), or an IDX header and then these records. Correct --image_size and "
             "--image_depth, or write the file again."
         )
     return np.frombuffer(content, dtype=np.uint8).reshape(-1, *shape)
 
 
 def _headers_that_fit(content: bytes, shape: tuple[int, ...], record: int) -> list[bytes]:
-    """Return the IDX header the content starts with, if its announced size is the real one."""
+    """Return a list of the IDX header at the start of the content; empty if no header fits."""
     shapes = [shape] if not shape or shape[-1] != 1 else [shape[:-1], shape]
     fitting = []
     for tail in shapes:

@@ -1,8 +1,8 @@
-"""CIFAR-10 in its binary version: batches in a folder, or still in the archive.
+"""Reader of the binary version of CIFAR-10: batch files in a folder, or the unextracted archive.
 
-A record is a label byte and 3,072 bytes of pixels: red, green, blue planes of 32 x 32. The version
-"for Python" has the same images in pickles. A pickle is a program, which may call any function, so
-these files are not read; `pickled_in` finds them for an error message.
+A record is a label byte and 3,072 bytes of pixels: a red, a green and a blue plane of 32 x 32. The
+"Python version" holds the same images in pickles. Loading a pickle can call any function, so this
+module does not read pickles; `pickled_in` finds them for an error message.
 
 Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
 """
@@ -33,7 +33,7 @@ _NAMES = {
 }
 _GZIP = b"\x1f\x8b"
 _FOLDER, _ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
-#: Files and folders of the version for Python; Keras has names of its own for them.
+#: Names of files and folders of the Python version, including the names that Keras gives them.
 _PICKLED = (
     "data_batch_1",
     "test_batch",
@@ -42,25 +42,26 @@ _PICKLED = (
     "cifar-10-python.tar.gz",
     "cifar-10-batches-py.tar.gz",
 )
-#: A batch has 31 MB; a file of another kind should not fill the memory before it is refused.
+#: Size limit of a batch file in bytes. A batch has 31 MB; the limit keeps a wrong file from filling
+#: the memory before the reader rejects the file.
 _MOST_BYTES = 1 << 27
 
-#: [N, 3073] uint8: label and pixels.
+#: Records [N, 3073] uint8: label and pixels.
 _Records = NDArray[np.uint8]
 
 
 def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] | None:
-    """Return one part from a folder that holds the batches, their folder, or the archive.
+    """Return one part of CIFAR-10 from a folder, or None if the folder has no batch of the part.
 
     Args:
-        place: The folder.
+        place: Folder that holds the batches, the extracted folder of batches, or the archive.
         part: "train" or "test".
 
     Returns:
-        Images uint8 [N, 32, 32, 3] and labels int32 [N]; None where there is no batch of it.
+        Images uint8 [N, 32, 32, 3] and labels int32 [N]; None if there is no batch of the part.
 
     Raises:
-        ConfigurationError: A batch is missing beside others, or damaged.
+        ConfigurationError: Some but not all batches exist, or a batch is damaged.
     """
     names = _NAMES[part]
     for folder in (place, place / _FOLDER):
@@ -73,18 +74,18 @@ def find(place: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.int32]] 
 
 
 def pickled_in(place: Path) -> Path | None:
-    """Return a file or folder of the version for Python in this folder, None if there is none."""
+    """Return a file or folder of the Python version in ``place``, or None."""
     return next((place / name for name in _PICKLED if (place / name).exists()), None)
 
 
 def names_of(part: str) -> str:
-    """Return the files of a part, for messages."""
+    """Return the file names of a part, for error messages."""
     first, last = _NAMES[part][0], _NAMES[part][-1]
     return f"{first if first == last else f'{first} to {last}'}, or {_ARCHIVE}"
 
 
 def check_archive(path: Path) -> None:
-    """Raise OSError if a downloaded archive is not the published one."""
+    """Raise OSError if the SHA-256 of a downloaded archive is not the published archive's."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -99,61 +100,61 @@ def _read_file(path: Path) -> _Records:
             content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(
-            f"Data file {path} cannot be read: {error}. Expected all batches of CIFAR-10 beside "
-            "each other; fetch the missing one, or unpack the archive again."
+            f"Data file {path} cannot be read: {error}. Expected all batches of CIFAR-10 in one "
+            "folder; fetch the missing batch, or unpack the archive again."
         ) from error
     return _records(content, str(path))
 
 
 def _read_archive(path: Path, names: list[str]) -> list[_Records]:
-    """Read members without unpacking: nothing is written, whatever paths the archive names.
+    """Read the batches from the archive without writing files, so that member paths are harmless.
 
-    It is packed by gzip, or no longer, as some browsers leave it. Other packings are refused: a
-    few bytes of LZMA may take gigabytes.
+    The archive is compressed by gzip, or not compressed, because some browsers decompress
+    downloads. Other compressions are rejected: a few bytes of LZMA can expand to gigabytes.
     """
-    found: dict[str, _Records] = {}
+    records: dict[str, _Records] = {}
     try:
         with path.open("rb") as stream:
             is_packed = stream.read(len(_GZIP)) == _GZIP
         with tarfile.open(path, "r:gz" if is_packed else "r:") as archive:
             for member in archive:
                 name = Path(member.name).name
-                if member.isfile() and name in names and name not in found:
+                if member.isfile() and name in names and name not in records:
                     opened = archive.extractfile(member)
                     with contextlib.closing(opened) if opened else contextlib.nullcontext():
                         content = opened.read(_MOST_BYTES + 1) if opened else b""
-                    found[name] = _records(content, f"{path} ({member.name})")
+                    records[name] = _records(content, f"{path} ({member.name})")
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigurationError(
-            f"Data file {path} cannot be read: {error}. Expected the archive as it is published. "
-            "Delete it and fetch it again."
+            f"Data file {path} cannot be read: {error}. Expected the published archive. Delete "
+            "the file and fetch it again."
         ) from error
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in names if name not in records]:
         raise ConfigurationError(
-            f"Data file {path} does not hold {', '.join(missing)}. Expected the archive as it is "
-            "published. Delete it and fetch it again."
+            f"Data file {path} does not hold {', '.join(missing)}. Expected the published "
+            "archive. Delete the file and fetch it again."
         )
-    return [found[name] for name in names]
+    return [records[name] for name in names]
 
 
 def _records(content: bytes, where: str) -> _Records:
-    """Return the records of one batch, checked."""
+    """Check the content of one batch file and return the records."""
     if len(content) > _MOST_BYTES:
         raise ConfigurationError(
             f"Data file {where} has more than {_MOST_BYTES} bytes; expected a batch of CIFAR-10, "
-            "about 31 MB. It is of another kind: fetch it again."
+            "about 31 MB. The file is not a batch: fetch the batch again."
         )
     if not content or len(content) % _RECORD_BYTES:
         raise ConfigurationError(
             f"Data file {where} has {len(content)} bytes; expected records of {_RECORD_BYTES} "
-            "bytes (label and 3 x 32 x 32 pixels). It is truncated or of another kind: fetch it "
+            "bytes (label and 3 x 32 x 32 pixels). The file is truncated or not a batch: fetch it "
             "again."
         )
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD_BYTES)
     if (highest := records[:, 0].max()) >= NUM_CLASSES:
         raise ConfigurationError(
-            f"Data file {where} holds the label {highest}; expected 0 to {NUM_CLASSES - 1}. It is "
-            "damaged or of another kind: fetch it again."
+            f"Data file {where} holds the label {highest}; expected 0 to {NUM_CLASSES - 1}. The "
+            "file is damaged or not a batch: fetch it again."
         )
     return records
 
@@ -161,12 +162,12 @@ def _records(content: bytes, where: str) -> _Records:
 def _joined(
     batches: list[_Records], part: str, where: Path
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Put batches together, channels last."""
+    """Concatenate batches; return images with the channels last, and labels."""
     records = np.concatenate(batches)
     labels = records[:, 0].astype(np.int32)
     if len(labels) != _NUM_PUBLISHED[part]:
         logging.warning(
-            "data: %s holds %d %s examples, the published set %d",
+            "data: %s holds %d %s examples; the published data set has %d",
             where,
             len(labels),
             part,

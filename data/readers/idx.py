@@ -1,8 +1,8 @@
 """Strict reader and writer of IDX files, the format of MNIST and Fashion-MNIST.
 
-An IDX file is two zero bytes, a type byte, the number of dimensions, each dimension as a big-endian
-uint32, then the data in row-major order. Only unsigned bytes (type 8) are used here. A file whose
-name ends in ``.gz`` is compressed.
+An IDX file consists of two zero bytes, a type byte, the number of dimensions, each dimension as a
+big-endian uint32, then the data in row-major order. This module supports only unsigned bytes (type
+8). A file name that ends in ``.gz`` means a gzip-compressed file.
 """
 
 from __future__ import annotations
@@ -27,21 +27,26 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
     """Return the array of an IDX file.
 
     Args:
-        path: The file; decompressed when its name ends in ``.gz``.
-        ranks: Numbers of dimensions that are accepted: (1,) for labels, (3, 4) for images.
+        path: The file to read; decompressed if the name ends in ``.gz``.
+        ranks: Accepted numbers of dimensions: (1,) for labels, (3, 4) for images.
 
     Returns:
-        uint8 array, writable, of the shape the header names.
+        A writable uint8 array with the shape of the header.
 
     Raises:
         ConfigurationError: The file is missing, unreadable, truncated, too long, or has another
-            magic number; the message names the file, what was found and what was expected.
+            magic number. The message names the file, the fault and the expected content.
     """
     try:
         with _open(path) as stream:
             shape = _read_header(stream, path, ranks)
             return _read_body(stream, path, shape)
-    except (OSError, EOFError, zlib.error, ValueError) as error:  # sizes that no array has
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+    ) as error:  # ValueError: no array can have the header's shape
         raise ConfigurationError(
             f"Data file {path} cannot be read: {error}. Expected "
             f"{'a gzip-compressed' if path.suffix == '.gz' else 'an uncompressed'} IDX file. "
@@ -50,13 +55,13 @@ def read(path: Path, ranks: tuple[int, ...]) -> NDArray[np.uint8]:
 
 
 def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Return images and their labels.
+    """Return the images and the labels of two IDX files.
 
     Returns:
         Images uint8 [N, height, width] or [N, height, width, channels], and labels uint8 [N].
 
     Raises:
-        ConfigurationError: As ``read``, or the two files hold different numbers of examples.
+        ConfigurationError: ``read`` rejects a file, or the numbers of images and labels differ.
     """
     images = read(images_path, ranks=(3, 4))
     labels = read(labels_path, ranks=(1,))
@@ -69,12 +74,12 @@ def read_pair(images_path: Path, labels_path: Path) -> tuple[NDArray[np.uint8], 
 
 
 def write(path: Path, array: NDArray[np.uint8]) -> None:
-    """Write a uint8 array as IDX, compressed when the name ends in ``.gz``.
+    """Write a uint8 array as an IDX file; compress the file if the name ends in ``.gz``.
 
-    The same array gives the same bytes each time: no name or time goes into the gzip header.
+    Equal arrays give equal bytes: the gzip header holds neither a name nor a time.
 
     Raises:
-        ValueError: The array is not uint8 or has no dimension.
+        ValueError: The array is not uint8, or its rank is not in 1..255.
     """
     if array.dtype != np.uint8 or not 1 <= array.ndim <= 255:
         raise ValueError(
@@ -87,12 +92,12 @@ def write(path: Path, array: NDArray[np.uint8]) -> None:
 
 
 def header(shape: tuple[int, ...]) -> bytes:
-    """Return the header of an IDX file of unsigned bytes with this shape."""
+    """Return the IDX header of an array of unsigned bytes with this shape."""
     return struct.pack(f">BBBB{len(shape)}I", 0, 0, UNSIGNED_BYTE, len(shape), *shape)
 
 
 def _open(path: Path) -> BinaryIO:
-    # GzipFile is a BinaryIO in all but its declared type.
+    # GzipFile has all methods of BinaryIO, but is not declared as one.
     return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
@@ -102,8 +107,8 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
     if magic not in accepted:
         raise ConfigurationError(
             f"Data file {path} starts with the bytes {magic.hex(' ') or '(none)'}; expected the "
-            f"IDX magic number {' or '.join(value.hex(' ') for value in accepted)}. It is not an "
-            "IDX file of the kind in its name: fetch it again, or mend --data_dir."
+            f"IDX magic number {' or '.join(value.hex(' ') for value in accepted)}. The file is "
+            "not the IDX file that its name states: fetch it again, or correct --data_dir."
         )
     rank = magic[3]
     sizes = stream.read(4 * rank)
@@ -118,16 +123,16 @@ def _read_header(stream: BinaryIO, path: Path, ranks: tuple[int, ...]) -> tuple[
 def _read_body(stream: BinaryIO, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     expected = math.prod(shape)
     content = bytearray()
-    # Read piece by piece: a corrupt header may announce more bytes than there is memory.
+    # Read in pieces: a corrupt header may announce more bytes than the memory holds.
     while len(content) <= expected:
         piece = stream.read(min(_READ_BYTES, expected + 1 - len(content)))
         if not piece:
             break
         content += piece
     if len(content) != expected:
-        found = f"only {len(content)}" if len(content) < expected else "more"
+        amount = f"only {len(content)}" if len(content) < expected else "more"
         raise ConfigurationError(
-            f"Data file {path} has {found} bytes of data; its header announces shape {shape}, "
-            f"that is {expected} bytes. It is truncated or corrupt: fetch it again."
+            f"Data file {path} has {amount} bytes of data; its header announces shape {shape}, "
+            f"that is {expected} bytes. The file is truncated or corrupt: fetch it again."
         )
     return np.frombuffer(content, dtype=np.uint8).reshape(shape)

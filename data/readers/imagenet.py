@@ -1,12 +1,13 @@
-"""ImageNet (ILSVRC 2012), and whatever lies in the same way: folders of classes, or TFRecords.
+"""Reader of ImageNet (ILSVRC 2012) and data sets of the same layout: class folders or TFRecords.
 
-- Folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, a folder for each class; classes
-  are numbered in the order of their folders' names, as is usual.
+- Folders: ``train/n01440764/*.JPEG`` and ``val/n01440764/*.JPEG``, one folder per class. The sorted
+  names of the folders define the numbers of the classes.
 - TFRecords: ``train-00000-of-01024`` ... and ``validation-00000-of-00128`` ..., in the folder or in
   ``train/`` and ``validation/``, with the features ``image/encoded`` and ``image/class/label``.
-  Labels may count from 0 or, as the usual builders write them, from 1.
+  Labels count from 0 or from 1; the usual builders count from 1.
 
-Only names, places and labels are read here; ``thinwire.data.pipeline.decode`` makes pixels of them.
+This module reads names, positions, labels and encoded images; ``thinwire.data.pipeline.decode``
+decodes the pixels.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ DEPTH = 3
 NAMES = {"train": ("train",), "test": ("val", "validation")}
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _HOW = (
-    "Its owners give it to those who register at image-net.org; then name by --data_dir a folder "
+    "To get ImageNet, register at image-net.org. Then set --data_dir to a folder "
     "with train/CLASS/*.JPEG and val/CLASS/*.JPEG, or with TFRecords train-00000-of-01024 and "
-    "validation-00000-of-00128. To measure without files take --dataset imagenet_synthetic."
+    "validation-00000-of-00128. To measure speed without files, use --dataset imagenet_synthetic."
 )
 
 
@@ -37,55 +38,57 @@ class EncodedImages(Protocol):
     """Encoded images and their labels.
 
     Attributes:
-        labels: [N] int32.
-        file_offsets: [files + 1] int64, where they lie many in a file.
+        labels: [N] int32, class of each image.
+        file_offsets: [files + 1] int64, first image of each file, then N. None if each image is a
+            file.
     """
 
     labels: NDArray[np.int32]
     file_offsets: NDArray[np.int64] | None
 
     def read(self, index: int) -> bytes:
-        """Return one image as it is stored; raises OSError."""
+        """Return the encoded bytes of one image; raise OSError if reading fails."""
 
     def name(self, index: int) -> str:
-        """Return where an image lies, for messages."""
+        """Return the location of an image, for error messages."""
 
 
 def find(data_dir: str | None, part: str, nb_classes: int) -> EncodedImages:
-    """Return one part.
+    """Return the encoded images of one part.
 
     Args:
-        data_dir: The folder; None is an error that explains how to get the set.
+        data_dir: Folder of the data set. None raises an error that explains how to get ImageNet.
         part: "train" or "test".
-        nb_classes: Classes that the network distinguishes.
+        nb_classes: Number of classes of the network.
 
     Raises:
-        ConfigurationError: The files are missing, incomplete or damaged, or have other classes.
+        ConfigurationError: The files are missing, incomplete or damaged, or the classes do not fit
+            ``nb_classes``.
     """
     if data_dir is None:
         raise ConfigurationError(f"--dataset imagenet needs --data_dir. {_HOW}")
     root = Path(data_dir)
     if files := _records_of(root, part):
-        found: EncodedImages = ImageRecords(files, _first_label(root, part, nb_classes))
+        images: EncodedImages = ImageRecords(files, _first_label(root, part, nb_classes))
     elif folder := _folder_of(root, part):
         classes = _classes(_folder_of(root, "train") or folder, nb_classes)
-        found = ImageFolders(folder, classes)
+        images = ImageFolders(folder, classes)
     else:
         raise ConfigurationError(f"--data_dir {root} holds no {part} data of ImageNet. {_HOW}")
-    if not len(found.labels):
+    if not len(images.labels):
         raise ConfigurationError(f"--data_dir {root} holds no {part} images. {_HOW}")
-    lowest, highest = int(found.labels.min()), int(found.labels.max())
+    lowest, highest = int(images.labels.min()), int(images.labels.max())
     if not 0 <= lowest <= highest < nb_classes:
         raise ConfigurationError(
             f"--data_dir {root} has classes {lowest} to {highest}; expected 0 to {nb_classes - 1}. "
             f"Set --nb_classes {highest + 1} or more."
         )
-    logging.info("data: %d %s examples in %s", len(found.labels), part, root)
-    return found
+    logging.info("data: %d %s examples in %s", len(images.labels), part, root)
+    return images
 
 
 class ImageFolders:
-    """Images in a folder for each class."""
+    """Images in one folder per class."""
 
     file_offsets: NDArray[np.int64] | None = None
 
@@ -95,20 +98,23 @@ class ImageFolders:
         if unknown:
             raise ConfigurationError(
                 f"{folder} has the class {unknown[0]}, which is not among the {len(classes)} "
-                "classes of the training set; expected the same folders in both. Remove it."
+                "classes of the training set; expected the same class folders in both parts. "
+                "Remove the folder."
             )
         names = [_images_in(folder / name) for name in classes]
-        # As bytes of one width: a million strings would take ten times the memory.
-        self._names = np.array([name for of_class in names for name in of_class], dtype=np.bytes_)
-        counts = [len(of_class) for of_class in names]
+        # Bytes of fixed width: a million Python strings need ten times the memory.
+        self._names = np.array(
+            [name for class_names in names for name in class_names], dtype=np.bytes_
+        )
+        counts = [len(class_names) for class_names in names]
         self.labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
 
     def read(self, index: int) -> bytes:
-        """Return one file's content."""
+        """Return the content of one image file."""
         return Path(self.name(index)).read_bytes()
 
     def name(self, index: int) -> str:
-        """Return a file's path."""
+        """Return the path of an image file."""
         name = os.fsdecode(bytes(self._names[index]))
         return os.path.join(self._folder, self._classes[self.labels[index]], name)
 
@@ -123,7 +129,7 @@ class ImageRecords:
         self.file_offsets: NDArray[np.int64] | None = self._index.file_offsets
 
     def read(self, index: int) -> bytes:
-        """Return the image of one record, without the rest of it."""
+        """Return the encoded image of one record, reading only the image's bytes."""
         length = int(self._index.lengths[index])
         descriptor = os.open(self._files[self._number(index)], os.O_RDONLY)
         try:
@@ -131,34 +137,37 @@ class ImageRecords:
         finally:
             os.close(descriptor)
         if len(content) != length:
-            raise OSError("the file has become shorter")
+            raise OSError("the file is shorter than when it was indexed")
         return content
 
     def name(self, index: int) -> str:
-        """Return file and number of a record."""
+        """Return the file of a record, and the record's number in the file."""
         number = self._number(index)
         first = int(self._index.file_offsets[number])
         return f"{self._files[number]}, record {index - first}"
 
     def _number(self, index: int) -> int:
-        """Return which file a record lies in."""
+        """Return the number of the file that holds a record."""
         return int(np.searchsorted(self._index.file_offsets, index, "right")) - 1
 
 
 def _records_of(root: Path, part: str) -> list[Path]:
-    """Return the TFRecord files of a part, in order."""
+    """Return the TFRecord files of a part, in the order of the file numbers."""
     names = NAMES[part]
     return tfrecords.files_of([root, *(root / name for name in names)], names)
 
 
 def _first_label(root: Path, part: str, nb_classes: int) -> int:
-    """Return whether labels count from 0 or from 1, which only the ends of the range show.
+    """Return 0 or 1: the label of the first class in the TFRecords.
+
+    Only the label 0 or the label ``nb_classes`` shows which count a data set uses. If neither
+    occurs in the part, the other part decides.
 
     Raises:
-        ConfigurationError: Neither label 0 nor label `nb_classes` occurs in any part.
+        ConfigurationError: Neither label 0 nor label ``nb_classes`` occurs in any part.
     """
-    for one in (part, *(other for other in NAMES if other != part)):
-        if not (files := _records_of(root, one)):
+    for name in (part, *(other for other in NAMES if other != part)):
+        if not (files := _records_of(root, name)):
             continue
         labels = tfrecords.index(files).labels
         if (labels == 0).any():
@@ -166,20 +175,20 @@ def _first_label(root: Path, part: str, nb_classes: int) -> int:
         if (labels == nb_classes).any():
             return 1
     raise ConfigurationError(
-        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it is not known whether "
-        f"labels count from 0 or from 1. Expected all of --nb_classes={nb_classes}; copy the whole "
-        "set there, or mend --nb_classes."
+        f"{root}: no TFRecord has the label 0 or {nb_classes}, so it is unknown whether labels "
+        f"count from 0 or from 1. Expected examples of all --nb_classes={nb_classes} classes; copy "
+        "the whole data set there, or correct --nb_classes."
     )
 
 
 def _folder_of(root: Path, part: str) -> Path | None:
-    """Return the folder that holds the classes of a part."""
+    """Return the folder that holds the class folders of a part, or None."""
     folders = [root / name for name in NAMES[part]]
     return next((folder for folder in folders if _subfolders(folder)), None)
 
 
 def _classes(folder: Path, nb_classes: int) -> list[str]:
-    """Return the classes in the order of their numbers."""
+    """Return the names of the classes, in the order of the class numbers."""
     classes = sorted(path.name for path in _subfolders(folder))
     if len(classes) != nb_classes:
         raise ConfigurationError(
@@ -196,7 +205,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images_in(folder: Path) -> list[bytes]:
-    """Return the names of the images in a folder, sorted; other files are none."""
+    """Return the sorted names of the images in a folder; files of other types are ignored."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:

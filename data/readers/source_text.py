@@ -1,7 +1,8 @@
-"""Text that every Python brings along: the sources of its standard library, byte by byte.
+"""Reader of text: the source files of Python's standard library, as sequences of bytes.
 
-No files need to be fetched. Another Python brings other sources, so a digest of what was read is
-logged: runs of the same digest have the same data.
+The standard library is part of every Python, so no download is needed. Another version of Python
+has other sources. The reader therefore logs a digest of the text; runs with equal digests train on
+equal data.
 """
 
 from __future__ import annotations
@@ -17,28 +18,29 @@ from numpy.typing import NDArray
 from thinwire.data.choices import CONTEXT
 from thinwire.ops.types import ConfigurationError
 
-#: Of the sorted files, every one of this number is the test part's.
+#: Every tenth of the sorted files belongs to the test part.
 _EACH_TEST_FILE = 10
-#: Sequences of the test part, evenly from all of its text.
+#: Largest number of sequences in the test part, evenly spaced in the text.
 NUM_TEST = 1024
-#: Folders of the standard library that an installation may have or leave out.
+#: Folders of the standard library that some installations lack, and folders of added packages.
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 _ENDINGS = frozenset({".py", ".txt", ".md"})
-_FEWEST = 2  # files: one of each part
+_FEWEST = 2  # least number of files: one for each part
 
 
 def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return sequences of bytes, and at each place the byte that follows.
+    """Return sequences of bytes, and for each byte the next byte.
 
     Args:
-        part: "train" or "test": nine and one of ten files, in the order of their paths.
-        data_dir: Folder whose .py, .txt and .md files are read instead of the standard library.
+        part: "train" or "test". Of ten files in the order of paths, nine are in the train part and
+            one is in the test part.
+        data_dir: Folder of .py, .txt and .md files to read; None for the standard library.
 
     Returns:
-        Bytes int32 [N, CONTEXT] and the next ones int32 [N, CONTEXT].
+        Bytes int32 [N, CONTEXT], and the next bytes int32 [N, CONTEXT].
 
     Raises:
-        ConfigurationError: There are no files, or too little text in them.
+        ConfigurationError: There are fewer than two files, or the files hold too little text.
     """
     folder = Path(data_dir or sysconfig.get_path("stdlib"))
     paths = _files(folder, frozenset({".py"}) if data_dir is None else _ENDINGS)
@@ -76,12 +78,12 @@ def read(part: str, data_dir: str | None) -> tuple[NDArray[np.int32], NDArray[np
 
 
 def _files(folder: Path, endings: frozenset[str]) -> list[Path]:
-    """Return the files to read, in an order that no file system decides."""
-    found = [
+    """Return the files to read, sorted by path; the order does not depend on the file system."""
+    paths = [
         path
         for path in folder.rglob("*")
         if path.suffix in endings
         and not _SKIPPED & set(path.relative_to(folder).parts[:-1])
         and path.is_file()
     ]
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    return sorted(paths, key=lambda path: path.relative_to(folder).as_posix())

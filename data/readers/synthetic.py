@@ -1,7 +1,7 @@
-"""Generated examples of every task; no files needed.
+"""Generates examples for every task, without files.
 
-Images have a coarse pattern for each class, or of each label, or of random patches, under strong
-noise; sequences of tokens follow one of a few grammars.
+An image is a coarse pattern under strong noise. The pattern belongs to a class, is a sum of
+patterns of labels, or consists of random patches. A sequence of tokens follows one of two grammars.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 NUM_EXAMPLES = {"train": 4000, "test": 1000}
 _COARSE = 4  # a pattern has 4 x 4 patches
-_NOISE = 80.0  # standard deviation, in grey levels
-_CHUNK = 256
-#: Of tokens: length of a sequence, grammars, and how likely each next token of one is.
-_LENGTH = 32
+_NOISE = 80.0  # standard deviation of the noise, in gray levels
+_CHUNK = 256  # images that are generated together
+_LENGTH = 32  # tokens in a sequence
 _GRAMMARS = 2
+#: Probabilities of the four tokens that can follow a token.
 _NEXT = (0.65, 0.2, 0.1, 0.05)
-_SHARE_OF_LABELS = 0.3  # of them that an example has, on average
+_SHARE_OF_LABELS = 0.3  # probability that an example has a label
 _STREAMS = {"train": 1, "test": 2}
 
 
@@ -32,15 +32,15 @@ def generate(
     seed: int,
     num_examples: int | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
-    """Return the images and labels of one part; the same arguments give the same data anywhere.
+    """Return the images and labels of one part; equal arguments give equal data.
 
     Args:
-        part: "train" or "test"; both show the same patterns under different noise.
-        image_size: Height and width in pixels.
-        image_depth: Channels.
-        nb_classes: Classes, equally frequent.
-        seed: Seeds patterns, labels and noise.
-        num_examples: How many; None for ``NUM_EXAMPLES`` of the part.
+        part: "train" or "test"; the two parts have the same patterns under different noise.
+        image_size: Height and width of an image in pixels.
+        image_depth: Number of channels of an image.
+        nb_classes: Number of classes; the classes are equally frequent.
+        seed: Seed of the patterns, the labels and the noise.
+        num_examples: Number of examples; None for ``NUM_EXAMPLES`` of the part.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth] and labels int32 [N].
@@ -60,11 +60,11 @@ def generate_numbers(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return images of random patches, and numbers that are smooth functions of the patches.
 
-    Args and errors as of `generate`, with numbers in place of classes.
+    See `generate` for the arguments; ``nb_values`` is the number of values per example.
 
     Returns:
-        Images uint8 [N, image_size, image_size, image_depth] and numbers float32 [N, nb_values],
-        around 0.
+        Images uint8 [N, image_size, image_size, image_depth], and numbers float32 [N, nb_values]
+        with values around 0.
     """
     num_patches = _COARSE * _COARSE * image_depth
     first, second = np.random.default_rng([seed, 0]).normal(
@@ -74,7 +74,8 @@ def generate_numbers(
     count = NUM_EXAMPLES[part]
     coarse = rng.uniform(40, 216, size=(count, _COARSE, _COARSE, image_depth))
     patches = coarse.reshape(count, -1)
-    # Images are standardised: what is left of a patch is how it differs from the others.
+    # The numbers are computed from standardized patches, because --scaling standardizes each image
+    # by default: the network does not receive the mean and the contrast of the patches.
     patches = (patches - patches.mean(1, keepdims=True)) / patches.std(1, keepdims=True)
     numbers = 0.8 * patches @ first + np.tanh(2 * patches @ second) * 0.7
     images = _noisy(lambda rows: _enlarged(coarse[rows], image_size), count, rng)
@@ -84,9 +85,9 @@ def generate_numbers(
 def generate_label_sets(
     part: str, image_size: int, image_depth: int, nb_labels: int, seed: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Return images with a pattern for each of their labels, several on top of each other.
+    """Return images that are sums of patterns, one pattern for each label of the image.
 
-    Args and errors as of `generate`, with labels in place of classes.
+    See `generate` for the arguments; ``nb_labels`` is the number of labels.
 
     Returns:
         Images uint8 [N, image_size, image_size, image_depth] and labels float32 [N, nb_labels],
@@ -109,15 +110,16 @@ def generate_label_sets(
 def generate_tokens(
     part: str, image_size: int, image_depth: int, nb_words: int, seed: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return sequences of tokens, and at each place the token that follows.
+    """Return sequences of tokens, and for each token the next token.
 
-    Each sequence follows one of two grammars: after a token come four others with fixed
-    probabilities. The best perplexity is about 2.7, once the grammar is clear.
+    Each sequence follows one of two grammars. In a grammar, one of four tokens follows a token,
+    with fixed probabilities. The best possible perplexity is about 2.7 if the grammar is known.
 
-    Args and errors as of `generate`, with words in place of classes; images have no meaning.
+    See `generate` for the arguments. ``nb_words`` is the number of tokens; ``image_size`` and
+    ``image_depth`` are ignored.
 
     Returns:
-        Tokens int32 [N, 32] and the next ones int32 [N, 32].
+        Tokens int32 [N, 32], and the next tokens int32 [N, 32].
     """
     del image_size, image_depth
     follow = np.random.default_rng([seed, 0]).integers(
@@ -135,7 +137,7 @@ def generate_tokens(
 
 
 Generator = Callable[[str, int, int, int, int], tuple[NDArray[Any], NDArray[Any]]]
-#: --task -> (part, image_size, image_depth, nb_classes, seed) -> examples and labels.
+#: --task -> function (part, image_size, image_depth, nb_classes, seed) -> examples and labels.
 GENERATORS: Mapping[str, Generator] = {
     "classification": generate,
     "autoencoder": generate,
@@ -146,7 +148,7 @@ GENERATORS: Mapping[str, Generator] = {
 
 
 def _enlarged(coarse: NDArray[Any], image_size: int) -> NDArray[np.float32]:
-    """Return patterns [B, 4, 4, channels] as images [B, image_size, image_size, channels]."""
+    """Enlarge patterns [B, 4, 4, channels] to images [B, image_size, image_size, channels]."""
     patch = np.arange(image_size) * _COARSE // image_size
     return coarse[:, patch][:, :, patch].astype(np.float32)
 
@@ -157,7 +159,7 @@ def _noisy(
     rng: np.random.Generator,
     noise: float = _NOISE,
 ) -> NDArray[np.uint8]:
-    """Return so many images, drawn a part at a time, under noise."""
+    """Return ``count`` images of ``drawn`` with noise added; works in chunks to save memory."""
     chunks = []
     for start in range(0, count, _CHUNK):
         chunk = drawn(slice(start, min(count, start + _CHUNK)))

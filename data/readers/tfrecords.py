@@ -1,14 +1,15 @@
-"""An index of the images in TFRecord files of tf.train.Example, and their labels.
+"""An index of the images and labels in TFRecord files of tf.train.Example.
 
-A worker reads single images in its own order, and tf.data reads a file only from its start. So the
-files are scanned once: `tf.data.TFRecordDataset` reads the records and checks their contents'
-checksums, `tf.train.Example` parses them, and the index has the place and length of each image, and
-its label. It is kept beside the files if they lie where one may write, so that the next process
-need not scan.
+A worker reads single images in its own order, but tf.data reads a file only from the start. This
+module therefore scans the files once. `tf.data.TFRecordDataset` reads the records and checks the
+checksums of the contents, and `tf.train.Example` parses the contents. The index holds the position,
+the length and the label of each image. The index is saved next to the files if the folder is
+writable, so that the next process need not scan.
 
-The framing (length, checksum, content, checksum) is walked here before tf.data opens a file, for
-three reasons: tf.data gives no offsets; it ends without an error where a file stops within a
-record's header; and a header that announces more bytes than the memory holds ends the process.
+Before tf.data opens a file, `_walk` reads the framing (length, checksum, content, checksum) of the
+file, for three reasons. tf.data returns no offsets. tf.data stops without an error if a file ends
+inside a record's header. A header that announces more bytes than the memory holds makes tf.data
+end the process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from thinwire.ops.types import ConfigurationError
 
 IMAGE, LABEL = "image/encoded", "image/class/label"
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
-_BUFFER_BYTES = 1 << 18  # the default of tf.data, which logs a line where none is given
+_BUFFER_BYTES = 1 << 18  # the default of tf.data; without the argument tf.data logs a line
+#: Bytes of an image that `_place` searches for first.
 _HEAD_BYTES = 64
 _READERS = 8
 _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?)?"
@@ -41,70 +43,74 @@ _NAME = r"(?:.*[-_.])?(?:{parts})(?:\.tfrecords?)?-(\d+)-of-(\d+)(?:\.tfrecords?
 
 @dataclasses.dataclass(frozen=True)
 class RecordIndex:
-    """All records of some files, in order."""
+    """Positions and labels of the records of some files, in the order of files and records."""
 
-    starts: NDArray[np.int64]  # [N] int64, first byte of the image in its file
-    lengths: NDArray[np.int64]  # [N] int64, bytes of the image
-    labels: NDArray[np.int64]  # [N] int64, as stored
+    starts: NDArray[np.int64]  # [N] int64, offset of the image in its file, in bytes
+    lengths: NDArray[np.int64]  # [N] int64, size of the image in bytes
+    labels: NDArray[np.int64]  # [N] int64, label as stored in the record
     file_offsets: NDArray[np.int64]  # [files + 1] int64, first record of each file, then N
 
 
 class _InvalidTfRecord(ValueError):
-    """The bytes are not what they should be."""
+    """The file has bytes that are not a valid TFRecord."""
 
 
 def files_of(folders: Sequence[Path], parts: Sequence[str]) -> list[Path]:
-    """Return the files NAME-00000-of-00010 ... of a part, from the first folder that has any.
+    """Return the files NAME-00000-of-00010 ... of a part, from the first folder with a match.
 
     Args:
-        folders: Where to look.
-        parts: What a part is called, such as ("val", "validation").
+        folders: Folders to search, in this order.
+        parts: Names of the part, for example ("val", "validation").
+
+    Returns:
+        Paths in the order of the file numbers; empty if no folder holds a file of the part.
 
     Raises:
-        ConfigurationError: Some of them are missing.
+        ConfigurationError: Some files of the part are missing.
     """
     pattern = re.compile(_NAME.format(parts="|".join(parts)))
     for folder in folders:
-        found = {}
+        numbered = {}
         for path in folder.iterdir() if folder.is_dir() else ():
             if (match := pattern.fullmatch(path.name)) and path.is_file():
-                found[int(match[1])] = path, int(match[2])
-        if found:
-            total = max(of for _, of in found.values())
-            if set(found) != set(range(total)) or len({of for _, of in found.values()}) > 1:
-                missing = sorted(set(range(total)) - set(found))
+                numbered[int(match[1])] = path, int(match[2])
+        if numbered:
+            total = max(of for _, of in numbered.values())
+            if set(numbered) != set(range(total)) or len({of for _, of in numbered.values()}) > 1:
+                missing = sorted(set(range(total)) - set(numbered))
                 raise ConfigurationError(
-                    f"{folder} holds {len(found)} files such as {found[min(found)][0].name}; "
-                    f"expected all of 0 to {total - 1} of one set"
-                    f"{f', and {missing[0]} is missing' if missing else ''}. Copy all there."
+                    f"{folder} holds {len(numbered)} files (for example "
+                    f"{numbered[min(numbered)][0].name}); expected all files 0 to {total - 1} of "
+                    f"one set{f', and {missing[0]} is missing' if missing else ''}. Copy all files "
+                    "there."
                 )
-            return [found[number][0] for number in range(total)]
+            return [numbered[number][0] for number in range(total)]
     return []
 
 
 def index(files: Sequence[Path]) -> RecordIndex:
-    """Return where the images of some files lie, as kept beside them or by reading them.
+    """Return the index of the images in some files: the saved index, or the result of a scan.
 
     Raises:
         ConfigurationError: A file cannot be read, is truncated or damaged, or a record has no
             image or label.
     """
     state = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    kept = files[0].with_name(f".thinwire-{files[0].name}.index.npz")
-    if (known := _load(kept, state)) is not None:
+    saved = files[0].with_name(f".thinwire-{files[0].name}.index.npz")
+    if (known := _load(saved, state)) is not None:
         return known
-    logging.info("data: looking for the images in %d files such as %s", len(files), files[0])
+    logging.info("data: indexing the images in %d files, the first is %s", len(files), files[0])
     with ThreadPoolExecutor(_READERS) as readers:
         tables = list(readers.map(_scan, files))
     starts, lengths, labels = np.concatenate(tables, axis=1)
     counts = [table.shape[1] for table in tables]
-    found = RecordIndex(starts, lengths, labels, np.cumsum([0, *counts], dtype=np.int64))
-    _save(kept, state, found)
-    return found
+    records = RecordIndex(starts, lengths, labels, np.cumsum([0, *counts], dtype=np.int64))
+    _save(saved, state, records)
+    return records
 
 
 def _scan(path: Path) -> NDArray[np.int64]:
-    """Return starts, lengths and labels of one file: [3, n] int64."""
+    """Return the starts, lengths and labels of the images in one file: [3, n] int64."""
     import tensorflow as tf
 
     contents: list[int] = []
@@ -121,7 +127,7 @@ def _scan(path: Path) -> NDArray[np.int64]:
 
 @contextlib.contextmanager
 def _explained(path: Path, done: Sized) -> Iterator[None]:
-    """Name the file in errors, and the record that comes after those that are done."""
+    """Add the file and the record number to errors; ``done`` has one entry per finished record."""
     import tensorflow as tf
 
     try:
@@ -135,7 +141,7 @@ def _explained(path: Path, done: Sized) -> Iterator[None]:
 
 
 def _walk(path: Path, contents: list[int]) -> None:
-    """Append the first byte of each record's content."""
+    """Append the offset of each record's content to ``contents``."""
     with path.open("rb", buffering=0) as stream:
         size = os.fstat(stream.fileno()).st_size
         position = 0
@@ -145,17 +151,19 @@ def _walk(path: Path, contents: list[int]) -> None:
             start = position + _HEADER_BYTES
             position = start + length + _FOOTER_BYTES
             if position > size:
-                raise _InvalidTfRecord(f"it ends {position - size} bytes before the record does")
+                raise _InvalidTfRecord(f"the file ends {position - size} bytes before the record")
             contents.append(start)
 
 
 def _length(header: bytes) -> int:
-    """Return the length a record's header announces."""
+    """Check a record's header and return the length of the record's content in bytes."""
     if len(header) < _HEADER_BYTES:
-        raise _InvalidTfRecord(f"it ends after {len(header)} of {_HEADER_BYTES} bytes of a header")
+        raise _InvalidTfRecord(
+            f"the file ends after {len(header)} of {_HEADER_BYTES} bytes of a header"
+        )
     length, checksum = struct.unpack("<QI", header)
     if checksum != masked_crc32c(header[:8]):
-        raise _InvalidTfRecord("the checksum of its length is wrong")
+        raise _InvalidTfRecord("the checksum of the record's length is wrong")
     return int(length)
 
 
@@ -166,47 +174,48 @@ def _image_and_label(record: bytes) -> tuple[bytes, int]:
     features = tf.train.Example.FromString(record).features.feature
     for name in (IMAGE, LABEL):
         if name not in features:
-            raise _InvalidTfRecord(f"it has no {name}")
+            raise _InvalidTfRecord(f"the record has no {name}")
     images, labels = features[IMAGE].bytes_list.value, features[LABEL].int64_list.value
     if not images or not images[0] or not labels:
-        raise _InvalidTfRecord("its image or label is empty, or of another type")
+        raise _InvalidTfRecord("the image or the label is empty, or of another type")
     return images[0], labels[0]
 
 
 def _place(image: bytes, record: bytes) -> int:
-    """Return the first byte of an image in its record.
+    """Return the offset of an image in its record, in bytes.
 
-    Its first bytes are searched for, because the search for all of it takes as long as reading the
-    record; only where they occur before the image, all of it is searched for.
+    The function searches for the first 64 bytes of the image, because a search for the whole image
+    takes as long as reading the record. If the first match is not the image, the function searches
+    for the whole image.
     """
     place = record.index(image[:_HEAD_BYTES])
     return place if record.startswith(image, place) else record.index(image)
 
 
-# -- what is kept -----------------------------------------------------------------------------
+# -- the saved index --------------------------------------------------------------------------
 
-_State = list[tuple[str, int, int]]  # name, bytes and time of change of each file
+_State = list[tuple[str, int, int]]  # name, size in bytes and modification time of each file
 
 
 def _load(path: Path, state: _State) -> RecordIndex | None:
-    """Return the index kept for files in this state; None if there is none that can be used."""
+    """Return the saved index of files in this state, or None if no usable index exists."""
     try:
-        with np.load(path, allow_pickle=False) as kept:
-            if kept["state"].tolist() != [repr(row) for row in state]:
+        with np.load(path, allow_pickle=False) as archive:
+            if archive["state"].tolist() != [repr(row) for row in state]:
                 return None
             known = RecordIndex(
-                **{field.name: kept[field.name] for field in dataclasses.fields(RecordIndex)}
+                **{field.name: archive[field.name] for field in dataclasses.fields(RecordIndex)}
             )
     except FileNotFoundError:
         return None
-    except Exception as error:  # noqa: BLE001 - a damaged archive may raise anything, MemoryError too
-        logging.info("data: %s is not used: %s", path, error or type(error).__name__)
+    except Exception as error:  # noqa: BLE001 - a damaged archive may raise any exception, even MemoryError
+        logging.info("data: saved index %s cannot be used: %s", path, error or type(error).__name__)
         return None
     return known if _is_sound(known, state) else None
 
 
 def _is_sound(known: RecordIndex, state: _State) -> bool:
-    """Return whether every image lies within its file."""
+    """Return True if the arrays are consistent and every image lies within its file."""
     arrays = (known.starts, known.lengths, known.labels, known.file_offsets)
     if any(array.dtype != np.int64 or array.ndim != 1 for array in arrays):
         return False
@@ -221,11 +230,11 @@ def _is_sound(known: RecordIndex, state: _State) -> bool:
 
 
 def _save(path: Path, state: _State, found: RecordIndex) -> None:
-    """Write the index whole or not at all; a folder that may not be written to is no error."""
+    """Write the index atomically; a folder without write permission is not an error."""
     try:
         descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".partial-", suffix=".npz")
         with os.fdopen(descriptor, "wb") as out:
             np.savez(out, state=[repr(row) for row in state], **vars(found))
         os.replace(partial, path)
     except OSError as error:
-        logging.info("data: the index is not kept: %s", error)
+        logging.info("data: the index of the TFRecords is not saved: %s", error)

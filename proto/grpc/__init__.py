@@ -1,8 +1,9 @@
-"""One persistent gRPC stream per (client, shard).
+"""One persistent gRPC stream per client and shard.
 
-`serve` and `ServerStream` are the shard's side, `ClientStream` the client's. Both move frames:
-`bytes` that are exactly one protobuf message each, made and read by `thinwire.proto.framing`.
-`session` adds the handshake and the retries of a client, `health` the standard health service.
+`serve` and `ServerStream` implement the shard's end of a stream, `ClientStream` the client's end.
+A stream carries frames. A frame is a `bytes` object with exactly one protobuf message;
+`thinwire.proto.framing` builds and parses frames. `session` adds the client's handshake and
+retries. `health` serves the standard health service, grpc.health.v1.
 """
 
 from thinwire.proto.grpc.client import ClientStream, NoProgress, StreamLost, Unreachable

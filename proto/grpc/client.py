@@ -1,4 +1,4 @@
-"""A client's end of one stream to one shard."""
+"""The client's end of one gRPC stream to one shard."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 _CLOSE_GRACE_SECONDS = 1.0
 _NO_SUCH_SERVICE = "UNIMPLEMENTED"
-_LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the connection
-_ABANDON_SECONDS = 1.0  # for the reader of a call that was given up
-#: How much later gRPC may learn why a stream has ended than its bulk connection ends.
+_LOOK_SECONDS = 0.2  # interval between two calls of `given_up` while `open` waits
+_ABANDON_SECONDS = 1.0  # time limit to join the reader thread of a canceled call
+#: Time that `receive` waits for gRPC's reason after a bulk connection has ended. gRPC may learn
+#: the reason later than the bulk connection closes.
 _REASON_SECONDS = 2.0
 
 
 class Unreachable(Exception):
-    """No shard answers at the address."""
+    """No shard accepts a stream at the address."""
 
 
 class StreamLost(Exception):
-    """The stream has ended for ``reason``; open another one."""
+    """The stream has ended for ``reason``; the client must open another stream."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -52,28 +53,31 @@ class StreamLost(Exception):
 
 
 class NoProgress(Exception):
-    """Nothing arrived in the time allowed; the stream still stands."""
+    """No frame arrived within the time limit; the stream is still open."""
 
 
 class ClientStream:
-    """A client's end of one stream to one shard, from `open` to `close`.
+    """The client's end of one stream to one shard, from `open` to `close`.
 
-    A thread reads ahead, so `receive` can stop waiting without ending the stream: about 10 us of
-    a 1 KB round trip of 200, against reading in the caller's thread. Once the stream has moved to
-    its bulk connection it only waits for the end, and `receive` reads the connection itself.
+    A reader thread reads frames ahead, so that `receive` can time out without ending the stream.
+    The thread costs about 10 us of a 200 us round trip of 1 KB. Once the stream has moved to its
+    bulk connection, the reader thread only waits for the end of the gRPC call, and `receive` reads
+    the bulk connection in the caller's thread.
 
     Attributes:
-        chunks: How large pieces of payloads should be.
-        arrived_at: When the frame arrived that `receive` returned last.
+        chunks: Adaptive size of a payload's pieces.
+        arrived_at: Monotonic time, in seconds, at which the frame that `receive` returned last
+            arrived.
 
     Args:
-        address: ``host:port``; of a shard that has moved, the one before.
-        link: The worker's emulated uplink, shared by its streams to all shards.
-        keepalive_seconds: A shard silent for twice as long is lost.
-        service: Whose Session to open.
-        dscp: Class of service of what is sent, 0..63; None: the system's own.
-        credentials: Of this node.
-        server_name: What the server's certificate must name; None: the host of `address`.
+        address: ``host:port`` of the shard. The old address of a shard that has moved is replaced
+            by its present address.
+        link: The worker's emulated uplink, shared by its streams to all shards. None: no emulation.
+        keepalive_seconds: gRPC keepalive time. A shard that is silent for twice this time is lost.
+        service: Name of the gRPC service with the Session method.
+        dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
+        credentials: This node's certificate, key and token.
+        server_name: Name that the server's certificate must contain. None: the host of `address`.
     """
 
     def __init__(
@@ -89,17 +93,18 @@ class ClientStream:
         self.address = present_address(address)
         self._credentials, self._server_name = credentials, server_name
         self._nonce = trust.new_nonce()
-        self._answer: dict[str, Any] = {}  # metadata
+        self._answer: dict[str, Any] = {}  # initial metadata from the server
         self._service = service
         self._link = link
         self._options = [
             *channel_options(keepalive_seconds, dscp),
-            # A fresh connection per stream: no back-off inherited from an earlier failure, and no
-            # proxy between us and an address on this network.
+            # Each stream opens its own connection, so a stream inherits no reconnect backoff from
+            # an earlier failure. Shards are on the local network: an HTTP proxy is not used.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.enable_http_proxy", 0),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            # For one attempt: it may wait among those whom the other end has not accepted yet.
+            # Minimum time of one connection attempt. The attempt may wait in the server's accept
+            # queue.
             ("grpc.min_reconnect_backoff_ms", 3000),
             ("grpc.max_reconnect_backoff_ms", 300),
         ]
@@ -109,9 +114,11 @@ class ClientStream:
         self.arrived_at = self._newest_at = time.monotonic()
         self._dscp = dscp
         self._bulk: bulk.BulkConnection | None = None
-        self._receives_bulk = False  # the server has switched, too
-        self._moving = threading.Lock()  # held while `_bulk` is set, and while `_over` is
-        self._over = threading.Event()  # no connection is taken over any more
+        self._receives_bulk = False  # the server sends over the bulk connection
+        # `_moving` makes the check of `_over` and the assignment of `_bulk` one step. Otherwise the
+        # switching thread could set `_bulk` after `close` has run, and the connection would leak.
+        self._moving = threading.Lock()
+        self._over = threading.Event()  # the stream ends: reject new bulk connections
         self._moved = threading.Event()
         self._channel: grpc.Channel | None = None
         self._reader: threading.Thread | None = None
@@ -124,42 +131,43 @@ class ClientStream:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent, with framing and what an emulated link sent again."""
+        """Training bytes sent, including framing and an emulated link's retransmissions."""
         return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received, with framing."""
+        """Bytes received, including framing."""
         return self._bytes_received + (self._bulk.num_received if self._bulk else 0)
 
     @property
     def newest_frame_at(self) -> float:
-        """When the newest frame arrived, returned or not."""
+        """Monotonic time, in seconds, at which the newest frame arrived, read or unread."""
         if self._receives_bulk and self._bulk is not None and self._bulk.readable:
             self._newest_at = time.monotonic()
         return self._newest_at
 
     @property
     def send_seconds(self) -> float:
-        """Time from `send` to the last byte handed to gRPC, pacing included; sum of all sends."""
+        """Total seconds from each `send` to its last byte handed to gRPC, including pacing."""
         return self._send_seconds
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will arrive than has arrived already."""
+        """True if the gRPC call has ended, so that no further frame will arrive."""
         return self._reader is not None and not self._reader.is_alive()
 
     def open(self, timeout_seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Connect and start the stream; to be called once.
+        """Connect and start the stream; call this once per stream.
 
         Args:
-            timeout_seconds: For both.
-            given_up: Whether nobody wants the connection any more; checked now and then.
+            timeout_seconds: Time limit for connecting and starting together, in seconds.
+            given_up: Returns True if the caller no longer wants the connection. `open` polls
+                `given_up` every 0.2 s.
 
         Raises:
             Unreachable: No shard accepted the stream in time.
-            UntrustedPeer: One of the two does not accept the other's certificate, or the shard does
-                not prove that it has the token.
+            UntrustedPeer: The client or the shard rejects the peer's certificate, or the shard
+                does not prove that it has the token.
         """
         deadline = time.monotonic() + timeout_seconds
         channel = self._connect(deadline, given_up)
@@ -178,29 +186,30 @@ class ClientStream:
             return
         is_over = not call.is_active()
         call.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
-        # gRPC may never deliver the metadata of a call whose server was stopped in between. The
-        # reader, a daemon thread, then stays behind; it must not hold up the next attempt.
+        # If a server stops before it answers a call, gRPC may never deliver the call's initial
+        # metadata. The reader thread would then block forever. The join has a time limit, so that
+        # the blocked daemon thread does not delay the next attempt.
         self._reader.join(_ABANDON_SECONDS)
         channel.close()
         reason = f"no answer in {timeout_seconds:g} s"
         if is_over:
-            reason = "it stopped in between"
+            reason = "it stopped while the stream was being opened"
             if not self._reader.is_alive():
                 reason = str(self._incoming.get()[0])
         if _NO_SUCH_SERVICE in reason:
-            reason += f" (no {self._service} there: another program, or another Thinwire?)"
+            reason += f" (it has no service {self._service}: another program, or another Thinwire?)"
         raise Unreachable(
             f"a process at {self.address} accepts connections but not this stream: {reason}"
         )
 
     def prove(self, claims: Sequence[str]) -> bytes:
-        """Return the proof that this node has the token, if the shard requires one.
+        """Return the proof that this node has the token; empty if no token is in use.
 
         Args:
-            claims: What the first message claims.
+            claims: Claims of the Hello that the proof covers.
         """
-        theirs, token = self._answer.get(trust.NONCE, b""), self._credentials.token
-        return trust.client_proof(token, self._nonce, theirs, claims) if token and theirs else b""
+        answer, token = self._answer.get(trust.NONCE, b""), self._credentials.token
+        return trust.client_proof(token, self._nonce, answer, claims) if token and answer else b""
 
     def _metadata(self) -> tuple[tuple[str, bytes], ...]:
         nonce, token = (trust.NONCE, self._nonce), self._credentials.token
@@ -211,7 +220,7 @@ class ClientStream:
         return f"/{self._service}/{METHOD}"
 
     def _connect(self, deadline: float, given_up: Callable[[], bool]) -> grpc.Channel:
-        """Return a channel that stands; raises as `open` does."""
+        """Return a connected channel, or raise one of the exceptions of `open`."""
         channel = trust.open_channel(
             self.address, self._credentials, self._options, self._server_name
         )
@@ -232,8 +241,8 @@ class ClientStream:
             )
         hint = ""
         if trust.is_hung_up(reason):
-            hint = " (something listens there, and hangs up: does it want TLS, or not want this "
-            hint += "node's certificate? --tls_cert, --tls_key, --tls_ca)"
+            hint = " (a server listens there and closes the connection: does it require TLS, or "
+            hint += "reject this node's certificate? Check --tls_cert, --tls_key, --tls_ca)"
         raise Unreachable(
             f"nothing answers at {self.address}{hint}; is the parameter "
             "server running, and are --ip_PS and --port right?"
@@ -247,23 +256,24 @@ class ClientStream:
             raise
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames, in order and without a break between them; never blocks.
+        """Queue frames, sent in order without other frames between them; never blocks.
 
         Args:
-            frames: Or a function that makes them, run in the sending thread just before.
-            counted: Whether they are training bytes.
+            frames: Frames, or a function that the sending thread calls for the frames just before
+                it sends them.
+            counted: True to count the frames as training bytes.
         """
         self._outgoing.put((frames, counted, time.monotonic()))
 
     def switch(self, offered: pb.BulkSession, lease_seconds: float = 0.0) -> None:
-        """Move to a bulk connection as soon as it can be had; returns immediately.
+        """Start a thread that moves the stream to a bulk connection; call this at most once.
 
-        The stream works over gRPC until then, so no heartbeat waits for a port that a firewall
-        drops. `Switch` may stand between any two messages.
+        The stream uses gRPC until the bulk connection is open, so no heartbeat waits for a port
+        that a firewall drops. The `Switch` message may come between any two messages.
 
         Args:
-            offered: By the shard's Welcome; to be called once.
-            lease_seconds: Of the run; bounds one attempt. 0: not known.
+            offered: Offer of a bulk connection in the shard's Welcome.
+            lease_seconds: Lease of the run, which bounds the time of one attempt. 0: not known.
         """
         host = self.address.rpartition(":")[0].strip("[]")
         credentials, name = self._credentials, self._server_name
@@ -284,7 +294,7 @@ class ClientStream:
         ).start()
 
     def wait_until_moved(self, seconds: float) -> bool:
-        """Wait for the stream to send over its bulk connection; return whether it does."""
+        """Wait until the stream sends over its bulk connection; return False after a timeout."""
         return self._moved.wait(seconds)
 
     def _take_over(self, connection: bulk.BulkConnection) -> None:
@@ -300,17 +310,17 @@ class ClientStream:
             self._over.set()
 
     def receive(self, timeout_seconds: float) -> bytes | Arriving:
-        """Return the next frame, or what has come of one.
+        """Return the next frame, or the part of a bulk frame that has arrived.
 
         Raises:
-            NoProgress: Nothing arrived in time.
+            NoProgress: No byte arrived within the time limit.
             StreamLost: The stream has ended.
-            Malformed: What has come is no frame.
+            Malformed: The received bytes are not a frame.
         """
         connection = self._bulk if self._receives_bulk else None
         if connection is None:
             data = self._receive(timeout_seconds)
-            connection = self._bulk  # now: the stream may have moved during the wait
+            connection = self._bulk  # read after the wait: the stream may have moved meanwhile
             if connection is None or data != SERVER_SWITCHES:
                 return data
             self._receives_bulk = True
@@ -333,13 +343,16 @@ class ClientStream:
         except queue.Empty:
             raise NoProgress(f"{self.address} sent nothing for {timeout_seconds:.3g} s") from None
         if isinstance(received, StreamLost):
-            self._incoming.put((received, arrived_at))  # for the next call
+            self._incoming.put((received, arrived_at))  # the next call raises StreamLost again
             raise received
         self.arrived_at = arrived_at
         return received
 
     def close(self, grace_seconds: float = _CLOSE_GRACE_SECONDS) -> None:
-        """End the stream after what has been queued, or after the grace; may be called twice."""
+        """Send the queued frames, then end the stream; cut the stream after the grace time.
+
+        Further calls have no effect.
+        """
         self._end_moving()
         self._outgoing.put(None)
         if self._reader is None:
@@ -347,12 +360,14 @@ class ClientStream:
         self._reader.join(grace_seconds)
         if self._bulk is not None:
             self._bulk.abort()
+        # gRPC: if an exception interrupts `channel.close`, a second `channel.close` never returns.
+        # So `_channel` is None before the first call, and each channel is closed only once.
         channel, self._channel = self._channel, None
-        if channel is not None:  # gRPC: where a close was interrupted, another one never returns
-            channel.close()  # cancels the call if it has not ended by itself
+        if channel is not None:
+            channel.close()  # cancels the call if the call has not ended
         self._reader.join()
 
-    def _read(self, call: Any) -> None:  # grpc.Call and an iterator
+    def _read(self, call: Any) -> None:  # a grpc.Call that is also an iterator of responses
         reason = "the shard ended the stream"
         try:
             self._answer = {name: value for name, value in call.initial_metadata() or ()}
@@ -368,7 +383,7 @@ class ClientStream:
             if self._bulk is not None:
                 self._bulk.abort()
         if self._send_error is not None:
-            reason = f"making a message failed: {self._send_error!r}"
+            reason = f"building a message failed: {self._send_error!r}"
         self._end_moving()
         self._incoming.put((StreamLost(f"{self.address}: {reason}"), time.monotonic()))
         self._outgoing.put(None)
@@ -403,13 +418,13 @@ class ClientStream:
                 self._send_seconds += time.monotonic() - sent_at
             if connection is not None:
                 connection.finish()
-        except OSError:  # the connection has ended: so does the stream
+        except OSError:  # the bulk connection has ended, so the gRPC call ends too
             return
-        except Exception as error:  # gRPC ends the call; the reader reports the reason
+        except Exception as error:  # gRPC ends the call, and `_read` reports `_send_error`
             self._send_error = error
             raise
 
 
 def _within(deadline: float) -> float:
-    """Return how long to wait before the next look at whether to go on waiting."""
+    """Return the seconds to wait before the next poll of `given_up` and the deadline."""
     return min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))

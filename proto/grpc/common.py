@@ -1,8 +1,9 @@
-"""What both ends of a gRPC stream share: names, options, byte counting, addresses, chunk sizes.
+"""Names, options, byte counting, addresses and chunk sizes that both ends of a gRPC stream share.
 
-`ChunkPace` adapts the size of a payload's messages to the link. A whole message is the smallest
-sign of life that the other end sees: on a link of 0.5 Mbit/s one of 1 MiB takes 17 s, and its
-sender would be declared dead each time; on a fast link small messages cost time for nothing.
+`ChunkPace` adapts the size of a payload's messages to the link. gRPC delivers whole messages only,
+so the receiver sees no progress before a message is complete. On a link of 0.5 Mbit/s a message of
+1 MiB takes 17 s, and the receiver would declare its sender dead each time. On a fast link small
+messages waste time.
 """
 
 from __future__ import annotations
@@ -24,39 +25,47 @@ from thinwire.proto.framing import (
 from thinwire.runtime.run.credentials import NOT_PROTECTED, Protection
 
 SERVICE = "thinwire.v1.ParameterServer"
-PEER_SERVICE = "thinwire.v1.Peer"  # of a worker, for its peers
+PEER_SERVICE = "thinwire.v1.Peer"  # the service of a worker for its peers
 METHOD = "Session"
 
 _MESSAGE_OVERHEAD_BYTES = 5  # gRPC: compression flag and length
 _FRAME_OVERHEAD_BYTES = 9  # HTTP/2 frame header
 _FRAME_BYTES = 16 << 10
 
-#: Frames, or a function that makes them when their turn has come.
+#: Frames, or a function that the sending thread calls for the frames just before it sends them.
 Frames = Iterable[Frame] | Callable[[], Iterable[Frame]]
 
-#: Frames on their way to a stream's sending thread: the frames, whether their bytes are training
-#: bytes, and when they were queued. A tuple because every exchange makes two of them.
+#: Frames in the queue of a stream's sending thread: the frames, whether to count them as training
+#: bytes, and the monotonic time when they were queued. A tuple, because a tuple is cheaper than an
+#: object and every exchange creates two.
 QueuedFrames = tuple[Frames, bool, float]
 
 
-#: The last frames that a client and a server send on a stream before its bulk connection.
+#: The last frame that the client, and the server, sends over gRPC before the bulk connection.
 CLIENT_SWITCHES = frame(pb.ToServer(switch=pb.Switch()))
 SERVER_SWITCHES = frame(pb.ToClient(switch=pb.Switch()))
 
 
 def wire_bytes(num_bytes: int) -> int:
-    """Return what one message costs on a stream: 5 bytes, and 9 for each 16 KiB frame of it."""
-    inside = num_bytes + _MESSAGE_OVERHEAD_BYTES
-    num_frames = -(-inside // _FRAME_BYTES)
-    return inside + _FRAME_OVERHEAD_BYTES * num_frames
+    """Return the bytes of one message on the wire, with 5 bytes of gRPC and HTTP/2 frame headers.
+
+    A frame header has 9 bytes and a frame holds up to 16 KiB.
+    """
+    message_bytes = num_bytes + _MESSAGE_OVERHEAD_BYTES
+    num_frames = -(-message_bytes // _FRAME_BYTES)
+    return message_bytes + _FRAME_OVERHEAD_BYTES * num_frames
 
 
 def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[tuple[str, int]]:
-    """Return the gRPC options of both ends.
+    """Return the gRPC options for a channel or a server.
 
-    A silent peer is noticed after two keep-alive times. Messages just above the limit come
-    through, so that they can be refused with a reason. ``dscp`` is the class of service, 0..63, of
-    all packets of this end; None leaves it to the system.
+    gRPC notices a silent peer after two keepalive times. gRPC's message limit is 64 KiB above
+    Thinwire's limit, so that Thinwire can reject a message that is slightly too large with a
+    reason.
+
+    Args:
+        keepalive_seconds: gRPC keepalive time.
+        dscp: DSCP class of service of all outgoing packets, 0..63. None: the system's default.
     """
     keepalive_ms = round(1000 * keepalive_seconds)
     marks = [] if dscp is None else [("grpc.dscp", dscp)]
@@ -74,12 +83,12 @@ def channel_options(keepalive_seconds: float, dscp: int | None = None) -> list[t
 
 
 def host_and_port(address: str, port: int) -> str:
-    """Return ``host:port`` as gRPC wants it, IPv6 addresses in brackets."""
+    """Return ``host:port`` in gRPC's form, with an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address: 127.0.0.0/8, ::1, localhost."""
+    """Return True for an address that only this machine reaches: 127.0.0.0/8, ::1, localhost."""
     if address == "localhost":
         return True
     try:
@@ -91,60 +100,67 @@ def is_loopback(address: str) -> bool:
 def check_bind(
     address: str, insecure: bool, protection: Protection = NOT_PROTECTED, flag: str = "ip_PS"
 ) -> None:
-    """Refuse to listen beyond this machine without authentication unless the user allows it.
+    """Reject listening beyond this machine without authentication unless the user allows it.
 
     Args:
-        address: To listen at.
-        insecure: Whether the user allows it.
-        protection: Of those who listen there.
-        flag: Names the address, for the message.
+        address: Address to listen at.
+        insecure: True if the user passed --insecure.
+        protection: Encryption and authentication of the listening node.
+        flag: Name of the flag that sets the address, for the message.
 
     Raises:
-        ConfigurationError: Others reach the address, and nothing keeps strangers out.
+        ConfigurationError: Other machines reach the address, and the node does not authenticate
+            its clients.
     """
     if is_loopback(address):
         return
     if protection.authenticated:
         if not protection.encrypted:
             logging.warning(
-                "listening on %s with a token alone: strangers are rejected, but anyone who can "
-                "listen to the network reads weights and updates; TLS (--tls_cert) encrypts them",
+                "listening on %s with a token but without TLS: clients without the token are "
+                "rejected, but anyone who can read the network traffic reads weights and updates; "
+                "TLS (--tls_cert) encrypts the traffic",
                 address,
             )
         return
-    what = (
+    state = (
         "encrypted, but not authenticated"
         if protection.encrypted
         else "neither encrypted nor authenticated"
     )
     if not insecure:
         raise ConfigurationError(
-            f"--{flag}={address} is reachable from other machines and the connection is {what}; "
+            f"--{flag}={address} is reachable from other machines and the connection is {state}; "
             "bind 127.0.0.1, give certificates (--tls_cert, --tls_key, --tls_ca) or a token "
             "(--token_file), or add --insecure if every machine that can reach this address is "
             "trusted"
         )
     logging.warning(
-        "listening on %s with --insecure, %s; whoever reaches this address can read and change "
+        "listening on %s with --insecure, %s; anyone who reaches this address can read and change "
         "the model",
         address,
-        what,
+        state,
     )
 
 
 _FIRST_BYTES = 32 << 10
-#: For one message; much less than any lease.
+#: Time that the network should take to accept one message; much less than any lease.
 _TARGET_SECONDS = 0.5
-#: This many easy ones in a row double the size. Systems accept megabytes into their buffers
-#: immediately, whatever the link: pieces of 1 MiB come after 8 MiB that went well.
+#: This many fast messages in a row double the size. The operating system buffers megabytes
+#: immediately, even on a slow link, so one fast message proves nothing. With 8 in a row, pieces
+#: reach 1 MiB only after about 8 MiB have passed fast.
 _IN_A_ROW = 8
 
 
 class ChunkPace:
-    """Bytes of a payload's next piece; for the one thread that sends them.
+    """Adaptive size of a payload's pieces; only the sending thread may call its methods.
 
-    Doubles while pieces pass easily, and falls to what passes in the time aimed at. Begins small:
-    nothing is known of a new connection.
+    The size doubles while the network accepts pieces fast. After a slow piece the size falls to
+    the bytes that pass within the target time. The size starts small, because the speed of a new
+    connection is unknown.
+
+    Attributes:
+        num_bytes: Size of the next piece, in bytes.
     """
 
     def __init__(self) -> None:
@@ -152,7 +168,7 @@ class ChunkPace:
         self._num_easy = 0
 
     def finish(self) -> None:
-        """Take the largest from now on: every byte is a sign of life on a bulk connection."""
+        """Use the largest size, on a bulk connection: its receiver sees progress byte by byte."""
         self.num_bytes = MAX_CHUNK_BYTES
 
     def record(self, num_bytes: int, seconds: float) -> None:

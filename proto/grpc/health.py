@@ -1,4 +1,4 @@
-"""The health of a PS, or of a worker that accepts peers (grpc.health.v1): served and queried."""
+"""Server and client of grpc.health.v1, the health of a PS or of a worker that accepts peers."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from thinwire.proto.security import credentials as trust
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_MOST_WATCHERS = 4  # at a time: each keeps one of the server's calls, and a thread
+_MOST_WATCHERS = 4  # simultaneous Watch calls: each occupies a server call and a thread
 _Response = health_pb2.HealthCheckResponse
 
 
 class HealthCheckFailed(Exception):
-    """Nobody answered, for the reason in the message."""
+    """The node did not answer; the message holds the reason."""
 
 
 def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CREDENTIALS) -> str:
-    """Return SERVING or NOT_SERVING.
+    """Query a node's health; return SERVING or NOT_SERVING.
 
     Args:
-        address: ``host:port``.
-        timeout_seconds: Patience.
-        credentials: Of the client; a PS with an authority answers nobody without a certificate.
+        address: ``host:port`` of the node.
+        timeout_seconds: Time limit for the answer, in seconds.
+        credentials: Credentials of the client. A PS with an authority rejects every client without
+            a certificate.
 
     Raises:
-        HealthCheckFailed: No answer came.
+        HealthCheckFailed: The node did not answer.
     """
     channel = trust.open_channel(address, credentials, [("grpc.enable_http_proxy", 0)])
     try:
@@ -43,31 +44,32 @@ def probe(address: str, timeout_seconds: float, credentials: Credentials = NO_CR
 
 
 def _explain(error: grpc.RpcError, address: str, timeout_seconds: float) -> str:
-    """Return why there is no answer, and what to do."""
+    """Return the reason for a failed health check, and what to do."""
     code, reason = error.code(), str(error.details() or "")
     if trust.is_distrust(reason):
-        return f"it is not trusted: {trust.explain_distrust(reason)}."
+        return f"the node is not trusted: {trust.explain_distrust(reason)}."
     if trust.is_hung_up(reason):
         return (
-            "something listens there, and hangs up: does it want TLS, or a certificate of this "
-            "client? Set --tls_ca, --tls_cert and --tls_key."
+            "a server listens there and closes the connection: does it require TLS, or a "
+            "certificate of this client? Set --tls_ca, --tls_cert and --tls_key."
         )
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or look at the PS."
+        return f"no answer within {timeout_seconds:g} s; set a longer --seconds, or check the PS."
     if code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND):
-        return "what listens there is no node of Thinwire: it has no health service."
+        return "the server there is not a Thinwire node: it has no health service."
     return f"nothing answers at {address}; is the PS running, and is this its address?"
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # has no annotations
-    """Reports health to everybody who can connect, and changes of it to a few watchers at a time.
+    """Health service: any client may check a node's health, and up to 4 clients may watch it.
 
-    grpcio-health-checking's own servicer sends while it holds the lock that gRPC's only completion
-    thread wants when a watcher leaves, and then neither goes on (grpc/grpc pull request 43403): a
-    stranger could stop a whole shard. Here nothing is sent under a lock.
+    The servicer of grpcio-health-checking sends while it holds a lock. gRPC's only completion
+    thread takes the same lock when a watcher leaves, which can deadlock (grpc/grpc pull request
+    43403), so a stranger could stop a whole shard. This servicer sends nothing under a lock.
 
     Args:
-        services: Names that can be queried; none of them serves until `set_serving`.
+        services: Names of the services that can be queried. All services are NOT_SERVING until
+            `set_serving`.
     """
 
     def __init__(self, services: Sequence[str]) -> None:
@@ -77,12 +79,12 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
         self._free_watchers = threading.Semaphore(_MOST_WATCHERS)
 
     def set_serving(self, serving: bool) -> None:
-        """Set whether all services accept work."""
+        """Set the health of all services: SERVING if `serving` is True, else NOT_SERVING."""
         with self._changed:
             self._status = _Response.SERVING if serving else _Response.NOT_SERVING
             self._changed.notify_all()
 
-    def Check(  # noqa: N802 - the name of the call
+    def Check(  # noqa: N802 - the name in grpc.health.v1
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> health_pb2.HealthCheckResponse:
         """Return a service's health."""
@@ -92,10 +94,13 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
     def Watch(  # noqa: N802
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> Iterator[health_pb2.HealthCheckResponse]:
-        """Yield a service's health and every change of it; reject further watchers."""
+        """Yield a service's health and each change; reject a client beyond the watcher limit."""
         self._check_name(request, context)
         if not self._free_watchers.acquire(blocking=False):
-            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "others watch; call Check instead")
+            context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "too many watchers; call Check instead",
+            )
         try:
             yield from self._changes(context)
         finally:
@@ -103,7 +108,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
 
     def _changes(self, context: grpc.ServicerContext) -> Iterator[health_pb2.HealthCheckResponse]:
         sent: int | None = None
-        is_watched = context.add_callback(self._wake)  # False: it has left already
+        is_watched = context.add_callback(self._wake)  # False: the watcher has left
         while is_watched:
             with self._changed:
                 while self._status == sent and context.is_active():
@@ -121,4 +126,4 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # ha
         self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext
     ) -> None:
         if request.service not in self._services:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r:.80} here")
+            context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r:.80}")

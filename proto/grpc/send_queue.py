@@ -1,9 +1,9 @@
-"""What waits to be sent on one stream, bounded: a client that does not read costs no more memory.
+"""Bounded send queue of one stream, so that a client that does not read costs limited memory.
 
-Three kinds of messages wait in one order. Whole ones (control messages of some bytes) are counted,
-and a client that leaves `MOST_CONTROL_BYTES` of them unread is to be cut off. Reports may be
-missed: beyond `MOST_REPORT_BYTES` the oldest are dropped. Replies are made when their turn has
-come, so that their number is what counts (`num_waiting`).
+Three kinds of messages wait in one queue. The bytes of control messages are counted; the caller
+disconnects a client that leaves more than `MOST_CONTROL_BYTES` unread. A client may miss reports:
+beyond `MOST_REPORT_BYTES` the queue drops the oldest reports. The sending thread builds a reply
+just before it sends the reply, so replies are bounded by their number (`num_waiting`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ MOST_REPORT_BYTES = 8 << 20
 
 
 class SendQueue:
-    """The queue of one stream's sending thread; everything else may be called from any thread."""
+    """Send queue of one stream: only the sending thread may call `get`.
+
+    Only one thread may queue replies with `put`. All other methods are thread-safe.
+    """
 
     def __init__(self) -> None:
-        # An int is the size of a whole message, or 0 of a report, which is the oldest that is left.
+        # Entries are (frames, size). Size is a control message's bytes, or -1 for a reply and for
+        # the end (no frames). (None, 0) stands for the oldest report in `_reports`: a separate
+        # deque holds the reports, because a full deque drops its oldest report.
         self._queue: queue.SimpleQueue[tuple[QueuedFrames | None, int]] = queue.SimpleQueue()
         self._reports: collections.deque[tuple[bytes, float]] = collections.deque()
         self._report_bytes = self._control_bytes = 0
@@ -32,25 +37,25 @@ class SendQueue:
 
     @property
     def num_replies(self) -> int:
-        """How many replies have been queued since the beginning."""
+        """Number of replies queued since the stream began."""
         return self._num_to_make
 
     @property
     def num_waiting(self) -> int:
-        """How many replies are still to be made."""
+        """Number of queued replies that the sending thread has not built yet."""
         return self._num_to_make - self._num_made
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of messages that wait; replies have none before they are made."""
+        """Bytes of queued control messages and reports; replies that are not built count as 0."""
         return self._report_bytes + self._control_bytes
 
     def put(self, frames: Frames, counted: bool) -> bool:
-        """Queue frames; return whether the client still takes what it is sent.
+        """Queue frames; return False if the client leaves too many control bytes unread.
 
         Args:
-            frames: A tuple of bytes, or a reply: what makes them.
-            counted: Whether they are training bytes.
+            frames: Frames of a control message (a tuple), or a function that builds a reply.
+            counted: True to count the frames as training bytes.
         """
         now, size = time.monotonic(), -1
         if isinstance(frames, tuple):
@@ -58,12 +63,12 @@ class SendQueue:
             with self._lock:
                 self._control_bytes += size
         else:
-            self._num_to_make += 1  # by one thread alone, so that this counts
+            self._num_to_make += 1  # needs no lock: only one thread queues replies
         self._queue.put(((frames, counted, now), size))
         return self._control_bytes <= MOST_CONTROL_BYTES
 
     def put_report(self, message: bytes) -> int:
-        """Queue a report; return how many older ones have been dropped for it."""
+        """Queue a report; return the number of older reports that were dropped to make space."""
         num_dropped = 0
         with self._lock:
             self._reports.append((message, time.monotonic()))
@@ -71,16 +76,17 @@ class SendQueue:
             while self._report_bytes > MOST_REPORT_BYTES and len(self._reports) > 1:
                 self._report_bytes -= len(self._reports.popleft()[0])
                 num_dropped += 1
-        if not num_dropped:  # else it takes the turn of one that was dropped
+        # A dropped report leaves its queue entry behind, and the new report uses that entry.
+        if not num_dropped:
             self._queue.put((None, 0))
         return num_dropped
 
     def end(self) -> None:
-        """Let the sending thread end after what has been queued."""
+        """Make the sending thread end after the messages queued so far."""
         self._queue.put((None, -1))
 
     def get(self) -> QueuedFrames | None:
-        """Return what is to be sent next, or None at the end (sending thread)."""
+        """Wait for the next frames to send; return None at the end. For the sending thread only."""
         while True:
             queued, size = self._queue.get()
             if queued is not None and size < 0:

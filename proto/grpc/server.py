@@ -1,8 +1,8 @@
-"""The shard's end: a gRPC server that hands each Session to a function as a `ServerStream`.
+"""The shard's end: a gRPC server that passes each Session to a handler as a `ServerStream`.
 
-`serve` listens; it admits streams through a `ConnectionGuard` and serves grpc.health.v1 beside
-them. A stream has one thread that reads and one that sends, and these end with the process
-(`DaemonThreads`).
+`serve` starts the server, which admits streams through a `ConnectionGuard` and also serves
+grpc.health.v1. Each stream has one reader thread and one sending thread; both are daemon threads
+and end with the process (`DaemonThreads`).
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from thinwire.proto.security.credentials import PeerEvidence
 class ServerStream:
     """The shard's end of one client's stream.
 
-    ``incoming`` is for one thread; everything else may be called from any thread.
+    Only one thread may call ``incoming``; all other methods are thread-safe, except that only the
+    server's own thread calls `responses`.
 
     Attributes:
-        chunks: How large pieces of payloads should be.
-        evidence: What is known of the client before its first message.
-        peer: The client's address, as gRPC gives it.
+        chunks: Adaptive size of a payload's pieces.
+        evidence: Certificate names and random numbers of the client, known before its Hello.
+        peer: The client's address in gRPC's form, for example ipv4:10.0.0.3:4711.
     """
 
     def __init__(
@@ -80,40 +81,40 @@ class ServerStream:
 
     @property
     def bytes_sent(self) -> int:
-        """Training bytes sent, with framing and what an emulated link sent again."""
+        """Training bytes sent, including framing and an emulated link's retransmissions."""
         return self._bytes_sent
 
     @property
     def bytes_received(self) -> int:
-        """Bytes received, with framing."""
+        """Bytes received, including framing."""
         bulk = self._path.connection
         return self._bytes_received + (bulk.num_received if bulk else 0)
 
     @property
     def lost(self) -> bool:
-        """Whether the stream has ended; what is sent now goes nowhere."""
+        """True if the stream has ended; frames that are sent afterwards are discarded."""
         return self._lost.is_set()
 
     @property
     def num_replies(self) -> int:
-        """How many replies the client has been, or is to be, sent."""
+        """Number of replies queued for the client since the stream began, sent or not."""
         return self._outgoing.num_replies
 
     @property
     def num_waiting(self) -> int:
-        """How many replies are still to be made, because the client does not take more."""
+        """Number of queued replies that are not built yet: the client does not read fast enough."""
         return self._outgoing.num_waiting
 
     @property
     def num_waiting_bytes(self) -> int:
-        """Bytes of messages that the client has not taken."""
+        """Bytes of queued control messages and reports that the client has not read."""
         return self._outgoing.num_bytes
 
     def incoming(self) -> Iterator[bytes | Arriving]:
-        """Yield frames until the client closes its half, or the stream ends in any way.
+        """Yield frames until the client closes its half of the stream, or the stream ends.
 
         Raises:
-            Malformed: What comes over a bulk connection is no frame.
+            Malformed: The bytes from a bulk connection are not a frame.
         """
         with contextlib.suppress(grpc.RpcError):
             for data in self._requests:
@@ -129,57 +130,66 @@ class ServerStream:
                 yield arrived
 
     def offer_bulk(self) -> pb.BulkSession | None:
-        """Return what the client may connect to; None: nothing, as frames take an emulated link."""
+        """Return an offer of a bulk connection; None if no bulk connection is possible.
+
+        A stream over an emulated link gets no offer, because its frames must pass the emulation.
+        """
         if self._listener is None or self._sender is not None or not self._path.offer():
             return None
         offered = self._listener.offer(self)
+        # The stream may have ended before the listener had the offer. `_on_end` then withdrew
+        # nothing, and the offer would remain.
         if self.lost:
             self._withdraw()
         return offered
 
     def attach(self, connection: BulkConnection) -> None:
-        """Take a connection over, for when the client switches to it."""
+        """Register the client's bulk connection; the stream uses it after the client's Switch."""
         self._path.attach(connection)
 
     def send(self, frames: Frames, counted: bool = True) -> None:
-        """Queue frames, in order and without a break between them; never blocks.
+        """Queue frames, sent in order without other frames between them; never blocks.
+
+        A client that leaves too many bytes of control messages unread loses its stream.
 
         Args:
-            frames: Or a function that makes them, run in the sending thread just before.
-            counted: Whether they are training bytes; an evaluation pull's reply is not.
+            frames: Frames, or a function that the sending thread calls for the frames just before
+                it sends them.
+            counted: True to count the frames as training bytes. The reply to an evaluation pull is
+                not counted.
         """
         if self._lost.is_set() or self._outgoing.put(frames, counted):
             return
         self._lost.set()
-        text = f"{self.num_waiting_bytes} bytes of messages wait to be taken"
+        text = f"the client left {self.num_waiting_bytes} bytes of messages unread"
         self._on_unread("unread", self.peer, text)
         self._context.cancel()  # type: ignore[no-untyped-call]  # without annotations in grpc's stubs
 
     def send_report(self, message: bytes) -> int:
-        """Queue a frame that may be missed; never blocks.
+        """Queue a report, which the client may miss; never blocks.
 
         Returns:
-            How many older ones were dropped, because the client does not take them.
+            Number of older reports that were dropped, because the client does not read them.
         """
         return 0 if self._lost.is_set() else self._outgoing.put_report(message)
 
     def pace(self, link: Link, share: float, seed: int) -> None:
-        """Send over an emulated link from now on.
+        """Send the following frames over an emulated link, or without emulation.
 
         Args:
-            link: The worker's link.
-            share: This shard's part of its rate, in (0, 1].
-            seed: Seeds the losses.
+            link: The worker's emulated link. An inactive link ends the emulation.
+            share: This shard's share of the link's rate, in (0, 1].
+            seed: Seed of the random losses.
         """
         if not link.active:
             self._sender = None
             return
         shared = Link(link.mbps * share, link.delay_ms, link.loss)
-        # Waiting on the event, a send to a client that has gone ends immediately.
+        # The emulation sleeps by waiting for `_lost`, so a send ends when the client disconnects.
         self._sender = EmulatedSender(LinkModel(shared, seed), sleep=self._wait)
 
     def close(self) -> None:
-        """End the stream in good order, after what has been queued."""
+        """End the stream without an error, after the queued frames."""
         self._outgoing.end()
 
     def _wait(self, seconds: float) -> None:
@@ -196,11 +206,14 @@ class ServerStream:
             self._listener.withdraw(self)
 
     def responses(self) -> Iterator[bytes]:
-        """Yield what is to be sent over gRPC, and send the rest; for the server's own thread."""
+        """Yield the frames for gRPC, then send frames over the bulk connection, if there is one.
+
+        For the server's sending thread only.
+        """
         try:
             yield from self._responses()
         except OSError as error:
-            logging.info("%s: the bulk connection has ended: %s", self.peer, error)
+            logging.info("%s: the bulk connection ended: %s", self.peer, error)
         finally:
             bulk = self._path.connection
             if bulk is not None and self._path.state is PathState.MOVED:
@@ -234,40 +247,45 @@ class ServerStream:
 
 
 class DaemonThreads(futures.Executor):
-    """One daemon thread per call: a stream holds its thread for life, and none outlives main.
+    """Executor with one daemon thread per call. A stream occupies its thread until it ends.
 
     The standard pool joins its threads at exit, so a process that fails without stopping its
-    server would never end.
+    server would never end. Daemon threads end with the main thread.
     """
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run a call in a thread of its own; see futures.Executor."""
+        """Run a call in a new daemon thread; return its future."""
         future: futures.Future[Any] = futures.Future()
 
         def run() -> None:
             try:
                 future.set_result(function(*args, **kwargs))
-            except Exception as error:  # noqa: BLE001 - handed to whoever holds the future
+            except Exception as error:  # noqa: BLE001 - the future raises the exception
                 future.set_exception(error)
 
         threading.Thread(target=run, name="grpc-call", daemon=True).start()
         return future
 
 
-#: How long a client of a bulk connection has to read what is under way when its stream ends.
+#: Time that a client has to read the last frames of a bulk connection when its stream ends.
 _LAST_WORDS_SECONDS = 2.0
-_SPARE_CALLS = 8  # health checks, and streams beyond the limit, which are rejected with a reason
-#: Idle connections keep a descriptor: the time until one has become HTTP/2, and the time it may
-#: have no stream.
+#: Calls beyond the stream limit: health checks, and streams that the guard rejects with a reason.
+_SPARE_CALLS = 8
+#: Time limits of the HTTP/2 handshake and of a connection without a stream. An idle connection
+#: occupies a descriptor.
 _HANDSHAKE_MS, _IDLE_MS = 10_000, 20_000
 
 
 class PortInUse(ConfigurationError):
-    """The address cannot be listened on."""
+    """The server cannot listen at the address."""
 
 
 class GrpcServer:
-    """A listening shard; made by `serve`."""
+    """A listening gRPC server; created by `serve`.
+
+    Attributes:
+        port: Port at which the server listens.
+    """
 
     def __init__(
         self,
@@ -282,15 +300,15 @@ class GrpcServer:
         self._sweeper, self.port = sweeper, sweeper.port
 
     def hand_over(self, handler: Callable[[ServerStream], None]) -> None:
-        """Run another handler for the streams that come from now on."""
+        """Replace the handler for new streams; open streams keep their handler."""
         self._sessions.handler = handler
 
     def set_serving(self, serving: bool) -> None:
-        """Publish through grpc.health.v1 whether the shard accepts work."""
+        """Set the health in grpc.health.v1: SERVING if `serving` is True, else NOT_SERVING."""
         self._health.set_serving(serving)
 
     def stop(self, grace_seconds: float = 0.0) -> None:
-        """Accept no new streams, give the open ones this long to end, then cut them."""
+        """Accept no new streams, wait up to the grace time for open ones to end, then cut them."""
         self._health.set_serving(False)
         self._listener.stop()
         self._server.stop(grace_seconds).wait()
@@ -298,14 +316,14 @@ class GrpcServer:
 
 
 class _CallFinder(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not at runtime
-    """Finds the handler of a call, in gRPC's one thread for all calls: it must be quick."""
+    """Finds the handler of a call. gRPC uses one thread for all calls, so this must be fast."""
 
     def __init__(self, service: str, handler: _SessionHandler, guard: ConnectionGuard) -> None:
         self._path, self._guard = f"/{service}/{METHOD}", guard
         self._method = grpc.stream_stream_rpc_method_handler(handler)
 
-    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # as above
-        """Return the handler; None refuses the call without another thread."""
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:  # type: ignore[type-arg]  # not at runtime
+        """Return the handler; None rejects the call without a new thread."""
         if call.method != self._path:
             return None
         metadata = cast("Iterable[tuple[str, bytes]]", call.invocation_metadata)
@@ -332,7 +350,7 @@ class _SessionHandler:
         if refusal is not None:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, refusal)
         try:
-            context.send_initial_metadata(answer)  # shows the client that the stream is open
+            context.send_initial_metadata(answer)  # the client waits for this: the stream is open
             name = f"reader {stream.peer}"
             threading.Thread(target=self._read, args=(stream,), name=name, daemon=True).start()
             yield from stream.responses()
@@ -342,8 +360,8 @@ class _SessionHandler:
     def _read(self, stream: ServerStream) -> None:
         try:
             self.handler(stream)
-        except Exception:  # noqa: BLE001 - one client's trouble must not end the shard
-            logging.exception("the stream of %s is closed after an error", stream.peer)
+        except Exception:  # noqa: BLE001 - an error of one client must not end the shard
+            logging.exception("%s: closing the stream after an error", stream.peer)
         finally:
             stream.close()
 
@@ -357,23 +375,23 @@ def serve(
     dscp: int | None = None,
     guard: ConnectionGuard | None = None,
 ) -> GrpcServer:
-    """Listen, and run ``handler`` in a thread of its own for each stream.
+    """Start a server that runs ``handler`` in a new thread for each stream.
 
-    The stream ends in good order when the handler returns. The health service reports NOT_SERVING
-    until `GrpcServer.set_serving`.
+    The stream ends without an error when the handler returns. The health service reports
+    NOT_SERVING until `GrpcServer.set_serving`.
 
     Args:
-        address: To bind; see `check_bind`.
-        port: 0 takes a free one.
-        handler: Called with each new stream; reads it to its end.
-        keepalive_seconds: A client silent for twice as long is lost.
-        service: Whose Session is served.
-        dscp: Class of service of what is sent, 0..63; None: the system's own.
-        guard: Admits and authenticates clients; None: admits everybody. Streams beyond its limit
-            are refused with RESOURCE_EXHAUSTED.
+        address: Address to bind, which `check_bind` should have accepted.
+        port: Port to bind. 0: any free port.
+        handler: Called with each new stream; reads the stream to its end.
+        keepalive_seconds: gRPC keepalive time. A client that is silent for twice this time is lost.
+        service: Name of the gRPC service with the Session method.
+        dscp: DSCP class of service of outgoing packets, 0..63. None: the system's default.
+        guard: Admits and authenticates clients. None: every client is admitted. A stream that the
+            guard does not admit is rejected with RESOURCE_EXHAUSTED.
 
     Raises:
-        PortInUse: Another process has the port, or the address is not of this machine.
+        PortInUse: Another process uses the port, or this machine does not have the address.
     """
     guard = guard or ConnectionGuard()
     most = guard.most_streams
@@ -413,5 +431,5 @@ def _why_not_bound(address: str, port: int) -> str:
         reason = error.strerror or str(error)
     return (
         f"cannot listen on {host_and_port(address, port)}: {reason}; "
-        "stop the process that has it, or choose another --port or --ip_PS"
+        "stop the process that uses it, or choose another --port or --ip_PS"
     )

@@ -1,7 +1,8 @@
 """A client's session with one shard, from Hello to Leave, and the retries until it is accepted.
 
-Workers, supervisors and following shards all use a `ClientSession`; their messages differ. A
-`Dialler` opens one session after another until one is accepted or its patience ends.
+Workers, supervisors and shards that follow shard 0 all use a `ClientSession`; they send different
+messages. A `Dialler` opens one session after another until a shard accepts one or a time limit
+ends.
 """
 
 from __future__ import annotations
@@ -35,40 +36,44 @@ from thinwire.runtime.failure_detector import Backoff, RetryDeadline, RtoEstimat
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 from thinwire.runtime.run.resuming import OtherRun
 
-#: A reply may use every byte of a dense float32 shard, plus coding overhead per slice.
+#: Bytes that `payload_limit` adds for the coding overhead of a reply with a dense float32 shard.
 _SLACK_BYTES = 4096
-#: How long a shard may take to answer a Hello. A constant: nothing is known yet of a peer that sent
-#: nothing.
+#: Time limit for a shard's answer to a Hello. A constant, because the delays of a shard that has
+#: sent nothing are unknown.
 _HELLO_TIMEOUT_SECONDS = 30.0
-_LOOK_SECONDS = 0.2  # between two looks whether anybody still wants the answer
-#: The longest silence before a shard has sent the length of its leases, and in leases after that.
+_LOOK_SECONDS = 0.2  # interval between two calls of `given_up` while waiting for an answer
+#: Limits of a shard's longest silence: in seconds while the lease is unknown or short, in leases
+#: when the lease is long.
 _MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE = 10.0, 3.0
-#: A machine that is busy for a moment is not dead.
+#: Shortest silence that counts as a failure, because a busy machine may pause for a moment.
 _LEAST_SILENCE_SECONDS = 2.0
 _BEATS_PER_LEASE, _LONGEST_BEAT_SECONDS = 3.0, 3.0
-#: A wait that took so much longer than planned means that this process stood still.
+#: A wait that takes this much longer than planned means that this process was suspended.
 _STALL_SECONDS = 1.0
-#: The first attempt's time, so also the least time until a silent address is reported; later
-#: attempts may take longer.
+#: Time limit of the first attempt, and so the shortest time until a silent address is reported.
+#: Later attempts may take longer.
 _FIRST_ATTEMPT_SECONDS = 2.0
-#: How many attempts there should be at least.
+#: Minimum number of attempts within the time limit of `Dialler.dial`.
 _LEAST_ATTEMPTS = 4
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.2, 5.0
-#: Draws how long to pause. What the `random` module draws is the script's, and where the launcher
-#: has seeded it, all workers would draw the same pauses.
+#: Random draws for the pauses between attempts. The `random` module belongs to the script: drawing
+#: from it would change the script's numbers, and if the launcher has seeded it, all workers would
+#: draw the same pauses.
 jitter = random.SystemRandom().random
-#: Of a lease: a client that finds the shard again after a short cut returns before its lease ends.
+#: Longest pause, as a fraction of the lease: after a short network failure a client reconnects
+#: before its lease ends.
 _PAUSE_PER_LEASE = 1 / 4
-#: A Hello rejected for these reasons may be accepted a little later.
+#: Reasons of a rejected Hello after which the client should send the Hello again.
 _TRANSIENT = (pb.REASON_STARTING, pb.REASON_FULL, pb.REASON_QUARANTINED)
-#: Whose messages are worth a connection of their own.
+#: Roles with messages large enough to need a bulk connection.
 _TAKES_BULK = (pb.ROLE_WORKER, pb.ROLE_SUPERVISOR)
-#: Who only requests the address of another shard from shard 0 takes no part in the run by that.
+#: Role in a Hello that only requests another shard's address from shard 0. A worker and a
+#: supervisor use a role that does not make them join the run.
 _LOCATES_AS = {pb.ROLE_WORKER: pb.ROLE_SCRIPT, pb.ROLE_SUPERVISOR: pb.ROLE_EVALUATOR}
 
 
 class RequestRejected(Exception):
-    """The shard did not accept a Hello or a push."""
+    """The shard rejected a Hello or a push."""
 
     def __init__(self, refusal: pb.Refusal) -> None:
         super().__init__(refusal.message)
@@ -80,63 +85,66 @@ class RequestRejected(Exception):
 
 
 class OfferAccepted(RequestRejected):
-    """The shard has taken this worker's offer, and waits for another Hello."""
+    """The shard has accepted this worker's offer of a model, and expects another Hello."""
 
 
-#: Makes the document of an offer and its payload, as buffers of bytes in order.
+#: Returns the document of an offer, and the offer's payload as byte buffers in order.
 MakeOffer = Callable[[], tuple[str, Sequence[BytesLike]]]
 
 
 def payload_limit(layout: ShardLayout, aux_count: int = 0) -> int:
-    """Return the most payload bytes that any legal push or reply of a shard may have.
+    """Return the maximum payload bytes of a valid push to a shard or reply from the shard.
 
     Args:
-        layout: Of the shard.
-        aux_count: Auxiliary values that may come with it.
+        layout: Layout of the shard.
+        aux_count: Number of auxiliary values in the payload.
     """
     return 5 * layout.size + _SLACK_BYTES + 64 * len(layout.slices) + 4 * aux_count
 
 
 def beat_seconds(lease_seconds: float) -> float:
-    """Return the time between two signs of life of a shard."""
+    """Return the seconds between two heartbeats of a shard."""
     return min(_LONGEST_BEAT_SECONDS, lease_seconds / _BEATS_PER_LEASE)
 
 
 def rhythm(lease_seconds: float = 0.0) -> RtoEstimator:
-    """Return an estimator of how long a shard may be silent.
+    """Return an estimator of the time that a shard may be silent.
 
-    The time-out is two of its beats at least and three leases at most; in between it follows the
-    arrivals seen so far.
+    The timeout is at least two heartbeat intervals and 2 s, and at most the longer
+    of 10 s and three leases. Between these bounds the timeout follows the arrival intervals.
 
     Args:
-        lease_seconds: Of the run; 0: not known yet.
+        lease_seconds: Lease of the run. 0: not known yet.
     """
     least = max(_LEAST_SILENCE_SECONDS, 2 * beat_seconds(lease_seconds))
     return RtoEstimator(least, max(_MOST_SILENCE_SECONDS, _LEASES_OF_SILENCE * lease_seconds))
 
 
 def chunk_bytes(emulated: Link, chunks: ChunkPace) -> int | Callable[[], int]:
-    """Return the size of a payload's pieces: from an emulated link's rate, or adapted to them."""
+    """Return a payload's piece size: fixed by an emulated link's rate, or the adaptive size."""
     if emulated.mbps > 0:
         return chunk_bytes_for(emulated)
     return lambda: chunks.num_bytes
 
 
 class ClientSession:
-    """One stream to one shard.
+    """A client's session with one shard over one stream.
 
     Attributes:
-        arrivals: Estimates how often the shard sends; outlives the session where it was given.
+        address: ``host:port`` of the shard.
+        arrivals: Estimator of the shard's silence timeout.
 
     Args:
-        address: ``host:port``.
-        hello: The first message.
-        max_payload_bytes: Larger replies are rejected before anything is allocated.
-        link: The worker's emulated uplink, if it has one.
-        dscp: Class of service that the stream's packets request; None: the system's default.
-        credentials: Of this node.
-        arrivals: The estimator of earlier sessions with the shard.
-        make_offer: Called where the shard has no model; None: this client has none either.
+        address: ``host:port`` of the shard.
+        hello: Hello, the first message. The session fills in its proof and its wish for a bulk
+            connection.
+        max_payload_bytes: Maximum payload of a reply. A larger reply is rejected before memory is
+            allocated.
+        link: The worker's emulated uplink. None: no emulation.
+        dscp: DSCP class of service of the stream's packets, 0..63. None: the system's default.
+        credentials: This node's certificate, key and token.
+        arrivals: Estimator that earlier sessions with the shard used. None: a new estimator.
+        make_offer: Called for an offer if the shard has no model. None: the client has no model.
     """
 
     def __init__(
@@ -154,8 +162,8 @@ class ClientSession:
         self.arrivals = arrivals or rhythm()
         self._hello = hello
         self._stream = ClientStream(address, link, dscp=dscp, credentials=credentials)
-        given = hello.link
-        emulated = Link(given.mbps, given.delay_ms, given.loss)
+        link_message = hello.link
+        emulated = Link(link_message.mbps, link_message.delay_ms, link_message.loss)
         reachable = self._stream.address not in switching.UNREACHABLE
         hello.bulk = hello.role in _TAKES_BULK and not emulated.active and reachable
         self._chunk_bytes = chunk_bytes(emulated, self._stream.chunks)
@@ -163,18 +171,18 @@ class ClientSession:
 
     @property
     def stream(self) -> ClientStream:
-        """The stream, for its counters."""
+        """The client's stream, for its counters."""
         return self._stream
 
     @property
     def silent(self) -> bool:
-        """Whether to give the shard up: the stream has ended, or nothing arrives any more."""
+        """True if the stream has ended, or nothing has arrived for longer than the timeout."""
         newest_at = max(self.arrivals.last_arrival_at, self._stream.newest_frame_at)
         overdue = time.monotonic() > newest_at + self.arrivals.timeout_seconds
         return self._stream.ended or overdue
 
     def received_within(self, seconds: float) -> bool:
-        """Return whether the stream is open and anything arrived in the last ``seconds``."""
+        """Return True if the stream is open and a frame arrived in the last ``seconds``."""
         return not self._stream.ended and time.monotonic() - self._stream.newest_frame_at < seconds
 
     def open(
@@ -183,16 +191,17 @@ class ClientSession:
         """Connect, send Hello and return the Welcome.
 
         Args:
-            timeout_seconds: To connect; the answer to the Hello has a time of its own.
-            given_up: Whether nobody wants the session any more.
+            timeout_seconds: Time limit to connect. The shard has another 30 s to answer the Hello.
+            given_up: Returns True if the caller no longer wants the session.
 
         Raises:
-            Unreachable: Nothing answers in time.
-            RequestRejected: The shard rejects the Hello or the offer, or is not trusted itself.
-            OfferAccepted: It has taken the offer; open another session.
+            Unreachable: No shard accepts the stream in time.
+            RequestRejected: The shard rejects the Hello or the offer, or the client does not trust
+                the shard.
+            OfferAccepted: The shard has accepted the offer; the client must open another session.
             OtherRun: This worker has trained the run with another program.
             ConfigurationError: The model is too large to be offered.
-            StreamLost: The stream broke, or another program than a Thinwire shard answered.
+            StreamLost: The stream ended, or the server is not a Thinwire shard.
         """
         try:
             self._stream.open(timeout_seconds, given_up)
@@ -231,51 +240,54 @@ class ClientSession:
             raise (OfferAccepted if is_accepted else RequestRejected)(message.refusal)
 
     def locate(self, leader: str, given_up: Callable[[], bool] = lambda: False) -> None:
-        """Request from shard 0 where this session's shard is now; the next session looks there.
+        """Request the present address of this session's shard from shard 0.
+
+        The next session with the shard uses that address. Failures are ignored.
 
         Args:
             leader: ``host:port`` of shard 0.
-            given_up: Whether nobody wants to know any more.
+            given_up: Returns True if the caller no longer wants the address.
         """
-        mine = self._hello
+        own_hello = self._hello
         hello = pb.Hello(
             protocol_version=messages.PROTOCOL_VERSION,
-            role=_LOCATES_AS.get(mine.role, mine.role),
-            id=mine.id,
-            run_id=mine.run_id,
-            num_shards=mine.num_shards,
+            role=_LOCATES_AS.get(own_hello.role, own_hello.role),
+            id=own_hello.id,
+            run_id=own_hello.run_id,
+            num_shards=own_hello.num_shards,
         )
         session = ClientSession(leader, hello, 0, credentials=self._credentials)
         try:
-            found = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
+            addresses = session.open(_FIRST_ATTEMPT_SECONDS, given_up).addresses
             session.send_control(pb.ToServer(leave=pb.Leave(cause="done")))
-        except (Unreachable, StreamLost, RequestRejected):  # it may be away as well
+        except (Unreachable, StreamLost, RequestRejected):  # shard 0 may be unreachable too
             return
         finally:
             session.close(0.0)
-        if mine.shard <= len(found) and found[mine.shard - 1]:
-            note_announced(self.address, self._stream.address, found[mine.shard - 1])
+        if own_hello.shard <= len(addresses) and addresses[own_hello.shard - 1]:
+            note_announced(self.address, self._stream.address, addresses[own_hello.shard - 1])
 
     @property
     def shard(self) -> int:
-        """The number of the shard that is expected at the address."""
+        """Number of the shard that the client expects at the address."""
         return self._hello.shard
 
     def _answer(self, given_up: Callable[[], bool]) -> pb.ToClient:
-        """Return the next message of a shard that has not welcomed this client yet.
+        """Return the next message of a shard that has not sent a Welcome yet.
 
         Raises:
-            StreamLost: As `receive` does, or nobody wants the session any more.
+            StreamLost: The stream ended, a frame is malformed, the shard sent nothing for 30 s, or
+                the caller no longer wants the session.
         """
         deadline = time.monotonic() + _HELLO_TIMEOUT_SECONDS
-        while (found := self.poll(_LOOK_SECONDS)) is None:
+        while (message := self.poll(_LOOK_SECONDS)) is None:
             if given_up():
                 self.close(0.0)
-                raise StreamLost(f"{self.address}: given up while it was to answer a Hello")
+                raise StreamLost(f"{self.address}: canceled while waiting for an answer to Hello")
             if time.monotonic() >= deadline:
                 self.close()
                 raise StreamLost(f"{self.address} sent nothing for {_HELLO_TIMEOUT_SECONDS:g} s")
-        return found[0]
+        return message[0]
 
     def _send_offer(self, make_offer: MakeOffer) -> None:
         document, pieces = make_offer()
@@ -286,23 +298,23 @@ class ClientSession:
             self.close()
             raise ConfigurationError(
                 f"this script's model cannot be offered to {self.address}: {error}. Set a larger "
-                "--nb_ps, or start the servers with a model of their own (thinwire.init_server)."
+                "--nb_ps, or start the servers with a model (thinwire.init_server)."
             ) from error
         self._stream.send(parts, counted=False)
 
     def send_control(self, message: pb.ToServer, counted: bool = False) -> None:
-        """Queue a message without payload; `counted` if it belongs to training."""
+        """Queue a message without payload; `counted` is True if its bytes are training bytes."""
         self._stream.send((frame(message),), counted)
 
     def send(self, message: pb.ToServer, pieces: Sequence[BytesLike]) -> None:
-        """Queue a push with its payload; `pieces` must not change until it is answered."""
+        """Queue a push with its payload; `pieces` must not change until the push is answered."""
         self._stream.send(frames(message, pieces, self._chunk_bytes))
 
     def receive(self, progress_seconds: float) -> tuple[pb.ToClient, memoryview]:
         """Return the next whole message and its payload.
 
         Raises:
-            StreamLost: The stream ended, what arrived is malformed, or nothing at all arrived for
+            StreamLost: The stream ended, a frame is malformed, or no byte arrived for
                 `progress_seconds`.
         """
         while True:
@@ -315,21 +327,22 @@ class ClientSession:
                 return complete
 
     def listen(self) -> tuple[pb.ToClient, memoryview]:
-        """Return the next whole message and its payload, as long as the shard lives.
+        """Wait for the next whole message and its payload.
 
         Raises:
-            StreamLost: As `listen_for` does.
+            StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
+                than the estimated timeout.
         """
         while (message := self.listen_for(math.inf)) is None:
             pass
         return message
 
     def listen_for(self, seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message, or None if nothing at all arrives in this time.
+        """Return the next whole message and its payload, or None if no byte arrives in time.
 
         Raises:
             StreamLost: The stream ended, a frame is malformed, or the shard was silent for longer
-                than the estimated time-out.
+                than the estimated timeout.
         """
         while True:
             began = time.monotonic()
@@ -340,7 +353,9 @@ class ClientSession:
                 if seconds < patience:
                     return None
                 late = time.monotonic() - began - patience
-                if late > _STALL_SECONDS:  # we stood still; arrivals meanwhile are not read yet
+                # A wait that ends much too late means that this process was suspended. Frames that
+                # arrived meanwhile are still unread, so the silence does not show a dead shard.
+                if late > _STALL_SECONDS:
                     self.arrivals.excuse(late + _STALL_SECONDS, time.monotonic())
                     continue
                 self.arrivals.record_alarm()
@@ -351,10 +366,12 @@ class ClientSession:
                 return complete
 
     def poll(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Return the next whole message if it arrives soon; silence is no error.
+        """Return the next whole message and its payload, or None if no byte arrives in time.
+
+        Silence is not an error and does not end the session.
 
         Raises:
-            StreamLost: As `receive` does.
+            StreamLost: The stream ended, or a frame is malformed.
         """
         while True:
             try:
@@ -365,10 +382,10 @@ class ClientSession:
                 return complete
 
     def _feed_frame(self, patience_seconds: float) -> tuple[pb.ToClient, memoryview] | None:
-        """Receive one frame; return the message that it completes, if any.
+        """Receive one frame; return the message that the frame completes, or None.
 
         Raises:
-            NoProgress: None arrived in time.
+            NoProgress: No byte arrived in time.
             StreamLost: The stream ended, or the frame is malformed.
         """
         try:
@@ -382,7 +399,7 @@ class ClientSession:
         return complete
 
     def close(self, grace_seconds: float = 1.0) -> None:
-        """End the stream after what has been queued."""
+        """Send the queued frames, then end the stream; cut the stream after the grace time."""
         self._stream.close(grace_seconds)
 
 
@@ -390,12 +407,13 @@ class Dialler:
     """Opens one session after another to the same shard.
 
     Args:
-        name: Of the shard, for messages.
-        make: Makes a session that is not open yet.
-        closing: Set when the client is to stop.
-        transient: Reasons after which to send a rejected Hello again; a refusal that names a time
-            for that always allows it.
-        leader: Address of shard 0, which knows where others have come back; empty: not known.
+        name: Name of the shard, for messages.
+        make: Returns a new session that is not open.
+        closing: Event that is set when the client must stop.
+        transient: Reasons after which to send a rejected Hello again. A Hello is also sent again
+            after a refusal with a retry time.
+        leader: ``host:port`` of shard 0, which knows the present addresses of restarted shards.
+            Empty: not known.
     """
 
     def __init__(
@@ -414,9 +432,13 @@ class Dialler:
     def dial(self, patience_seconds: float) -> tuple[ClientSession, pb.Welcome]:
         """Return an accepted session and its Welcome.
 
+        Args:
+            patience_seconds: Time limit for all attempts. The time starts again when a shard
+                accepts an offer or sends a retry time.
+
         Raises:
-            Unreachable: Nobody answered for the whole patience, or the client is to stop.
-            RequestRejected: The shard rejected the Hello for good.
+            Unreachable: No shard accepted a session in time, or the client must stop.
+            RequestRejected: The shard rejected the Hello for a reason that is not transient.
         """
         deadline = time.monotonic() + patience_seconds
         self._attempts.most_seconds = max(
@@ -425,12 +447,12 @@ class Dialler:
         pauses = Backoff(_FIRST_PAUSE_SECONDS, self._longest_pause_seconds)
         while True:
             try:
-                found = self.attempt(deadline - time.monotonic())
+                accepted = self.attempt(deadline - time.monotonic())
                 if pauses.num_pauses:
                     logging.info("found %s", self._name)
-                return found
+                return accepted
             except OfferAccepted:
-                logging.info("%s has taken the model from this worker", self._name)
+                logging.info("%s accepted the model that this worker offered", self._name)
                 deadline = time.monotonic() + patience_seconds
                 continue
             except (Unreachable, StreamLost, RequestRejected) as error:
@@ -443,7 +465,7 @@ class Dialler:
                     self._closing.wait(error.retry_after_seconds)
                     deadline = time.monotonic() + patience_seconds
                     if is_starting and not self._closing.is_set():
-                        continue  # it is there, and has kept us waiting as long as is good
+                        continue  # the shard runs and has set the pause, so no backoff is needed
                 elif isinstance(error, RequestRejected) and error.reason not in self._transient:
                     raise
                 if not pauses.num_pauses:
@@ -458,7 +480,10 @@ class Dialler:
     def attempt(
         self, most_seconds: float = _FIRST_ATTEMPT_SECONDS
     ) -> tuple[ClientSession, pb.Welcome]:
-        """Try once, for about this long at most.
+        """Try to open a session once; return the session and its Welcome.
+
+        Args:
+            most_seconds: Approximate time limit of the attempt, in seconds.
 
         Raises:
             Unreachable, StreamLost: The attempt failed.

@@ -1,7 +1,7 @@
 """Authentication and admission of clients.
 
-`credentials` reads certificates, keys and the token, opens protected channels and checks both ends;
-`connection_guard.ConnectionGuard` admits streams within limits and counts the rejected ones;
-`certificates` makes a run's certificates (``thinwire certificates``). A token is never sent: both
-ends prove that they have it.
+`credentials` reads certificates, keys and the token, opens protected channels and authenticates
+both ends. `connection_guard.ConnectionGuard` admits streams within limits and counts the rejected
+streams. `certificates` creates a run's certificates (``thinwire certificates``). A token is never
+sent: both ends prove that they have the token.
 """

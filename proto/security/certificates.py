@@ -1,6 +1,6 @@
-"""Makes the certificates of a run: an authority of its own, and one for each node.
+"""The command ``thinwire certificates``: creates a run's authority and a certificate per node.
 
-The command ``thinwire certificates``; `_ABOUT` lists the files that it writes.
+`_ABOUT` lists the files that the command writes.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_ABOUT = """Makes the certificates of a run: an authority of its own, and one for each node.
+_ABOUT = """Creates the certificates of a run: a new authority, and a certificate for each node.
 
 thinwire certificates --out certs --hosts 10.0.0.1,ps.example --shards 2 --workers 4
 
 The folder then holds ca.crt, ca.key, and ps-0.crt, ps-0.key, worker-1.crt ... supervisor-0.key.
-Every node needs ca.crt and its own two files; ca.key makes new certificates and belongs to nobody
-else. Run again with the same folder, it uses the authority there and makes what is missing.
+Every node needs ca.crt and its own two files. Keep ca.key secret: its owner can create new
+certificates. Run again with the same folder, the command uses the folder's authority and creates
+the missing certificates.
 """
 _MOST_DAYS = 36_500
-#: Clocks of machines differ; a certificate is valid from so long before it was made.
+#: Time by which a certificate's validity starts before its creation. Without this margin a machine
+#: with a slow clock would reject a new certificate.
 _EARLIER = datetime.timedelta(hours=1)
 
 
@@ -50,7 +52,7 @@ class IssuedCertificate:
     key: ec.EllipticCurvePrivateKey
 
     def pem(self) -> tuple[bytes, bytes]:
-        """Return certificate and key in PEM form."""
+        """Return the certificate and the key in PEM form."""
         _, forms = _library()
         key = self.key.private_bytes(
             forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption()
@@ -60,13 +62,13 @@ class IssuedCertificate:
 
 @dataclasses.dataclass(frozen=True)
 class CertificateHolder:
-    """Whose certificate it is.
+    """A node that needs a certificate.
 
     Attributes:
-        name: Of the node, such as worker-3, and of its files.
-        part: URI that stands for its part in the run.
-        hosts: Names and addresses at which it is dialled.
-        serves: Whether anybody dials it.
+        name: Name of the node and of its files, for example worker-3.
+        part: URI that names the node's role and number in the run.
+        hosts: Host names and addresses at which clients dial the node.
+        serves: True if clients dial the node.
     """
 
     name: str
@@ -76,12 +78,12 @@ class CertificateHolder:
 
 
 def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[CertificateHolder]:
-    """Return all nodes of a run.
+    """Return the certificate holders of a run: all nodes.
 
     Args:
-        hosts: Names and addresses of the machines with a PS.
-        num_shards: PS shards.
-        num_workers: Workers.
+        hosts: Host names and addresses of the machines with a PS.
+        num_shards: Number of PS shards.
+        num_workers: Number of workers.
     """
     shards = [
         CertificateHolder(f"ps-{j}", part_of_shard(j), tuple(hosts)) for j in range(num_shards)
@@ -94,7 +96,7 @@ def holders(hosts: Sequence[str], num_shards: int, num_workers: int) -> list[Cer
 
 
 def authority(days: float) -> IssuedCertificate:
-    """Return a new authority, which vouches for itself."""
+    """Return a new authority with a self-signed certificate that is valid for ``days``."""
     x509, _ = _library()
     key, name = _new_key(), _name("Thinwire run authority")
     usage = x509.KeyUsage(
@@ -117,7 +119,7 @@ def authority(days: float) -> IssuedCertificate:
 
 
 def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> IssuedCertificate:
-    """Return a new certificate of an authority."""
+    """Return a new certificate for a node, signed by an authority."""
     x509, _ = _library()
     key, names = _new_key(), [x509.UniformResourceIdentifier(holder.part)]
     names += [_host(host) for host in holder.hosts]
@@ -134,13 +136,18 @@ def issue(by: IssuedCertificate, holder: CertificateHolder, days: float) -> Issu
 
 
 def make(folder: pathlib.Path, wanted: Sequence[CertificateHolder], days: float) -> list[str]:
-    """Write an authority and certificates, but none that is there already.
+    """Write an authority and certificates to a folder; existing files are kept.
+
+    Args:
+        folder: Folder of the files, created if necessary.
+        wanted: Nodes that need a certificate.
+        days: Validity of new certificates, in days.
 
     Returns:
         Names of the files that were written.
 
     Raises:
-        ConfigurationError: The folder cannot be written, or holds half an authority.
+        ConfigurationError: The folder cannot be written, or holds only one file of the authority.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,16 +176,18 @@ def _authority_in(folder: pathlib.Path, days: float) -> tuple[IssuedCertificate,
     try:
         private: Any = forms.load_pem_private_key(key.read_bytes(), password=None)
         public = x509.load_pem_x509_certificate(certificate.read_bytes())
-    except (ValueError, TypeError) as error:  # the latter for a key that is encrypted
+    except (ValueError, TypeError) as error:  # TypeError: the key is encrypted
         raise ConfigurationError(
             f"--out={folder}: ca.crt and ca.key are no certificate and unencrypted private key in "
-            "PEM form; give the folder of an authority that this command made, or an empty one."
+            "PEM form; give the folder of an authority that this command made, or an empty folder."
         ) from error
     return IssuedCertificate(public, private), []
 
 
 def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[str]:
-    """Write a pair; nobody else may read the key, at no moment."""
+    """Write a certificate and its key; return the file names."""
+    # O_EXCL with mode 0600 creates the key file unreadable for other users. With a chmod after the
+    # write, another user could read the key in between.
     certificate, key = issued.pem()
     (folder / f"{name}.key").unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -192,10 +201,10 @@ def _write(folder: pathlib.Path, name: str, issued: IssuedCertificate) -> list[s
 
 
 def _library() -> tuple[Any, Any]:
-    """Return cryptography's modules for certificates and for the forms of keys.
+    """Return cryptography's modules for certificates and for key formats.
 
     Raises:
-        ConfigurationError: It is not installed.
+        ConfigurationError: The package cryptography is not installed.
     """
     try:
         return (
@@ -204,9 +213,9 @@ def _library() -> tuple[Any, Any]:
         )
     except ImportError as error:
         raise ConfigurationError(
-            "making certificates needs the package cryptography, which is not installed here; "
-            "install it (it is this project's extra `tls`), or make them with openssl, with the "
-            "content that docs/reference/security.md lists. Nodes do not need it."
+            "creating certificates needs the package cryptography, which is not installed; "
+            "install it (thinwire's extra `tls`), or create certificates with openssl, with the "
+            "content that docs/reference/security.md lists. Nodes do not need the package."
         ) from error
 
 
@@ -256,36 +265,39 @@ def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the certificates that the command line requests; return the exit code."""
+    """Create the certificates that the command line requests; return the exit code."""
     parser = argparse.ArgumentParser(
         prog="thinwire certificates",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--out", required=True, type=pathlib.Path, help="Where the files go. [folder; no default]")
+    add("--out", required=True, type=pathlib.Path, help="Output folder. [folder; no default]")
     add(
         *("--hosts",),
         default="127.0.0.1,localhost",
-        help="Where the PS are dialled. [names and addresses,...; default %(default)s]",
+        help="Hosts of the PS. [names and addresses,...; default %(default)s]",
     )
     add("--shards", type=int, default=1, help="PS shards, --nb_ps. [count; default %(default)s]")
     add(
-        "--workers", type=int, default=4, help="Workers, --nb_workers. [count; default %(default)s]"
+        "--workers",
+        type=int,
+        default=4,
+        help="Workers, --nb_workers. [count; default %(default)s]",
     )
-    add("--days", type=float, default=365.0, help="Validity. [days; default %(default)g]")
-    given = parser.parse_args(arguments)
-    hosts = [host.strip() for host in given.hosts.split(",") if host.strip()]
-    if not hosts or given.shards < 1 or given.workers < 1:
-        parser.error("--hosts, --shards and --workers must not be empty, 0 or less")
-    if not 0 < given.days <= _MOST_DAYS:  # nor NaN
-        parser.error(f"--days={given.days:g}: expected more than 0, and at most {_MOST_DAYS}")
+    add("--days", type=float, default=365.0, help="Time of validity. [days; default %(default)g]")
+    options = parser.parse_args(arguments)
+    hosts = [host.strip() for host in options.hosts.split(",") if host.strip()]
+    if not hosts or options.shards < 1 or options.workers < 1:
+        parser.error("--hosts must not be empty, and --shards and --workers must be at least 1")
+    if not 0 < options.days <= _MOST_DAYS:  # false for NaN too
+        parser.error(f"--days={options.days:g}: expected more than 0 and at most {_MOST_DAYS}")
     try:
-        written = make(given.out, holders(hosts, given.shards, given.workers), given.days)
+        written = make(options.out, holders(hosts, options.shards, options.workers), options.days)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(f"{given.out}: {', '.join(written) or 'nothing was missing'}\n")
+    sys.stdout.write(f"{options.out}: {', '.join(written) or 'nothing was missing'}\n")
     return 0
 
 

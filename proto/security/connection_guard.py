@@ -1,4 +1,4 @@
-"""Admission to a listening node: limits, authentication, and a count of the clients rejected."""
+"""Admission of clients to a listening node: limits, authentication, and counts of refusals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 from thinwire.proto.token_bucket import TokenBucket
 from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
-_LOG_SECONDS = 10.0  # between two lines for one reason
-_LONGEST_TEXT = 500  # of a stranger's message, in the log
+_LOG_SECONDS = 10.0  # shortest interval between two log lines for one reason
+_LONGEST_TEXT = 500  # characters of a stranger's message in a log line
 _NAMES = {pb.REASON_IDENTITY: "identity", pb.REASON_TOKEN: "token"}
 
 
 class GuardedStream(Protocol):
-    """What the guard needs of a `thinwire.proto.grpc.ServerStream`."""
+    """The part of `thinwire.proto.grpc.ServerStream` that the guard uses.
+
+    Attributes:
+        evidence: Certificate names and random numbers of the client.
+        peer: The client's address in gRPC's form.
+    """
 
     evidence: trust.PeerEvidence
     peer: str
@@ -35,34 +40,35 @@ class GuardedStream(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Limits that no client of a run comes near; a client that exceeds one is cut off."""
+    """Limits far above the use of honest clients; a client that exceeds a limit is cut off."""
 
-    #: From the opening of a stream to its Hello, which clients send immediately.
+    #: Longest time from the opening of a stream to its Hello, which clients send immediately.
     hello_seconds: float = 10.0
-    #: Streams after their Hello; None: as many as there are.
+    #: Number of streams after their Hello. None: unlimited.
     streams: int | None = None
-    #: The same of one address at a time.
+    #: Number of streams after their Hello from one address. None: unlimited.
     streams_per_address: int | None = None
-    #: Streams before their Hello, of clients that may belong to the run.
+    #: Number of streams before their Hello from clients that may belong to the run.
     waiting_streams: int = 64
-    #: The same of clients that do not, for they have not shown that they have its token.
+    #: Number of streams before their Hello from strangers: clients that have not shown the token.
     waiting_strangers: int = 8
-    #: Of these clients' streams in a second, on average and in a burst: each costs threads and a
-    #: sentence. What is beyond is refused without either.
+    #: Streams per second from strangers, on average and in a burst. Each stream costs threads and a
+    #: reply. Streams beyond the limit are rejected without threads and without a reply.
     strangers_per_second: float = 20.0
-    #: Frames of one stream, on average and in a burst: a message, or up to 1 MiB of a large one. A
-    #: round trip takes 200 us at best.
+    #: Frames per second of one stream, on average and in a burst. A frame is a message, or up to
+    #: 1 MiB of a large message. A round trip takes at least 200 us.
     messages_per_second: float = 10_000.0
     burst_messages: float = 20_000.0
-    #: Replies that one client may have requested and not received; a worker requests one at a time.
+    #: Number of replies that one client may have requested and not received. A worker requests one
+    #: reply at a time.
     waiting_replies: int = 4
 
 
 class MessageRate:
-    """Bounds the messages of one stream; for its reader thread.
+    """Limits the message rate of one stream; only the stream's reader thread uses it.
 
     Args:
-        limits: Of every client.
+        limits: Limits that apply to every client.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -70,7 +76,7 @@ class MessageRate:
         self._bucket = TokenBucket(limits.messages_per_second, limits.burst_messages)
 
     def exceeded(self) -> str | None:
-        """Count a frame; return the refusal's text if it is one too many."""
+        """Count a frame; return the text of a refusal if the rate is exceeded, else None."""
         now = time.monotonic()
         if self._bucket.wait_seconds(now) > 0:
             return f"more than {self._limits.messages_per_second:g} messages a second."
@@ -79,14 +85,19 @@ class MessageRate:
 
 
 class ConnectionGuard:
-    """Counts streams, authenticates their clients, and records why some were rejected.
+    """Limits the streams of a node, authenticates their clients, and records refusals.
 
-    Thread-safe. A stream is admitted by `admit`, then has a place among those that wait, for a
-    bounded time (`end_overdue`), until `hello_received`; it is counted out by `release`.
+    Thread-safe. `admit` gives a stream a place among the waiting streams. The stream waits for its
+    Hello for a bounded time (`end_overdue`). `hello_received` moves the stream to the accepted
+    streams. `release` removes the stream when it has ended.
+
+    Attributes:
+        credentials: Certificate, key and token of the listening node.
+        limits: Limits that apply to every client.
 
     Args:
-        credentials: Of the listening node.
-        limits: Of every client.
+        credentials: Certificate, key and token of the listening node.
+        limits: Limits that apply to every client. None: the defaults of `Limits`.
     """
 
     def __init__(
@@ -100,33 +111,34 @@ class ConnectionGuard:
         rate = self.limits.strangers_per_second
         self._stranger_rate = TokenBucket(rate, rate)
         self._refused: collections.Counter[str] = collections.Counter()
-        self._logged: dict[str, tuple[float, int]] = {}  # reason -> when, and how many by then
+        # Reason -> time of the reason's last log line, and the count of refusals at that time.
+        self._logged: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
 
     @property
     def refused(self) -> dict[str, int]:
-        """How many streams were rejected or cut off, by reason."""
+        """Number of streams that were rejected or cut off, by reason."""
         with self._lock:
             return dict(self._refused)
 
     @property
     def most_streams(self) -> int | None:
-        """How many streams there may be, with those that wait; None: not bounded."""
+        """Maximum number of streams, including streams before their Hello; None: unlimited."""
         limits = self.limits
         if limits.streams is None:
             return None
         return limits.streams + limits.waiting_streams + limits.waiting_strangers
 
     def known_peers(self) -> set[str]:
-        """Return the clients with a place, strangers excepted, as `GuardedStream.peer` has them."""
+        """Return the `GuardedStream.peer` of all admitted streams, except streams of strangers."""
         with self._lock:
             return {stream.peer for stream in [*self._inside, *self._waiting.holders()]}
 
     def is_heeded(self, metadata: Iterable[tuple[str, bytes]]) -> bool:
-        """Return whether a call gets a thread: not if there are too many of strangers.
+        """Return True if a call gets a thread, False if strangers make too many calls.
 
         Args:
-            metadata: Of the call.
+            metadata: Metadata of the call.
         """
         if trust.shows_token(metadata, self.credentials):
             return True
@@ -139,9 +151,9 @@ class ConnectionGuard:
         return False
 
     def admit(self, stream: GuardedStream) -> str | None:
-        """Let a stream wait for its Hello; return why it is rejected, if it is.
+        """Let a stream wait for its Hello; return the reason if the stream is rejected.
 
-        Others may lose their place to it: their streams are closed.
+        If all places are taken, another waiting stream loses its place and is closed.
         """
         limits, address = self.limits, address_of_peer(stream.peer)
         is_known = not self.credentials.token or stream.evidence.shows_token
@@ -155,34 +167,35 @@ class ConnectionGuard:
             self.record_refusal(full[0], stream.peer, full[1])
             return full[1]
         for other in lost:
-            self.record_refusal("crowded", other.peer, "no Hello before others came")
+            self.record_refusal("crowded", other.peer, "no Hello before newer streams came")
             other.close()
         return None
 
     def hello_received(self, stream: GuardedStream) -> tuple[str, str] | None:
-        """Let a stream stay whose Hello is accepted.
+        """Move a waiting stream whose Hello is accepted to the accepted streams.
 
         Returns:
-            (reason, text) of why it must not; to be recorded and sent. None: it stays.
+            (reason, text) of a refusal, which the caller must record and send. None if the stream
+            is accepted, or has already been closed.
         """
         address = address_of_peer(stream.peer)
         with self._lock:
             if not self._waiting.leave(stream) | self._strangers.leave(stream):
-                return None  # it has ended, or its place is another's: it is closed already
+                return None  # the stream has ended, or has lost its place and is closed
             full = self._full(address)
             if full is None:
                 self._inside[stream] = address
             return full
 
     def release(self, stream: GuardedStream) -> None:
-        """Count a stream out that has ended."""
+        """Remove a stream that has ended."""
         with self._lock:
             self._inside.pop(stream, None)
             self._waiting.leave(stream)
             self._strangers.leave(stream)
 
     def end_overdue(self, now: float) -> None:
-        """Close the streams whose Hello has not come in time."""
+        """Close the streams whose Hello has not arrived in time."""
         seconds = self.limits.hello_seconds
         with self._lock:
             late = self._waiting.overdue(now - seconds) + self._strangers.overdue(now - seconds)
@@ -191,34 +204,37 @@ class ConnectionGuard:
             stream.close()
 
     def _full(self, address: str) -> tuple[str, str] | None:
-        """Return (reason, text) of why no further stream of an address may stay."""
+        """Return the refusal (reason, text) of another stream from an address, or None."""
         most, most_of_one = self.limits.streams, self.limits.streams_per_address
         if most is not None and len(self._inside) >= most:
             return "no_room", f"all {most} streams of this node are taken"
-        of_one = sum(its == address for its in self._inside.values())
-        if most_of_one is not None and of_one >= most_of_one:
+        num_same = sum(other == address for other in self._inside.values())
+        if most_of_one is not None and num_same >= most_of_one:
             return "streams", f"all {most_of_one} streams that one address may have are taken"
         return None
 
     def authenticate(
         self, stream: GuardedStream, part: str, proof: bytes, claims: Sequence[str]
     ) -> tuple[pb.Reason, str] | None:
-        """Check the client of a stream and record a refusal; see `credentials.check_client`."""
-        mine = self.credentials
-        if not (mine.authority or mine.token):
+        """Authenticate the client of a stream; record and return a refusal, or return None.
+
+        `credentials.check_client` describes the arguments and the result.
+        """
+        credentials = self.credentials
+        if not (credentials.authority or credentials.token):
             return None
-        refusal = trust.check_client(stream.evidence, mine, part, proof, claims)
+        refusal = trust.check_client(stream.evidence, credentials, part, proof, claims)
         if refusal is not None:
             self.record_refusal(_NAMES[refusal[0]], stream.peer, refusal[1])
         return refusal
 
     def count_refusal(self, reason: str) -> None:
-        """Count a refusal that is logged elsewhere, or that is not worth a line."""
+        """Count a refusal without logging it."""
         with self._lock:
             self._refused[reason] += 1
 
     def record_refusal(self, reason: str, peer: str, text: str) -> None:
-        """Count a refusal; log it, unless one for the same reason has just been logged."""
+        """Count a refusal; log at most one refusal per reason in 10 s."""
         now = time.monotonic()
         with self._lock:
             self._refused[reason] += 1
@@ -228,5 +244,5 @@ class ConnectionGuard:
                 return
             self._logged[reason] = now, count
         more = f" (and {count - logged - 1} like it before)" if count - logged > 1 else ""
-        shown = printable(text, _LONGEST_TEXT)  # it may quote the client
+        shown = printable(text, _LONGEST_TEXT)  # `text` may quote the client
         logging.warning("refused %s, %s: %s%s", peer, reason, shown, more)

@@ -1,10 +1,10 @@
-"""Bounds the connections of a listening node, so that descriptors are left for its files.
+"""Limits the connections of a listening node, so that descriptors remain for its files.
 
-gRPC keeps a connection for some seconds before it has become HTTP/2 and for some more without a
-stream, and a limit of its own keeps out whoever comes last. So a sweeper ends the connections that
-have led to nothing when there are many: first of the addresses that have the most, and of these the
-oldest (`thinwire.proto.security.fair_places`). The process's descriptors are found in /dev/fd, and
-each is duplicated before it is examined: a number may be given to another file in between.
+gRPC keeps a connection open for seconds before its HTTP/2 handshake ends and for more seconds
+without a stream. gRPC's own connection limit rejects the newest connection, so strangers could lock
+out workers. The sweeper instead closes pending connections, those without an accepted stream, when
+there are many. It starts with the address that has the most connections and closes the oldest first
+(`thinwire.proto.security.fair_places`). The sweeper lists the process's descriptors in /dev/fd.
 """
 
 from __future__ import annotations
@@ -21,62 +21,63 @@ from absl import logging
 from thinwire.proto.security.connection_guard import ConnectionGuard
 from thinwire.proto.security.fair_places import FairPlaces, address_of_peer
 
-#: Connections without an accepted stream: how many there may be between two sweeps, how many begin
-#: a sweep, and how many it leaves.
+#: Limits of connections without an accepted stream: the maximum between two sweeps, the number that
+#: starts a sweep, and the number that a sweep leaves open.
 MOST_PENDING, SWEPT_FROM, SWEPT_TO = 256, 128, 64
 _SWEEP_SECONDS = 0.1
 _DESCRIPTORS = "/dev/fd"
-#: What the limit of open files is raised to, if the system allows it.
+#: Soft limit of open files that the process requests from the system.
 _WANTED_DESCRIPTORS = 16_384
-#: Kept for files, and for sockets that are not of the port: snapshots, journals, logs, libraries.
+#: Descriptors reserved for files and for sockets of other ports: snapshots, journals, logs,
+#: libraries.
 _RESERVED_DESCRIPTORS = 128
 _FEWEST_CONNECTIONS = 16
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's soft limit of open files, within the hard one; return it."""
+    """Raise this process's soft limit of open files up to the hard limit; return the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return _WANTED_DESCRIPTORS
-    wanted = _WANTED_DESCRIPTORS
+    target = _WANTED_DESCRIPTORS
     if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if wanted > soft:
+        target = min(target, hard)
+    if target > soft:
         with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+            return target
     return soft
 
 
 def most_connections(streams: int | None) -> int:
-    """Return how many connections a port may have; descriptors are left for files.
+    """Return the maximum number of connections to a port, so that descriptors remain for files.
 
     Args:
-        streams: That the port may have; None: not bounded.
+        streams: Maximum number of streams of the port. None: unlimited.
     """
     possible = raise_descriptor_limit() - _num_descriptors() - _RESERVED_DESCRIPTORS
     if streams is not None and streams > possible:
         logging.warning(
-            "this process may open %d more files, and %d streams may come: allow it more (ulimit "
-            "-n %d)",
+            "this process may open %d more files, but %d streams may come: raise the limit "
+            "(ulimit -n %d)",
             possible,
             streams,
             streams + MOST_PENDING + _RESERVED_DESCRIPTORS,
         )
-    wanted = possible if streams is None else min(possible, streams + MOST_PENDING)
-    return max(_FEWEST_CONNECTIONS, wanted)
+    target = possible if streams is None else min(possible, streams + MOST_PENDING)
+    return max(_FEWEST_CONNECTIONS, target)
 
 
 class ConnectionSweeper:
-    """Ends connections and streams that lead to nothing, in a thread of its own.
+    """Closes excess pending connections and streams with an overdue Hello, in its own thread.
 
     Attributes:
-        port: Whose connections these are.
+        port: Port to which the connections are limited.
 
     Args:
-        port: Of this process.
-        guard: Knows the clients that stay.
+        port: Port at which this process listens, and to which connections are limited.
+        guard: Guard that knows the admitted streams.
     """
 
     def __init__(self, port: int, guard: ConnectionGuard) -> None:
@@ -87,7 +88,7 @@ class ConnectionSweeper:
         threading.Thread(target=self._run, name=f"sweeper {port}", daemon=True).start()
 
     def stop(self) -> None:
-        """Let the thread end."""
+        """Stop the sweeper's thread, without waiting for its end."""
         self._over.set()
 
     def _run(self) -> None:
@@ -96,31 +97,33 @@ class ConnectionSweeper:
                 self._guard.end_overdue(time.monotonic())
                 self.sweep(time.monotonic())
             except OSError as error:
-                logging.log_every_n_seconds(logging.WARNING, "no sweep: %s", 10, error)
+                logging.log_every_n_seconds(logging.WARNING, "sweep failed: %s", 10, error)
 
     def sweep(self, now: float) -> None:
-        """End connections if there are too many without an accepted stream.
+        """Close connections if too many of them have no accepted stream.
 
         Args:
-            now: In seconds.
+            now: Monotonic time, in seconds.
         """
         known = self._guard.known_peers()
+        # Counting descriptors is cheap. Only a high count requires examining each descriptor.
         if _num_descriptors() - self._others - len(known) <= SWEPT_FROM:
             return
-        found, self._others = _connections(self.port)
+        descriptors, self._others = _connections(self.port)
         for peer in self._pending.holders():
-            if peer not in found or peer in known:
+            if peer not in descriptors or peer in known:
                 self._pending.leave(peer)
-        here = set(self._pending.holders())
-        for peer in found:
-            if peer not in here and peer not in known:
-                self._pending.take(peer, address_of_peer(peer), now, len(found))
+        pending = set(self._pending.holders())
+        for peer in descriptors:
+            if peer not in pending and peer not in known:
+                self._pending.take(peer, address_of_peer(peer), now, len(descriptors))
         if len(self._pending) <= SWEPT_FROM:
             return
+        # A stream may have been admitted since `known` was read: its connection must not be closed.
         lost = set(self._pending.shrink(SWEPT_TO)) - self._guard.known_peers()
-        text = f"no stream before others came; {SWEPT_FROM} connections may be without"
+        text = f"no stream in time; only {SWEPT_FROM} connections may have no stream"
         for peer in lost:
-            _peer_of(found[peer], self.port, ends=peer)
+            _peer_of(descriptors[peer], self.port, ends=peer)
             self._guard.record_refusal("connections", peer, text)
 
 
@@ -132,46 +135,49 @@ def _num_descriptors() -> int:
 
 
 def _connections(port: int) -> tuple[dict[str, int], int]:
-    """Return the connections to a port of this process, and how many other descriptors it has.
+    """Return the connections to a port of this process, and the number of its other descriptors.
 
     Returns:
-        Other end -> descriptor, and the number of files and of other ports' sockets.
+        A dict from peer address to descriptor, and the number of files and other ports' sockets.
     """
-    found, names = {}, os.listdir(_DESCRIPTORS)
+    descriptors, names = {}, os.listdir(_DESCRIPTORS)
     for name in names:
         peer = _peer_of(int(name), port)
         if peer is not None:
-            found[peer] = int(name)
-    return found, len(names) - len(found)
+            descriptors[peer] = int(name)
+    return descriptors, len(names) - len(descriptors)
 
 
 def _peer_of(descriptor: int, port: int, ends: str | None = None) -> str | None:
-    """Return the other end of a connection to a port; None: the descriptor is none of these.
+    """Return the peer of a connection to a port, or None for a descriptor of another kind.
 
     Args:
-        descriptor: Of this process; it may be closed, or another's, in any moment.
-        port: Of this process.
-        ends: The other end of the connection that is to be ended.
+        descriptor: Descriptor of this process. Another thread may close or reuse it at any moment.
+        port: Port of this process.
+        ends: Peer of the connection to shut down. None: shut down no connection.
     """
+    # The descriptor is duplicated before it is examined. Otherwise another thread could close it
+    # between the examination and the shutdown, and the shutdown would hit another file that was
+    # given the same number.
     try:
         copy = os.dup(descriptor)
     except OSError:  # closed meanwhile
         return None
     try:
-        mine = socket.socket(fileno=copy)
-    except OSError:  # no socket
+        connection = socket.socket(fileno=copy)
+    except OSError:  # the descriptor is not a socket
         os.close(copy)
         return None
-    with mine, contextlib.suppress(OSError):  # not connected: the one that listens
-        if mine.family in _FAMILIES and mine.getsockname()[1] == port:
-            peer = _peer(*mine.getpeername()[:2])
+    with connection, contextlib.suppress(OSError):  # the listening socket has no peer
+        if connection.family in _FAMILIES and connection.getsockname()[1] == port:
+            peer = _peer(*connection.getpeername()[:2])
             if peer == ends:
-                mine.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             return peer
     return None
 
 
 def _peer(host: str, port: int) -> str:
-    """Return a client's address as gRPC writes it."""
+    """Return a client's address in gRPC's form."""
     host = host.removeprefix("::ffff:")
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"

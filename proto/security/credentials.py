@@ -1,9 +1,10 @@
-"""TLS and the token: protected channels, mutual authentication, and the files behind both.
+"""TLS and the token: protected channels, mutual authentication, and the credential files.
 
-A certificate names its holder's part in a run by a URI among its subject's other names
-(`part_of_worker` and its like); see `thinwire.proto.security.certificates`, which makes them. The
-token is never sent: each side proves by an HMAC over fresh random numbers of both that it has it.
-`read` loads a node's certificate, key and token and rejects unusable ones before it connects.
+A certificate holds a URI in its subject alternative names that identifies its holder's part in the
+run, for example the part of worker 3 (`part_of_worker`). `thinwire.proto.security.certificates`
+creates certificates. The token is never sent: client and server prove by an HMAC over fresh random
+numbers of both sides that they have the token. `read` loads a node's certificate, key and token,
+and rejects unusable files before the node connects.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.run.files import read_bounded
 
-#: Metadata of a Session call and of its first answer.
+#: Metadata keys of a Session call and of the server's first answer: a random number and a proof.
 NONCE, PROOF = "thinwire-nonce-bin", "thinwire-proof-bin"
-#: Metadata of a call alone: shows that its client has the token, before it gets a place.
+#: Metadata key of a Session call: shows that the client has the token, before the client gets a
+#: place among the waiting streams.
 PASS = "thinwire-pass-bin"
 _NONCE_BYTES = 32
 _PREFIX = "thinwire://"
-#: gRPC's message when the other end's certificate is not accepted; trying again does not help.
+#: Parts of gRPC's error message if the peer's certificate is rejected; a retry does not help.
 _UNTRUSTED = ("handshake failed", "verification check failed")
-#: Part of its message where the other end answers a TLS greeting with something else.
+#: Part of gRPC's error message if the peer does not speak TLS.
 _NO_TLS = "wrong_version_number"
-#: In its message, what a certificate lacks: OpenSSL's words.
+#: OpenSSL's reason for rejecting a certificate, in gRPC's error message.
 _VERIFICATION = re.compile(r"CERTIFICATE_VERIFY_FAILED: ([a-zA-Z ]+)")
-#: Its message for a server that does not accept our certificate, or no plain text.
+#: Parts of gRPC's error message if the server rejects the client's certificate or requires TLS.
 _HUNG_UP = ("socket closed", "connection reset")
-_WHY_SECONDS = 0.2
+_WHY_SECONDS = 0.2  # time limit of the call that fetches the reason of a failure
 TOKEN_VARIABLE = "THINWIRE_TOKEN"
-#: Whoever listens to a connection can try shorter ones out.
+#: An eavesdropper could find a shorter token by brute force, from the proofs on the network.
 _SHORTEST_TOKEN_BYTES = 16
-_MAX_TURNS = 10  # of a handshake; TLS needs four
+_MAX_TURNS = 10  # rounds of a handshake; TLS needs four
 
 
 class UntrustedPeer(Exception):
-    """The other end does not prove to be of this run, or does not accept our proof."""
+    """The peer does not prove that it belongs to this run, or rejects this node's proof."""
 
 
 def part_of_worker(worker: int) -> str:
@@ -66,7 +68,7 @@ PART_OF_SUPERVISOR = f"{_PREFIX}supervisor"
 
 
 def is_part(name: str) -> bool:
-    """Return whether a URI among a certificate's names is that of a part."""
+    """Return True if a URI in a certificate names a part in a run."""
     return name.startswith(_PREFIX)
 
 
@@ -78,10 +80,10 @@ def part_of(hello: pb.Hello) -> str:
 
 
 def server_name_of_worker(worker: int) -> str:
-    """Return the name that a worker's certificate has instead of its host's.
+    """Return the server name in a worker's certificate, which replaces the host name.
 
-    Peers look for it, wherever the worker runs; and as it holds no host's name, nobody takes this
-    worker for a PS.
+    Peers check this name on every host, so a worker can move. Without a host name in the
+    certificate, a worker cannot pretend to be the PS of that host.
     """
     return f"worker-{worker}.thinwire.internal"
 
@@ -95,13 +97,13 @@ def open_channel(
     options: Sequence[tuple[str, Any]],
     server_name: str | None = None,
 ) -> grpc.Channel:
-    """Return a channel, encrypted where an authority is given.
+    """Return a gRPC channel, encrypted if the credentials have an authority.
 
     Args:
-        address: ``host:port``.
-        credentials: Of this node.
-        options: Of gRPC.
-        server_name: What the other end's certificate must name; None: the host of `address`.
+        address: ``host:port`` of the server.
+        credentials: This node's certificate, key and token.
+        options: gRPC channel options.
+        server_name: Name that the server's certificate must contain. None: the host of `address`.
     """
     if not credentials.authority:
         return grpc.insecure_channel(address, options=options)
@@ -114,9 +116,14 @@ def open_channel(
 
 
 def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int:
-    """Let a server listen, encrypted where it has a certificate; return the port.
+    """Add a listening port to a server, encrypted if the node has a certificate; return the port.
 
-    With an authority too, clients must have certificates of it.
+    If the credentials have an authority too, clients need a certificate that the authority signed.
+
+    Args:
+        server: gRPC server.
+        address: ``host:port`` to bind.
+        credentials: This node's certificate, key and token.
 
     Raises:
         RuntimeError: The address cannot be bound.
@@ -132,7 +139,7 @@ def add_port(server: grpc.Server, address: str, credentials: Credentials) -> int
 
 
 def why_unreachable(channel: grpc.Channel, method: str) -> str:
-    """Return gRPC's reason why a channel does not become ready."""
+    """Return gRPC's reason for a channel that does not become ready."""
     call = channel.stream_stream(method, request_serializer=None, response_deserializer=None)(
         iter(()), timeout=_WHY_SECONDS
     )
@@ -144,24 +151,24 @@ def why_unreachable(channel: grpc.Channel, method: str) -> str:
 
 
 def is_distrust(reason: str) -> bool:
-    """Whether that reason is a certificate, which will be the same the next time."""
+    """Return True if gRPC's reason is a rejected certificate, so that a retry does not help."""
     return any(word in reason.lower() for word in _UNTRUSTED)
 
 
 def explain_distrust(reason: str) -> str:
-    """Return what that reason comes from, and what to do: gRPC explains neither."""
+    """Return the cause of a rejected certificate and what to do, which gRPC does not explain."""
     if _NO_TLS in reason.lower():
         return (
-            "it has no TLS; leave --tls_ca, --tls_cert and --tls_key out, or start it with "
+            "it does not use TLS; omit --tls_ca, --tls_cert and --tls_key, or start it with "
             "certificates"
         )
     cause = _VERIFICATION.search(reason)
     what = "" if cause is None else f"{cause[1].strip().lower()}; "
-    return f"{what}its certificate must name this address and be of the authority in --tls_ca"
+    return f"{what}its certificate must name this address and be signed by --tls_ca's authority"
 
 
 def is_hung_up(reason: str) -> bool:
-    """Whether somebody listens there who ends connections before they stand."""
+    """Return True if a server accepts connections and closes them during the handshake."""
     return any(word in reason.lower() for word in _HUNG_UP)
 
 
@@ -169,7 +176,7 @@ def is_hung_up(reason: str) -> bool:
 
 
 def new_nonce() -> bytes:
-    """Return a random number that is used once."""
+    """Return a random number of 32 bytes that is used once."""
     return secrets.token_bytes(_NONCE_BYTES)
 
 
@@ -179,19 +186,19 @@ def server_proof(token: bytes, client_nonce: bytes, server_nonce: bytes) -> byte
 
 
 def client_pass(token: bytes, client_nonce: bytes) -> bytes:
-    """Return what a client shows when it opens a stream."""
+    """Return the value that shows, when a client opens a stream, that the client has the token."""
     return _mac(token, "opening", client_nonce, b"", ())
 
 
 def client_proof(
     token: bytes, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
-    """Return the proof that a client sends in its first message, over what it claims there."""
+    """Return the proof that a client sends in its Hello; the proof covers the Hello's claims."""
     return _mac(token, "client", client_nonce, server_nonce, claims)
 
 
 def claims_of(hello: pb.Hello) -> tuple[str, ...]:
-    """Return the claims of a Hello that its proof covers."""
+    """Return the claims of a Hello that the client's proof covers."""
     numbers = (hello.shard, hello.num_shards, hello.incarnation, hello.generation)
     return (part_of(hello), hello.run_id, hello.peer_address, *map(str, numbers))
 
@@ -199,7 +206,10 @@ def claims_of(hello: pb.Hello) -> tuple[str, ...]:
 def _mac(
     token: bytes, end: str, client_nonce: bytes, server_nonce: bytes, claims: Sequence[str]
 ) -> bytes:
-    """Authenticate parts of known number, each behind its length."""
+    """Return the HMAC of the run's token over the parts."""
+    # Each part follows its length. Without lengths, different parts could have the same
+    # concatenation, and a proof for one claim would hold for another claim. `end` makes the proofs
+    # of client and server different, so that a server's proof cannot be sent back as a client's.
     parts = [b"thinwire.v1", end.encode(), client_nonce, server_nonce]
     parts += [claim.encode() for claim in claims]
     text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
@@ -211,14 +221,14 @@ def _mac(
 
 @dataclasses.dataclass(frozen=True)
 class PeerEvidence:
-    """What a server knows of a stream before its first message.
+    """Evidence about a client that a server has before the stream's first message.
 
     Attributes:
-        parts: That the client's certificate names.
-        client_nonce: Its random number.
-        server_nonce: Ours.
-        shows_token: Whether it knows the token, or has seen a stream of a client that does: enough
-            for a place to wait in, and for nothing else.
+        parts: URIs of the parts that the client's certificate names. Empty without a certificate.
+        client_nonce: Random number that the client sent. Empty if no token is in use.
+        server_nonce: Random number that the server sent. Empty if no token is in use.
+        shows_token: True if the client's metadata show the token. An eavesdropper can copy the
+            metadata, so True gives the client a waiting place and nothing else.
     """
 
     parts: tuple[str, ...] = ()
@@ -230,15 +240,15 @@ class PeerEvidence:
 def begin_handshake(
     context: grpc.ServicerContext, credentials: Credentials
 ) -> tuple[PeerEvidence, tuple[tuple[str, bytes], ...]]:
-    """Return the evidence about a new call's client, and the metadata that answers it."""
+    """Return the evidence about a new call's client, and the initial metadata of the answer."""
     known = cast("Mapping[str, Iterable[bytes]]", context.auth_context()).get("peer_uri", ())
     parts = tuple(part.decode(errors="replace") for part in known)
     if not credentials.token:
         return PeerEvidence(parts), ()
     metadata = cast("Iterable[tuple[str, bytes]]", context.invocation_metadata())
-    given = {name: value for name, value in metadata if name == NONCE}
+    client_metadata = {name: value for name, value in metadata if name == NONCE}
     shown = shows_token(metadata, credentials)
-    evidence = PeerEvidence(parts, given.get(NONCE, b""), new_nonce(), shown)
+    evidence = PeerEvidence(parts, client_metadata.get(NONCE, b""), new_nonce(), shown)
     answer: tuple[tuple[str, bytes], ...] = ((NONCE, evidence.server_nonce),)
     if len(evidence.client_nonce) == _NONCE_BYTES:
         proof = server_proof(credentials.token, evidence.client_nonce, evidence.server_nonce)
@@ -247,14 +257,14 @@ def begin_handshake(
 
 
 def shows_token(metadata: Iterable[tuple[str, bytes]], credentials: Credentials) -> bool:
-    """Return whether the metadata of a call show that its client has the token, if there is one."""
+    """Return True if a call's metadata show the token, or if no token is in use."""
     if not credentials.token:
         return True
-    given = {name: value for name, value in metadata if name in (NONCE, PASS)}
-    if PASS not in given:
+    client_metadata = {name: value for name, value in metadata if name in (NONCE, PASS)}
+    if PASS not in client_metadata:
         return False
-    expected = client_pass(credentials.token, given.get(NONCE, b""))
-    return hmac.compare_digest(expected, given[PASS])
+    expected = client_pass(credentials.token, client_metadata.get(NONCE, b""))
+    return hmac.compare_digest(expected, client_metadata[PASS])
 
 
 def check_client(
@@ -267,17 +277,17 @@ def check_client(
     """Check that a client is the part of the run that it claims to be.
 
     Args:
-        evidence: Of its stream.
-        credentials: Of this server.
-        part: The URI of the part that it claims.
-        proof: That it has the token.
-        claims: What that proof must cover.
+        evidence: Evidence from the client's stream.
+        credentials: This server's certificate, key and token.
+        part: URI of the part that the client claims.
+        proof: The client's proof that it has the token.
+        claims: Claims that the proof must cover.
 
     Returns:
-        (reason, message) of a refusal; None where the client is accepted.
+        (reason, message) of a refusal. None if the client is accepted.
     """
     if credentials.certificate and credentials.authority and part not in evidence.parts:
-        named = ", ".join(evidence.parts) or "no part at all"
+        named = ", ".join(evidence.parts) or "no part in a run"
         return pb.REASON_IDENTITY, (
             f"the client claims to be {part}, and its certificate names {named:.200}; give each "
             "node the certificate that was made for it (--tls_cert, --tls_key)."
@@ -297,22 +307,22 @@ def check_client(
 def check_server(
     address: str, credentials: Credentials, nonce: bytes, answer: dict[str, Any]
 ) -> None:
-    """Check that a server has proved that it has our token.
+    """Check that a server has proved that it has this run's token.
 
     Args:
-        address: For the message.
-        credentials: Of this node.
-        nonce: That it sent.
-        answer: Metadata of the server's answer.
+        address: ``host:port`` of the server, for the message.
+        credentials: This node's certificate, key and token. Without a token nothing is checked.
+        nonce: Random number that this client sent.
+        answer: Initial metadata of the server's answer.
 
     Raises:
-        UntrustedPeer: It has not.
+        UntrustedPeer: The server has not proved that it has the token.
     """
-    theirs = answer.get(NONCE, b"")
+    server_nonce = answer.get(NONCE, b"")
     if not credentials.token:
         return
-    expected = server_proof(credentials.token, nonce, theirs)
-    if not (theirs and hmac.compare_digest(expected, answer.get(PROOF, b""))):
+    expected = server_proof(credentials.token, nonce, server_nonce)
+    if not (server_nonce and hmac.compare_digest(expected, answer.get(PROOF, b""))):
         raise UntrustedPeer(
             f"{address} does not prove that it has this run's token; give all nodes the same "
             "--token_file, or the same THINWIRE_TOKEN in their environment"
@@ -324,7 +334,14 @@ def check_server(
 
 @dataclasses.dataclass(frozen=True)
 class CredentialFiles:
-    """Where a node's credentials are; None where a flag was not given."""
+    """Paths of a node's credential files; None if the flag is not given.
+
+    Attributes:
+        certificate: Path of the node's certificate (--tls_cert).
+        key: Path of the certificate's private key (--tls_key).
+        authority: Path of the authority's certificate (--tls_ca).
+        token: Path of the run's token (--token_file).
+    """
 
     certificate: str | None = None
     key: str | None = None
@@ -335,31 +352,30 @@ class CredentialFiles:
 def read(
     files: CredentialFiles, token_in_environment: str, part: str | None, serves: bool
 ) -> Credentials:
-    """Return a node's credentials.
+    """Return a node's credentials from its files and its environment.
 
     Args:
-        files: Their files.
-        token_in_environment: Value of THINWIRE_TOKEN; empty: not set.
-        part: URI of the node's part, which its certificate must name if it shows it to others;
-            None: any part.
-        serves: Whether the node mainly listens; else it dials.
+        files: Paths of the credential files.
+        token_in_environment: Value of THINWIRE_TOKEN. Empty: not set.
+        part: URI of the node's part, which the node's certificate must name. None: any part.
+        serves: True for a node that mainly listens, False for a node that mainly dials.
 
     Raises:
-        ConfigurationError: A file that is missing, unreadable or of no use, or flags that need
-            each other.
+        ConfigurationError: A file is missing, unreadable or unusable, or a flag lacks another flag
+            that it needs.
     """
     _check_together(files, serves)
-    found = Credentials(
+    credentials = Credentials(
         certificate=_pem(files.certificate, "tls_cert", "CERTIFICATE"),
         key=_pem(files.key, "tls_key", "PRIVATE KEY", secret=True),
         authority=_pem(files.authority, "tls_ca", "CERTIFICATE"),
         token=_token(files.token, token_in_environment),
     )
     if files.authority:
-        _check_authority(files.authority, found.authority)
+        _check_authority(files.authority, credentials.authority)
     if files.certificate:
-        _check_certificate(files, found, part, serves)
-    return found
+        _check_certificate(files, credentials, part, serves)
+    return credentials
 
 
 def _check_together(files: CredentialFiles, serves: bool) -> None:
@@ -370,12 +386,12 @@ def _check_together(files: CredentialFiles, serves: bool) -> None:
     if serves and files.authority and not files.certificate:
         raise ConfigurationError(
             f"--tls_ca={files.authority} without --tls_cert and --tls_key: a PS needs a "
-            "certificate of its own to be reached by TLS; give both, or leave --tls_ca out."
+            "certificate to accept TLS connections; give both, or omit --tls_ca."
         )
     if not serves and files.certificate and not files.authority:
         raise ConfigurationError(
-            f"--tls_cert={files.certificate} without --tls_ca: this node dials others and must "
-            "know whose certificates to trust; name the authority's certificate."
+            f"--tls_cert={files.certificate} without --tls_ca: this node dials other nodes and "
+            "must know which certificates to trust; set --tls_ca to the authority's certificate."
         )
 
 
@@ -383,19 +399,19 @@ def _content(path: str, flag: str) -> bytes:
     """Return a file's bytes.
 
     Raises:
-        ConfigurationError: It cannot be read.
+        ConfigurationError: The file cannot be read.
     """
     try:
         return read_bounded(path)
     except OSError as error:
         raise ConfigurationError(
             f"--{flag}={path} cannot be read ({error.strerror}); expected a file that this user "
-            "may read, of at most a MiB."
+            "may read, of at most 1 MiB."
         ) from error
 
 
 def _warn_if_others_read(path: str, flag: str) -> None:
-    """Warn of a secret that other users can read, once the file is known to hold one."""
+    """Warn about a file with a secret that other users can read."""
     with contextlib.suppress(OSError):
         if stat.S_IMODE(pathlib.Path(path).stat().st_mode) & 0o077:
             logging.warning("--%s=%s can be read by other users; chmod 600 it", flag, path)
@@ -412,15 +428,15 @@ def _pem(path: str | None, flag: str, kind: str, secret: bool = False) -> bytes:
 
 
 def _check_pem(content: bytes, where: str, kind: str) -> None:
-    """Check that a file holds what a flag wants of it.
+    """Check that a file holds a certificate or a private key in PEM form.
 
     Args:
-        content: Of the file.
-        where: The flag and the path, for the message.
-        kind: CERTIFICATE or PRIVATE KEY.
+        content: Content of the file.
+        where: Flag and path, for the message.
+        kind: Expected PEM object, CERTIFICATE or PRIVATE KEY.
 
     Raises:
-        ConfigurationError: It does not.
+        ConfigurationError: The file does not hold the expected object.
     """
     if b"-----BEGIN" not in content or f"{kind}-----".encode() not in content:
         raise ConfigurationError(
@@ -438,7 +454,7 @@ def _token(path: str | None, in_environment: str) -> bytes:
     if len(token) < _SHORTEST_TOKEN_BYTES:
         raise ConfigurationError(
             f"{where}: the token has {len(token)} bytes; expected at least "
-            f"{_SHORTEST_TOKEN_BYTES} that nobody can guess, such as `openssl rand -hex 32` makes."
+            f"{_SHORTEST_TOKEN_BYTES} random bytes, for example from `openssl rand -hex 32`."
         )
     if path is not None:
         _warn_if_others_read(path, "token_file")
@@ -451,10 +467,11 @@ def _token(path: str | None, in_environment: str) -> bytes:
 def _check_certificate(
     files: CredentialFiles, found: Credentials, part: str | None, serves: bool
 ) -> None:
-    """Run a TLS handshake between the two ends of this process, as the others will do it.
+    """Run a TLS handshake within this process, to find an unusable certificate at the start.
 
     Raises:
-        ConfigurationError: The key is another one's, or nobody can accept the certificate.
+        ConfigurationError: The key does not belong to the certificate, or the certificate is
+            invalid or names another part.
     """
     where = f"--tls_cert={files.certificate}"
     try:
@@ -462,36 +479,37 @@ def _check_certificate(
     except ssl.SSLError as error:
         raise ConfigurationError(
             f"{where} and --tls_key={files.key}: {_reason(error)}; expected a certificate and the "
-            "unencrypted private key that it was made for."
+            "unencrypted private key that belongs to it."
         ) from error
     try:
         seen = _show(ours, found.certificate, serves)
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
-            f"{where} is of no use: {_reason(error)}; make a new one (python -m "
-            "thinwire.proto.security.certificates)."
+            f"{where} is not usable: {_reason(error)}; create a new certificate (thinwire "
+            "certificates)."
         ) from error
     named = [value for kind, value in seen.get("subjectAltName", ()) if kind == "URI"]
-    # Those who dial a PS look at its host's name; made elsewhere, its certificate may name no part.
+    # Clients of a PS check the host name in its certificate. A certificate that another tool
+    # created may therefore name no part.
     is_other = part is not None and part not in named
     if is_other and (not serves or any(is_part(name) for name in named)):
         raise ConfigurationError(
             f"{where} names {', '.join(named) or 'no part in a run'}, and this node is {part}; "
-            "give it its own certificate ({node} in the path stands for its name)."
+            "give the node its own certificate ({node} in the path is replaced by its name)."
         )
     if found.authority:
         _check_chain(files, found, serves)
 
 
 def _check_chain(files: CredentialFiles, found: Credentials, serves: bool) -> None:
-    """Warn of a certificate that is not of the authority: others probably trust the same one."""
+    """Warn if the node's authority did not sign its certificate: peers would reject the node."""
     contexts = _context(files, ssl.PROTOCOL_TLS_SERVER), _context(files, ssl.PROTOCOL_TLS_CLIENT)
     try:
         _show(contexts, found.authority, serves, whole_chain=True)
     except ssl.SSLCertVerificationError as error:
         logging.warning(
-            "--tls_cert=%s does not stand the test of --tls_ca=%s (%s); nodes that trust that "
-            "authority alone will refuse this one",
+            "--tls_cert=%s is not valid under the authority in --tls_ca=%s (%s); nodes that trust "
+            "only this authority will reject this node",
             files.certificate,
             files.authority,
             error.verify_message,
@@ -511,7 +529,8 @@ def _context(files: CredentialFiles, side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    # Without a password an encrypted key is an error, and no question at the terminal.
+    # An empty password makes an encrypted key an error. Without the callback, OpenSSL would prompt
+    # at the terminal.
     context.load_cert_chain(str(files.certificate), files.key, password=lambda: b"")
     return context
 
@@ -522,16 +541,17 @@ def _show(
     serves: bool,
     whole_chain: bool = False,
 ) -> dict[str, Any]:
-    """Let one side present the certificate and the other verify it; return what it contains.
+    """Present the certificate on one side, verify it on the other; return its content as a dict.
 
     Args:
-        ours: Server and client, both with the certificate.
-        trusted: Certificates that the other side trusts.
-        serves: Whether the server presents it.
-        whole_chain: Whether the trusted certificate must be the last of the chain, not any of it.
+        ours: Server context and client context, both with the certificate.
+        trusted: Certificates in PEM form that the verifying side trusts.
+        serves: True if the server presents the certificate, False if the client does.
+        whole_chain: True if the trusted certificate must be the root of the chain. False if the
+            trusted certificate may be any certificate of the chain.
 
     Raises:
-        ssl.SSLError: It does not pass.
+        ssl.SSLError: The verification failed.
     """
     verifier = ours[1] if serves else ours[0]
     if not whole_chain:
@@ -557,7 +577,7 @@ def _text(pem: bytes) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Return what is wrong in words."""
+    """Return the reason of a TLS error as a phrase for a message."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     if "PEM" in str(error):

@@ -1,4 +1,4 @@
-"""A bounded number of places for clients that nothing is known of yet, shared fairly by address."""
+"""A limited number of places for unauthenticated clients, shared fairly between addresses."""
 
 from __future__ import annotations
 
@@ -9,64 +9,66 @@ from typing import Generic, TypeVar
 
 Holder = TypeVar("Holder")
 
-_NETWORK_BITS = 64  # of an IPv6 address; whoever has one such network has all of its addresses
+#: Prefix length of an IPv6 network that counts as one address: a client with a /64 network can use
+#: all addresses of the network.
+_NETWORK_BITS = 64
 
 
 class FairPlaces(Generic[Holder]):
-    """Who has a place, in the order in which they came; not thread-safe.
+    """A set of place holders in the order of their arrival; not thread-safe.
 
-    A newcomer always gets a place. Where there is none, the one that came first of the address
-    that has the most loses its own, of the newcomer's if several have as many: many places of few
-    addresses cannot keep another address out, and of one address those stay that use their place
-    soonest.
+    A new holder always gets a place. If all places are taken, the address with the most places
+    loses its oldest place. If several addresses have the most places, the new holder's address is
+    chosen among them. So a few addresses with many places cannot lock out another address, and a
+    holder that quickly uses and leaves its place seldom loses the place.
     """
 
     def __init__(self) -> None:
-        self._places: dict[Holder, tuple[str, float]] = {}  # of which address, and since when
+        self._places: dict[Holder, tuple[str, float]] = {}  # holder -> (address, time)
 
     def __len__(self) -> int:
         return len(self._places)
 
     def holders(self) -> list[Holder]:
-        """Return everybody, the first first."""
+        """Return all holders, oldest first."""
         return list(self._places)
 
     def take(self, holder: Holder, address: str, now: float, most: int) -> list[Holder]:
-        """Give a newcomer a place; return those that lose theirs.
+        """Give a new holder a place; return the holders that lose their places.
 
         Args:
-            holder: The newcomer.
-            address: Of it; see `address_of`.
-            now: In seconds.
-            most: How many places there are.
+            holder: The new holder.
+            address: Address of the new holder, as `address_of` returns it.
+            now: Time, in seconds.
+            most: Number of places.
         """
         self._places[holder] = address, now
         return self.shrink(most, address)
 
     def leave(self, holder: Holder) -> bool:
-        """Free a place; return whether the holder still had one."""
+        """Free a holder's place; return False if the holder had no place."""
         return self._places.pop(holder, None) is not None
 
     def shrink(self, most: int, newest: str = "") -> list[Holder]:
-        """Take places away until so many are left; return who had them.
+        """Remove holders until at most ``most`` remain; return the removed holders.
 
         Args:
-            most: That are left.
-            newest: The address of a newcomer.
+            most: Number of places.
+            newest: Address of a new holder, removed first among addresses with equally many places.
         """
         counts = collections.Counter(address for address, _ in self._places.values())
         lost: list[Holder] = []
         while len(self._places) > most:
             address, count = counts.most_common(1)[0]
             address = newest if 1 < counts[newest] == count else address
-            first = next(each for each, (its, _) in self._places.items() if its == address)
+            first = next(holder for holder, (its, _) in self._places.items() if its == address)
             counts[address] -= 1
             self.leave(first)
             lost.append(first)
         return lost
 
     def overdue(self, since: float) -> list[Holder]:
-        """Take the place away from all that came at this time or before; return them."""
+        """Remove and return all holders that came at the time ``since`` or before."""
         late = [holder for holder, (_, came_at) in self._places.items() if came_at <= since]
         for holder in late:
             self.leave(holder)
@@ -74,7 +76,7 @@ class FairPlaces(Generic[Holder]):
 
 
 def address_of(host: str) -> str:
-    """Return what stands for all addresses that one client may have: of IPv6 its network."""
+    """Return the key that a host's addresses share: the /64 network for IPv6, else the address."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -87,6 +89,6 @@ def address_of(host: str) -> str:
 
 
 def address_of_peer(peer: str) -> str:
-    """Return `address_of` a client as gRPC names it: ipv4:10.0.0.3:4711, ipv6:%5B::1%5D:4711."""
+    """Return `address_of` for a peer in gRPC's form: ipv4:10.0.0.3:4711, ipv6:%5B::1%5D:4711."""
     host = urllib.parse.unquote(peer).partition(":")[2].rpartition(":")[0]
     return address_of(host.strip("[]")) if host else peer

@@ -1,9 +1,10 @@
-"""Datagrams between a worker and a shard.
+"""Unreliable datagrams from a worker to a shard.
 
-Batches of signed datagrams enter at the worker's end (`connect`, `UdpSender`); buffers of received
-ones leave at the shard's (`UdpReceiver`), or are lost. Format, order and meaning of a datagram are
-defined in `thinwire.ops.routing`. `sockets` sets the options and the class of service, and
-`packet_filter` makes Linux drop foreign datagrams before they cost anything.
+The worker's end (`connect`, `UdpSender`) sends batches of signed datagrams. The shard's end
+(`UdpReceiver`) delivers buffers of the received datagrams; the network may lose some.
+`thinwire.ops.routing` defines the format, order and meaning of a datagram. `sockets` sets socket
+options and the class of service. `packet_filter` makes the Linux kernel drop foreign datagrams
+before they fill a receive buffer.
 """
 
 from thinwire.proto.udp.connect import connect, pacing

@@ -1,4 +1,4 @@
-"""Makes senders: sockets to the ports of a shard, a datagram size that passes, a pace."""
+"""Creates datagram senders: sockets to a shard's ports, the datagram size, and the pacing."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import sockets as udp_sockets
 from thinwire.proto.udp.sender import SendingSocket, UdpSender, UdpSettings
 
-#: A paced sender catches up so much after a late wake-up.
+#: Burst of a paced sender, in seconds at its rate: the sender catches up this much after a late
+#: wake-up.
 _BURST_SECONDS = 4e-3
 
-#: Makes what to send over, of a socket and its channel; closing it closes the socket.
+#: Wraps a channel's socket into a `SendingSocket`. Closing the wrapper closes the socket.
 Over = Callable[[socket.socket, int], SendingSocket]
 
 
 def pacing(mbps: float) -> TokenBucket | None:
-    """Return the bucket for a rate on the wire in Mbit/s, for all senders of a worker; 0: None."""
+    """Return a token bucket for a rate in Mbit/s, shared by a worker's senders; None for 0."""
     rate = mbps * 1e6 / 8
     return TokenBucket(rate, rate * _BURST_SECONDS) if mbps > 0 else None
 
@@ -33,17 +34,17 @@ def connect(
     bucket: TokenBucket | None = None,
     over: Over | None = None,
 ) -> UdpSender:
-    """Return a sender to the ports of a shard, channel 1 first.
+    """Return a sender of datagrams to a shard.
 
-    Where the route is known to carry only smaller datagrams than ``sending.mtu``, they are as large
-    as it carries, but no smaller than half of that.
+    If the route is known to carry only datagrams smaller than ``sending.mtu``, the datagram size is
+    the route's limit, but at least half of ``sending.mtu``.
 
     Args:
-        host: Of the shard.
-        ports: Channel 1 first.
-        sending: Key, sizes, switches.
-        bucket: Paces; None: as fast as the kernel takes them.
-        over: Puts an emulated link before each socket.
+        host: Host of the shard.
+        ports: UDP port of each channel, channel 1 first.
+        sending: Key, sizes and options of the sender.
+        bucket: Token bucket that paces the datagrams. None: no pacing.
+        over: Wraps each socket into an emulated link. None: no emulation.
 
     Raises:
         ConfigurationError: The host cannot be reached, or half the mtu is still too large for
@@ -53,15 +54,18 @@ def connect(
     limit = udp_sockets.path_limit(sockets[0]) if sockets else None
     mtu = sending.mtu if limit is None else min(sending.mtu, limit)
     if mtu < sending.mtu // 2:
-        for each in sockets:
-            each.close()
+        for udp_socket in sockets:
+            udp_socket.close()
         raise ConfigurationError(
-            f"--dgt_mtu={sending.mtu} does not pass to {host}, nor does half of it: the route "
-            f"carries {mtu} bytes; set --dgt_mtu={mtu} or less"
+            f"the route to {host} carries datagrams of {mtu} bytes, less than half of "
+            f"--dgt_mtu={sending.mtu}; set --dgt_mtu={mtu} or less"
         )
     if mtu < sending.mtu:
         logging.info(
-            "--dgt_mtu=%d does not pass to %s: datagrams have %d bytes", sending.mtu, host, mtu
+            "--dgt_mtu=%d is too large for the route to %s: sending datagrams of %d bytes",
+            sending.mtu,
+            host,
+            mtu,
         )
     family = sockets[0].family if sockets else socket.AF_INET
     sending = dataclasses.replace(
@@ -70,5 +74,5 @@ def connect(
         segmentation=sending.segmentation and all(map(udp_sockets.splits_sent, sockets)),
         overhead_bytes=udp_sockets.overhead_bytes(family),
     )
-    ways = sockets if over is None else [over(each, at) for at, each in enumerate(sockets, 1)]
-    return UdpSender(ways, sending, bucket)
+    senders = sockets if over is None else [over(sock, i) for i, sock in enumerate(sockets, 1)]
+    return UdpSender(senders, sending, bucket)

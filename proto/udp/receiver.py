@@ -1,8 +1,8 @@
 """The shard's end of the datagram path: a thread that receives from all channels, and a timer.
 
-`UdpReceiver` gathers the results of several receive calls into a `DatagramRun`, datagrams of one
-size one after the other, and delivers runs to its `DatagramOwner`: an owner handles a hundred
-datagrams together in much less time than one by one.
+`UdpReceiver` collects the datagrams of several receive calls in a `DatagramRun`, a buffer of
+consecutive datagrams of one size. `UdpReceiver` delivers whole runs to its `DatagramOwner`, because
+an owner handles a hundred datagrams together much faster than one by one.
 """
 
 from __future__ import annotations
@@ -23,65 +23,69 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp import packet_filter
 from thinwire.proto.udp import sockets as udp_sockets
 
-#: As much as one receive call can return.
+#: Maximum bytes of one receive call.
 _CALL_BYTES = 1 << 16
 
 
 class DatagramRun:
-    """Datagrams of one size, one after the other; only the last may be shorter.
+    """A buffer of consecutive datagrams of one size; only the last one may be shorter.
+
+    Attributes:
+        size: Size of each datagram, in bytes.
 
     Args:
-        num_bytes: A run that is shorter can be added to.
+        num_bytes: Capacity in bytes: a run with fewer bytes accepts another receive call.
     """
 
     def __init__(self, num_bytes: int) -> None:
         self._buffer = memoryview(bytearray(num_bytes + _CALL_BYTES))
         self._fill = 0
-        self.size = 0  # bytes of each datagram
+        self.size = 0
 
     def __len__(self) -> int:
         return self._fill
 
     @property
     def free_space(self) -> memoryview:
-        """Where the next receive call may write, whatever it returns."""
+        """Writable memory for the next receive call, large enough for any result."""
         return self._buffer[self._fill : self._fill + _CALL_BYTES]
 
     @property
     def data(self) -> memoryview:
-        """What has been gathered; overwritten after the next `restart`."""
+        """The collected datagrams; the memory is overwritten after the next `restart`."""
         return self._buffer[: self._fill]
 
     def fits(self, length: int, size: int) -> bool:
-        """Whether what a call wrote, datagrams of ``size`` bytes, may be added to this run."""
+        """Return True if this run can take ``length`` bytes of datagrams of ``size`` bytes."""
         if not self._fill:
             return True
-        if self._fill % self.size:  # the last one was shorter
+        if self._fill % self.size:  # the run ends with a shorter datagram
             return False
         return size == self.size or length == size < self.size
 
     def add(self, length: int, size: int) -> None:
-        """Take in what a call wrote, which `fits`."""
+        """Add the bytes that a receive call wrote and `fits` accepted."""
         if not self._fill:
             self.size = size
         self._fill += length
 
     def restart(self, length: int = 0) -> None:
-        """Forget all but what a call wrote last, which begins a new run with `add`."""
+        """Empty the run, but move the last call's ``length`` bytes to the start for `add`."""
         if length:
             self._buffer[:length] = self._buffer[self._fill : self._fill + length]
         self._fill = 0
 
 
-#: Share of one core that datagrams nobody took may cost, all channels together ...
+#: Share of one core that rejected datagrams may cost, all channels together.
 REJECTED_SHARE = 0.2
-#: ... and each channel may spend so much of it in one go.
+#: Processor time that a quiet channel may spend on rejected datagrams without a pause.
 _REJECTED_BURST_SECONDS = 2e-3
 _ROUND_BYTES = 192 << 10
 _ROUND_CALLS = 64
-#: A round that brings fewer datagrams is a small one. So many small ones are free, and then so many
-#: per second: each costs 0.1 ms, be there one datagram or ten.
+#: A round with fewer datagrams is a small round. A small round costs 0.1 ms of processor time for
+#: one datagram as for ten, so the rate of small rounds is limited.
 _SMALL_ROUND_DATAGRAMS = 16
+#: Small rounds in a burst, before the limit per second applies.
 _FREE_SMALL_ROUNDS = 32
 _SMALL_ROUNDS_PER_SECOND = 1000
 _ANCILLARY_BYTES = 64
@@ -89,40 +93,52 @@ _JOIN_SECONDS = 5.0
 
 
 class DatagramOwner(Protocol):
-    """Who is handed what arrives; all its methods run in the receiving thread."""
+    """Handler of received datagrams; the receiving thread calls all its methods."""
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
-        """Take datagrams of ``size`` bytes each, one after the other; the last may be shorter.
+        """Handle consecutive datagrams of ``size`` bytes each; the last one may be shorter.
 
-        ``data`` is overwritten as soon as this returns.
+        Args:
+            channel: Number of the channel, 1 for the most important one.
+            data: The datagrams. The memory is overwritten after this call returns.
+            size: Size of each datagram, in bytes.
 
         Returns:
-            How many were worth their time. Those that are foreign, broken or seen before are not;
-            what is wanted but thrown away for a test's sake is.
+            Number of accepted datagrams. Foreign, broken and repeated datagrams count as rejected.
+            A valid datagram that a test drops on purpose counts as accepted.
         """
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is due, on the receiver's clock; None: not at all."""
+        """Return the time on the receiver's clock at which `tick` is due; None: never."""
 
     def tick(self, now: float) -> None:
-        """Do what was due; the deadline must have moved on afterwards."""
+        """Do the work that is due at ``now``; `next_deadline` must be later afterwards."""
 
 
 @dataclasses.dataclass
 class ReceiverCounts:
-    """What one channel has received since the socket was bound."""
+    """Counters of one channel since its socket was bound.
+
+    Attributes:
+        datagrams: Received datagrams.
+        num_bytes: Bytes of the received datagrams, without IP and UDP headers.
+        num_empty: Datagrams of 0 bytes, which are not delivered.
+        taken: Datagrams that the owner accepted.
+        rests: Number of pauses that rejected datagrams caused.
+        kernel_drops: Packets that the filter of `admit` or a full buffer dropped. A packet may hold
+            several joined datagrams. None: the system does not report the number.
+    """
 
     datagrams: int = 0
-    num_bytes: int = 0  # of the datagrams, without IP and UDP headers
-    num_empty: int = 0  # datagrams without a byte, which nobody is handed
-    taken: int = 0  # datagrams that the owner took
-    rests: int = 0  # times that rejected datagrams made the channel wait
-    kernel_drops: int | None = None  # packets that `admit` or a full buffer kept out; one may be
-    # several datagrams, joined; None: unknown here
+    num_bytes: int = 0
+    num_empty: int = 0
+    taken: int = 0
+    rests: int = 0
+    kernel_drops: int | None = None
 
 
 class _Channel:
-    """One socket, and its share of the time that rejected datagrams may cost."""
+    """One socket, its counters, and its budget of processor time for rejected datagrams."""
 
     def __init__(self, number: int, receiver: socket.socket, rejected: TokenBucket) -> None:
         self.number = number
@@ -133,35 +149,38 @@ class _Channel:
 
 
 class UdpReceiver:
-    """Receives on one socket per channel, in one thread, which also runs the owner's timer.
+    """Receives on one socket per channel, in one thread that also runs the owner's timer.
 
-    In one round each channel that has something, the most important one first, is read for about
-    192 KiB or 64 calls at most; then the timer has its turn. So no channel starves the others.
+    A round reads the channels with waiting datagrams in the order of their importance, each for at
+    most about 192 KiB or 64 receive calls. Then the timer runs. So no channel starves another
+    channel.
 
-    What comes in trickles is left to gather: rounds of fewer than 16 datagrams, once there have
-    been 32 of them in a short time, are taken 1 ms apart; that delays datagrams, or the timer, by
-    so much.
+    After 32 rounds with fewer than 16 datagrams in a short time, the thread pauses 1 ms after each
+    small round, so that more datagrams collect. The pause delays datagrams and the timer by 1 ms.
 
-    **Floods.** The processor time that the thread spends on datagrams the owner does not take is
-    charged to their channel. A channel that has used up its part leaves its socket alone until
-    time has paid for it; the kernel meanwhile fills the socket's buffer and drops the rest. All
-    channels together may so spend 0.2 of a core on rejected datagrams, an equal part each; a
-    channel that was quiet may spend 2 ms in one go, and overdraws by one round at most. What is
-    taken costs what it costs.
+    **Floods.** The thread charges the processor time that it spends on rejected datagrams to the
+    datagrams' channel. When a channel has used up its budget, the thread does not read the
+    channel's socket until the budget recovers. Meanwhile the kernel fills the socket's buffer and
+    drops further datagrams. All channels together may spend 0.2 of a core on rejected datagrams;
+    each channel has an equal share. A quiet channel may spend 2 ms without a pause, and exceeds its
+    budget by one round at most. Accepted datagrams are not charged.
 
-    The sockets are bound when this returns; nothing is read before `start`.
+    The constructor binds the sockets; `start` begins to read them.
+
+    Attributes:
+        failure: Exception that ended the receiving thread. None while the thread works.
 
     Args:
-        address: To bind; IPv4, IPv6 or a name.
-        num_channels: 1..7.
-        owner: See `DatagramOwner`.
-        joining: Let the kernel join runs of datagrams into one buffer where it can.
-        clock: Seconds; monotone.
-        cpu_clock: Processor seconds of the calling thread.
-        sleep: Waits so many seconds.
+        address: Address to bind: IPv4, IPv6 or a host name.
+        num_channels: Number of channels, 1..7.
+        owner: Handler of the received datagrams and of the timer.
+        joining: True to let the kernel join datagrams of one size into one buffer, if it can.
+        clock: Returns a monotonic time, in seconds.
+        cpu_clock: Returns the processor time of the calling thread, in seconds.
+        sleep: Sleeps for a number of seconds.
 
     Raises:
-        ConfigurationError: The address is not of this machine.
+        ConfigurationError: This machine does not have the address.
     """
 
     def __init__(
@@ -179,13 +198,13 @@ class UdpReceiver:
         self._cpu_clock = cpu_clock
         self._sleep = sleep
         self._closed = False
-        self.failure: Exception | None = None  # what ended the thread before its time
+        self.failure: Exception | None = None
         share = REJECTED_SHARE / max(1, num_channels)
         sockets = udp_sockets.bind(address, num_channels)
-        self._joining = joining and all([udp_sockets.join_received(each) for each in sockets])
+        self._joining = joining and all([udp_sockets.join_received(sock) for sock in sockets])
         self._channels = [
-            _Channel(number, each, TokenBucket(share, _REJECTED_BURST_SECONDS))
-            for number, each in enumerate(sockets, 1)
+            _Channel(number, sock, TokenBucket(share, _REJECTED_BURST_SECONDS))
+            for number, sock in enumerate(sockets, 1)
         ]
         self._run = DatagramRun(_ROUND_BYTES)
         self._small_rounds = TokenBucket(_SMALL_ROUNDS_PER_SECOND, _FREE_SMALL_ROUNDS)
@@ -200,37 +219,38 @@ class UdpReceiver:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Of the channels, channel 1 first."""
+        """UDP port of each channel, channel 1 first."""
         return tuple(channel.socket.getsockname()[1] for channel in self._channels)
 
     def start(self) -> None:
-        """Begin to receive; once."""
+        """Start the receiving thread; call this once."""
         self._thread.start()
 
     def admit(self, start: bytes, offset: int, numbers: Collection[bytes]) -> bool:
-        """Let the kernel keep out what is not for anybody here; from any thread, at any time.
+        """Let the kernel drop all datagrams without a known start and number; thread-safe.
 
-        Measured on loopback with a process that sent 7 million foreign datagrams a second to all
-        ports: of honest ones 99 % still arrived, without it 5 to 14 %.
+        Measured on loopback with a process that sent 7 million foreign datagrams per second to all
+        ports: 99 % of the honest datagrams arrived with the filter, 5 to 14 % without the filter.
 
         Args:
-            start: The 4 bytes that a datagram must begin with.
-            offset: Where it must have one of the numbers.
-            numbers: 8 bytes each; all that are known from now on.
+            start: First 4 bytes of a valid datagram.
+            offset: Offset of the number in a datagram, in bytes.
+            numbers: All valid numbers, 8 bytes each; the new set replaces an earlier set.
 
         Returns:
-            Whether it does; if not, everything is handed to the owner.
+            True if the kernel filters. False if all datagrams are delivered to the owner.
         """
+        # A list, not a generator: `all` must not stop before the last channel has its filter.
         program = packet_filter.program(start, offset, numbers)
         return all([packet_filter.attach(channel.socket, program) for channel in self._channels])
 
     def wake(self) -> None:
-        """Make the thread read the owner's deadline again; from any thread."""
-        with contextlib.suppress(OSError):  # full of earlier wake-ups, or closed
+        """Make the receiving thread read the owner's deadline again; thread-safe."""
+        with contextlib.suppress(OSError):  # the pipe holds unread wake-ups, or is closed
             self._wake_sender.send(b"!")
 
     def counts(self) -> tuple[ReceiverCounts, ...]:
-        """Return a copy of the counters, channel 1 first; after `close` the last ones."""
+        """Return a copy of the counters, channel 1 first; after `close` the final counters."""
         for channel in self._channels:
             if channel.socket.fileno() >= 0:
                 channel.counts.kernel_drops = udp_sockets.num_dropped(channel.socket)
@@ -244,8 +264,8 @@ class UdpReceiver:
             self._thread.join(_JOIN_SECONDS)
         self.counts()
         self._selector.close()
-        for each in (*(channel.socket for channel in self._channels), self._wake_receiver):
-            each.close()
+        for sock in (*(channel.socket for channel in self._channels), self._wake_receiver):
+            sock.close()
         self._wake_sender.close()
 
     def _work(self) -> None:
@@ -253,7 +273,7 @@ class UdpReceiver:
             while not self._closed:
                 self._round()
         except Exception as error:  # noqa: BLE001 - the shard checks `failure`
-            logging.exception("no more datagrams are received")
+            logging.exception("the datagram receiver failed: no more datagrams are received")
             self.failure = error
 
     def _round(self) -> None:
@@ -288,7 +308,7 @@ class UdpReceiver:
             self._wake_receiver.recv(4096)
 
     def _read(self, channel: _Channel) -> int:
-        """Hand over a round's worth of a channel and charge what nobody took; return its number."""
+        """Deliver one round of a channel, charge rejected datagrams; return the datagram count."""
         started = self._cpu_clock()
         counts, run = channel.counts, self._run
         datagrams_before, taken_before = counts.datagrams, counts.taken
@@ -299,7 +319,7 @@ class UdpReceiver:
             except BlockingIOError:
                 break
             except ConnectionError:
-                continue  # an error report that some system hands to an unconnected socket
+                continue  # some systems report ICMP errors on an unconnected socket
             counts.datagrams += -(-length // size) if length else 1
             counts.num_bytes += length
             counts.num_empty += not length
@@ -325,7 +345,7 @@ class UdpReceiver:
             )
 
     def _receive(self, receiver: socket.socket) -> tuple[int, int]:
-        """Write behind the run; return the length of what came and of each datagram in it."""
+        """Receive into the run's free space; return the total length and each datagram's size."""
         if not self._joining:
             length = receiver.recv_into(self._run.free_space)
             return length, length
@@ -337,7 +357,7 @@ class UdpReceiver:
         return length, length
 
     def _charge(self, channel: _Channel, seconds: float) -> None:
-        """Let a channel's rejected datagrams cost it their time, and rest when it is used up."""
+        """Charge a channel's rejected datagrams; pause the channel if its budget is used up."""
         now = self._clock()
         channel.rejected.take(now, seconds)
         wait = channel.rejected.wait_seconds(now)

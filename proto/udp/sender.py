@@ -1,7 +1,7 @@
 """The worker's end of the datagram path to one shard: a thread that sends batches by priority.
 
-`Outbox` holds the batches that wait, one queue per channel, emptied strictly by priority; it knows
-no socket and no clock. `UdpSender` is the thread with the sockets.
+`Outbox` holds the queued batches in one queue per channel and returns them strictly by priority. It
+uses neither sockets nor a clock. `UdpSender` is the sending thread with the sockets.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from thinwire.proto.token_bucket import TokenBucket
 from thinwire.proto.udp.sockets import SOL_UDP, UDP_SEGMENT
 from thinwire.proto.udp.types import ChannelCounts, DatagramBatch
 
-#: Linux cuts one buffer into at most this many datagrams (newer versions: 128) ...
+#: Linux splits one buffer into at most 64 datagrams (newer versions: 128).
 MAX_SEGMENTS = 64
-#: ... and one packet, before it is cut, has at most 65,535 bytes with its IPv6 and UDP headers.
+#: A buffer before the split, with its IPv6 and UDP headers, has at most 65,535 bytes.
 MAX_SEND_BYTES = 65_535 - 48
 
 
 @dataclasses.dataclass
 class QueuedBatch:
-    """A batch of which some datagrams may have left already."""
+    """A queued batch. Its first datagrams may already be sent.
+
+    Attributes:
+        batch: Datagrams of one channel.
+        step: Step of the batch.
+        num_taken: Number of datagrams that `Outbox.take` has returned.
+        signed: True if the datagrams are signed.
+    """
 
     batch: DatagramBatch
     step: int
@@ -39,7 +46,13 @@ class QueuedBatch:
 
 @dataclasses.dataclass(frozen=True)
 class SendBurst:
-    """Datagrams of one batch that are to leave in one system call."""
+    """Consecutive datagrams of one batch, to send in one system call.
+
+    Attributes:
+        waiting: The queued batch.
+        first: Index of the first datagram in the batch.
+        count: Number of datagrams.
+    """
 
     waiting: QueuedBatch
     first: int
@@ -47,17 +60,21 @@ class SendBurst:
 
     @property
     def data(self) -> memoryview:
-        """Its datagrams, one after the other."""
+        """View of the burst's datagrams in the batch's buffer."""
         size = self.waiting.batch.size
         return self.waiting.batch.data[self.first * size : (self.first + self.count) * size]
 
 
 class Outbox:
-    """Strict priority: a channel's datagrams go only when all better channels have none.
+    """Queues with strict priority: a channel is served only if all better channels are empty.
+
+    Attributes:
+        counts: Counters of the channels, channel 1 first.
 
     Args:
-        channels: 1..channels.
-        max_late: A batch is outdated when one more than this many steps newer is put.
+        channels: Number of channels.
+        max_late: Number of steps; a batch is dropped when the step of a new batch is more than this
+            number later.
     """
 
     def __init__(self, channels: int, max_late: int) -> None:
@@ -71,7 +88,7 @@ class Outbox:
         return any(self._queues)
 
     def put(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step and drop what they make outdated."""
+        """Queue batches of one step, and drop queued batches that are too old."""
         for queue, counts in zip(self._queues, self.counts, strict=True):
             while queue and step - queue[0].step > self._max_late:
                 old = queue.popleft()
@@ -80,7 +97,7 @@ class Outbox:
             self._queues[batch.channel - 1].append(QueuedBatch(batch, step))
 
     def take(self, max_bytes: int) -> SendBurst | None:
-        """Return the next datagrams, at least one and otherwise within ``max_bytes``."""
+        """Return the next datagrams: one, or as many as ``max_bytes`` allows; None if empty."""
         queue = next(filter(None, self._queues), None)
         if queue is None:
             return None
@@ -96,67 +113,79 @@ class Outbox:
         return piece
 
     def put_back(self, piece: SendBurst, num_sent: int) -> None:
-        """Undo taking a piece but for its first ``num_sent`` datagrams; before the next take."""
+        """Return a burst's unsent datagrams to their queue; call this before the next `take`."""
         piece.waiting.num_taken = piece.first + num_sent
         queue = self._queues[piece.waiting.batch.channel - 1]
         if not queue or queue[0] is not piece.waiting:
             queue.appendleft(piece.waiting)
 
     def clear(self) -> None:
-        """Forget all that waits."""
+        """Remove all queued batches without counting them."""
         for queue in self._queues:
             queue.clear()
 
 
-#: Paced datagrams leave in pieces of this duration.
+#: Duration of a paced burst: its bytes at the rate take this time.
 _PIECE_SECONDS = 1e-3
-_SHORTEST_SLEEP_SECONDS = 5e-5  # as short as the system's timers are good for
-_RETRY_SECONDS = 5e-4
-_GIVE_UP_SECONDS = 0.25
+_SHORTEST_SLEEP_SECONDS = 5e-5  # the system's timers are not more precise
+_RETRY_SECONDS = 5e-4  # pause after the kernel's buffer was full
+_GIVE_UP_SECONDS = 0.25  # time with a full kernel buffer after which datagrams are dropped
 _JOIN_SECONDS = 5.0
 _FULL = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS)
 
 
 class SendingSocket(Protocol):
-    """What the sender needs of a connected, non-blocking `socket.socket`."""
+    """The methods of a connected, non-blocking `socket.socket` that the sender uses."""
 
     def send(self, data: Any, /) -> int:
         """Send one datagram."""
 
     def sendmsg(self, buffers: Any, ancillary: Any, /) -> int:
-        """Send one buffer with instructions for the kernel."""
+        """Send one buffer with control messages for the kernel."""
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
 
 
 @dataclasses.dataclass(frozen=True)
 class UdpSettings:
-    """How one worker sends to one shard."""
+    """Settings of the datagrams from one worker to one shard.
 
-    key: bytes = dataclasses.field(repr=False)  # signs the datagrams
-    mtu: int = 1472  # bytes of the largest datagram
-    max_late: int = 5  # steps after which waiting datagrams are worth nothing
-    scheme: str = "cs"  # see thinwire.proto.udp.sockets.tos
-    segmentation: bool = True  # let the kernel cut buffers into datagrams where it can
-    overhead_bytes: int = 28  # IP and UDP headers of one datagram
+    Attributes:
+        key: Key that signs the datagrams.
+        mtu: Size of the largest datagram, in bytes.
+        max_late: Number of steps after which queued datagrams are dropped.
+        scheme: Scheme of the class of service, for `thinwire.proto.udp.sockets.tos`.
+        segmentation: True to let the kernel split buffers into datagrams, if it can.
+        overhead_bytes: Bytes of one datagram's IP and UDP headers.
+    """
+
+    key: bytes = dataclasses.field(repr=False)
+    mtu: int = 1472
+    max_late: int = 5
+    scheme: str = "cs"
+    segmentation: bool = True
+    overhead_bytes: int = 28
 
 
 class UdpSender:
-    """Sends through one socket per channel; see `DatagramSender`.
+    """Sends through one socket per channel; implements `DatagramSender`.
 
-    One thread signs and sends, strictly by priority: before every system call it looks for the
-    best channel that has something. With pacing it goes into debt by one piece of 1 ms at most,
-    so that a burst never exceeds about 5 ms at the rate.
+    One thread signs and sends strictly by priority: before every system call it chooses the best
+    channel with queued datagrams. With pacing, the thread overdraws the bucket by one burst of 1 ms
+    at most, so that datagrams never leave faster than the rate for more than about 5 ms.
 
-    A batch's buffer must not be written again before it is sent or dropped.
+    A batch's buffer must not be written again before the batch is sent or dropped.
+
+    Attributes:
+        failure: Exception that ended the sending thread. None while the thread works.
 
     Args:
-        sockets: Channel 1 first; closed by the sender.
-        sending: Key, sizes, switches.
-        bucket: Paces, in bytes with IP and UDP headers; None: as fast as the kernel takes them.
-        clock: Seconds; monotone.
-        sleep: Waits so many seconds.
+        sockets: Socket of each channel, channel 1 first; `close` closes the sockets.
+        sending: Key, sizes and options.
+        bucket: Token bucket that paces bytes, with IP and UDP headers. None: no pacing.
+        clock: Returns a monotonic time, in seconds.
+        sleep: Sleeps for a number of seconds.
     """
 
     def __init__(
@@ -178,26 +207,26 @@ class UdpSender:
         self._changed = threading.Condition()
         self._in_flight = False
         self._closed = False
-        self._full_since: dict[int, float] = {}  # channel -> when the kernel began to refuse it
+        self._full_since: dict[int, float] = {}  # channel -> time of the first "buffer full"
         self._warned = False
-        self.failure: Exception | None = None  # what ended the thread before its time
+        self.failure: Exception | None = None
         self._thread = threading.Thread(target=self._work, name="datagrams out", daemon=True)
         self._thread.start()
 
     @property
     def mtu(self) -> int:
-        """Bytes of the largest datagram that passes; halved, once, if the path refuses it."""
+        """Size of the largest datagram, in bytes; halved once if the path rejects that size."""
         return self._mtu
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step; see `DatagramSender.send`."""
+        """Queue batches of one step and drop queued batches that are too old; never blocks."""
         with self._changed:
             if not self._closed:
                 self._outbox.put(batches, step)
                 self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until all has been handed to the kernel; return whether that came about in time."""
+        """Wait until all datagrams are passed to the kernel; return False after a timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: not (self._outbox or self._in_flight), timeout_seconds
@@ -209,20 +238,20 @@ class UdpSender:
             return tuple(dataclasses.replace(counts) for counts in self._outbox.counts)
 
     def close(self) -> None:
-        """Drop what is queued, end the thread, close the sockets; may be called twice."""
+        """Drop queued datagrams, end the thread, close the sockets; may be called twice."""
         with self._changed:
             self._closed = True
             self._outbox.clear()
             self._changed.notify_all()
         self._thread.join(_JOIN_SECONDS)
-        for each in self._sockets:
-            each.close()
+        for sock in self._sockets:
+            sock.close()
 
     def _work(self) -> None:
         try:
             self._run()
         except Exception as error:  # noqa: BLE001 - the worker checks `failure`
-            logging.exception("no more datagrams are sent")
+            logging.exception("the datagram sender failed: no more datagrams are sent")
             self.failure = error
             with self._changed:
                 self._closed = True
@@ -241,7 +270,7 @@ class UdpSender:
                 self._carry(piece)
 
     def _wait_for_work(self) -> bool:
-        """Wait for something to send; return False when the sender is to end."""
+        """Wait until a datagram is queued; return False if the sender is closed."""
         with self._changed:
             if not self._outbox:
                 self._changed.notify_all()  # for flush
@@ -252,7 +281,7 @@ class UdpSender:
         return MAX_SEND_BYTES if self._bucket is None else int(self._bucket.rate * _PIECE_SECONDS)
 
     def _carry(self, piece: SendBurst) -> None:
-        """Send a piece, count it, put back or drop what the kernel did not take."""
+        """Send a burst and count it; return unsent datagrams to the queue, or drop them."""
         waiting = piece.waiting
         if not waiting.signed:
             waiting.batch.sign(self._sending.key)
@@ -265,21 +294,21 @@ class UdpSender:
             counts = self._outbox.counts[waiting.batch.channel - 1]
             counts.datagrams += num_sent
             counts.bytes_on_wire += num_bytes
-            full = error is not None and self._settle(piece, num_sent, error, counts)
+            needs_pause = error is not None and self._settle(piece, num_sent, error, counts)
             if error is None:
                 self._full_since.pop(waiting.batch.channel, None)
             self._in_flight = False
-        if full:
+        if needs_pause:
             self._sleep(_RETRY_SECONDS)
 
     def _transmit(self, piece: SendBurst) -> tuple[int, OSError | None]:
-        """Return how many datagrams went out, and what stopped the rest."""
+        """Send a burst; return the number of sent datagrams, and the error that stopped it."""
         sender = self._sockets[piece.waiting.batch.channel - 1]
         size = piece.waiting.batch.size
         if self._segmentation and piece.count > 1:
-            how = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", size))]
+            control_messages = [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", size))]
             try:
-                sender.sendmsg([piece.data], how)
+                sender.sendmsg([piece.data], control_messages)
                 return piece.count, None
             except OSError as error:
                 if error.errno in (*_FULL, errno.ECONNREFUSED, errno.EMSGSIZE):
@@ -292,17 +321,21 @@ class UdpSender:
                 num_sent += 1
         except OSError as error:
             return num_sent, error
-        if self._segmentation and piece.count > 1:  # one by one they pass: the path cannot cut them
+        # `sendmsg` failed, but the same datagrams were sent one by one: segmentation is at fault.
+        if self._segmentation and piece.count > 1:
             self._segmentation = False
-            logging.warning("this path does not cut buffers into datagrams; they go one by one")
+            logging.warning(
+                "the kernel cannot split buffers on this path; sending datagrams one by one"
+            )
         return num_sent, None
 
     def _settle(
         self, piece: SendBurst, num_sent: int, error: OSError, counts: ChannelCounts
     ) -> bool:
-        """Keep or drop what was not sent; return whether the kernel wants a pause."""
+        """Queue unsent datagrams again or drop them; return True if the kernel needs a pause."""
         channel = piece.waiting.batch.channel
-        if error.errno == errno.ECONNREFUSED:  # about an earlier datagram; this one was not sent
+        # ECONNREFUSED reports an earlier datagram; the present datagram was not sent.
+        if error.errno == errno.ECONNREFUSED:
             counts.unreachable += 1
             self._keep(piece, num_sent)
             return False
@@ -328,10 +361,10 @@ class UdpSender:
 
     def _halve(self, size: int) -> None:
         if self._mtu < self._sending.mtu or size > self._mtu:
-            return  # has been halved; what still waits has the old size
+            return  # `mtu` is halved already; queued datagrams may still have the old size
         self._mtu = self._sending.mtu // 2
         logging.warning(
-            "the path does not carry datagrams of %d bytes; from the next step on they have %d",
+            "the path does not carry datagrams of %d bytes; the next steps use %d bytes",
             size,
             self._mtu,
         )
@@ -340,6 +373,6 @@ class UdpSender:
         if not self._warned:
             self._warned = True
             logging.warning(
-                "datagrams are dropped unsent: %s; more of this sort is only counted",
+                "dropping unsent datagrams: %s; further drops are counted but not logged",
                 error.strerror or error,
             )

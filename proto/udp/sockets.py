@@ -1,11 +1,11 @@
-"""UDP sockets with the options that datagrams need; nothing here needs privileges.
+"""UDP sockets with the options that datagrams need; no option needs privileges.
 
-Options that only Linux has are set only there; elsewhere datagrams travel one by one, unmarked in
-the local queue, and IP may fragment them.
+Some options exist only on Linux. On other systems datagrams are sent one by one, without a priority
+in the local queue, and IP may fragment them.
 
-`tos` and `queue_priority` give the class of service that each channel's packets request from the
-network and from the local queue. Channel 0 is the reliable stream; 1 is the most important datagram
-channel.
+`tos` returns the class of service that a channel's packets request from the network, and
+`queue_priority` the priority in the local queue. Channel 0 is the reliable stream, and channel 1 is
+the most important datagram channel.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _NUM_QUEUE_PRIORITIES = 3
 def tos(scheme: str, channel: int, channels: int) -> int | None:
     """Return the TOS byte (IPv6: traffic class) of a channel's packets.
 
-    - ``cs``: the stream gets class CS ``channels``, channel i CS ``channels - i``, so that the
-      last is best effort.
-    - ``compact``: the stream gets CS5, channel i CS ``max(0, 5 - ceil(5 i / channels))``; stays
-      out of the classes of network control.
-    - ``off``: None, packets are left as they are.
+    - ``cs``: the stream gets class CS ``channels``, and channel i gets CS ``channels - i``, so that
+      the last channel is best effort.
+    - ``compact``: the stream gets CS5, and channel i gets CS ``max(0, 5 - ceil(5 i / channels))``.
+      This scheme avoids the classes of network control.
+    - ``off``: the result is None, and packets are not marked.
 
     Args:
         scheme: One of `SCHEMES`.
-        channel: 0 for the reliable stream.
-        channels: Datagram channels, 0..7.
+        channel: Number of the channel; 0 for the reliable stream.
+        channels: Number of datagram channels, 0..7.
 
     Raises:
-        ValueError: Anything else.
+        ValueError: An argument is out of range.
 
     Source: the marking rules of the DGT authors' code (``cs``).
 
@@ -66,7 +66,7 @@ def tos(scheme: str, channel: int, channels: int) -> int | None:
 
 
 def stream_dscp(scheme: str, channels: int) -> int | None:
-    """Return the reliable stream's DSCP, 0..63, for gRPC; None leaves it unmarked.
+    """Return the reliable stream's DSCP for gRPC, 0..63, or None for no marking.
 
     >>> stream_dscp("cs", 7), stream_dscp("off", 7)
     (56, None)
@@ -78,9 +78,10 @@ def stream_dscp(scheme: str, channels: int) -> int | None:
 def queue_priority(channel: int, channels: int) -> int:
     """Return the Linux priority of a datagram channel in the local queue: 3, 2 or 1.
 
-    Linux gives every class of `tos` priority 0, so classes alone reorder nothing on the sending
-    host. In the map of its default queues (pfifo_fast, prio) 1, 2 and 3 all wait behind 0, where
-    the reliable stream is; queues that sort by number distinguish them. None needs privileges.
+    Linux maps every class of `tos` to priority 0, so classes alone reorder nothing on the sending
+    host. The default queues of Linux (pfifo_fast, prio) send priority 0, which the reliable stream
+    has, before priorities 1, 2 and 3. Only queues that sort by number distinguish 1, 2 and 3. No
+    priority needs privileges.
     """
     return _NUM_QUEUE_PRIORITIES - _NUM_QUEUE_PRIORITIES * (channel - 1) // channels
 
@@ -96,7 +97,7 @@ _IPV6_MTU_DISCOVER, _IPV6_MTU = 23, 24
 _PMTUDISC_DO = 2
 _SO_MEMINFO = 55
 _MEMINFO_FORMAT = "9I"
-_MEMINFO_DROPS = 8  # the place of the number of dropped packets
+_MEMINFO_DROPS = 8  # index of the number of dropped packets
 
 _RECEIVE_BUFFER_BYTES = 64 << 20
 _UDP_HEADER_BYTES = 8
@@ -104,18 +105,18 @@ _IP_HEADER_BYTES = {socket.AF_INET: 20, socket.AF_INET6: 40}
 
 
 def overhead_bytes(family: int) -> int:
-    """Return the bytes of the IP and UDP headers around a datagram."""
+    """Return the size of a datagram's IP and UDP headers, in bytes."""
     return _UDP_HEADER_BYTES + _IP_HEADER_BYTES[socket.AddressFamily(family)]
 
 
 def _resolve(host: str, port: int, flags: int = 0) -> tuple[socket.AddressFamily, Any]:
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=flags)
     except socket.gaierror as error:
         raise ConfigurationError(
-            f"no address is known for {host!r} ({error.strerror}); is --ip_PS right?"
+            f"host {host!r} has no known address ({error.strerror}); is --ip_PS right?"
         ) from error
-    family, _, _, _, address = found[0]
+    family, _, _, _, address = addresses[0]
     return family, address
 
 
@@ -131,7 +132,7 @@ def bind(address: str, count: int) -> list[socket.socket]:
     """Return non-blocking sockets bound to free ports of an address.
 
     Raises:
-        ConfigurationError: The address is unknown, or not of this machine.
+        ConfigurationError: The address is unknown, or this machine does not have the address.
     """
     family, name = _resolve(address, 0, socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
@@ -139,7 +140,7 @@ def bind(address: str, count: int) -> list[socket.socket]:
         for _ in range(count):
             udp_socket = socket.socket(family, socket.SOCK_DGRAM)
             sockets.append(udp_socket)
-            if family == socket.AF_INET6:  # "::" takes IPv4 too, as gRPC does there
+            if family == socket.AF_INET6:  # "::" also accepts IPv4, as gRPC does
                 _allows(udp_socket, socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             _allows(udp_socket, socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
             udp_socket.setblocking(False)
@@ -165,17 +166,17 @@ def bind(address: str, count: int) -> list[socket.socket]:
 
 
 def join_received(udp_socket: socket.socket) -> bool:
-    """Let the kernel hand over runs of equal datagrams as one buffer; return whether it will."""
+    """Let the kernel join datagrams of one size into one buffer; return False if it cannot."""
     return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_GRO, 1)
 
 
 def splits_sent(udp_socket: socket.socket) -> bool:
-    """Whether the kernel cuts one large buffer into datagrams itself."""
+    """Return True if the kernel can split one large buffer into datagrams."""
     return ON_LINUX and _allows(udp_socket, SOL_UDP, UDP_SEGMENT, 0)
 
 
 def num_dropped(udp_socket: socket.socket) -> int | None:
-    """Return how many packets a full buffer or a filter kept out of a socket; None: unknown."""
+    """Return the number of packets dropped by a full buffer or a filter, or None if unknown."""
     if not ON_LINUX:
         return None
     try:
@@ -187,14 +188,14 @@ def num_dropped(udp_socket: socket.socket) -> int | None:
 
 
 def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]:
-    """Return non-blocking sockets, one for each channel, connected, marked, never fragmented.
+    """Return a connected non-blocking socket for each channel, marked and without fragmentation.
 
-    An option that the system refuses is no error; all that were refused make one warning.
+    An option that the system rejects is not an error: one warning lists all rejected options.
 
     Args:
-        host: Of the shard.
-        ports: Channel 1 first.
-        scheme: See `tos`.
+        host: Host of the shard.
+        ports: UDP port of each channel, channel 1 first.
+        scheme: Scheme of the class of service, one of `SCHEMES`.
 
     Raises:
         ConfigurationError: The host is unknown or has no route.
@@ -214,44 +215,44 @@ def connect(host: str, ports: Sequence[int], scheme: str) -> list[socket.socket]
             udp_socket.close()
         raise ConfigurationError(
             f"no datagrams can be sent to {host}: {error.strerror}; "
-            "is it reachable, or set --dgt_transport=grpc"
+            "check that the host is reachable, or set --dgt_transport=grpc"
         ) from error
     if refused:
         logging.warning(
-            "this system refuses %s for datagrams; they are sent without",
+            "this system rejects the socket options %s; sending datagrams without them",
             ", ".join(sorted(refused)),
         )
     return sockets
 
 
 def _mark(udp_socket: socket.socket, scheme: str, channel: int, channels: int) -> set[str]:
-    """Set the options of one channel; return the names of those refused."""
-    six = udp_socket.family == socket.AF_INET6
-    level = socket.IPPROTO_IPV6 if six else socket.IPPROTO_IP
+    """Set the socket options of one channel; return the names of rejected options."""
+    is_ipv6 = udp_socket.family == socket.AF_INET6
+    level = socket.IPPROTO_IPV6 if is_ipv6 else socket.IPPROTO_IP
     options = []
     byte = tos(scheme, channel, channels)
     if byte is not None:
-        name = "IPV6_TCLASS" if six else "IP_TOS"
-        options.append((name, level, socket.IPV6_TCLASS if six else socket.IP_TOS, byte))
-        if ON_LINUX:  # after the class, which sets the priority too
+        name = "IPV6_TCLASS" if is_ipv6 else "IP_TOS"
+        options.append((name, level, socket.IPV6_TCLASS if is_ipv6 else socket.IP_TOS, byte))
+        if ON_LINUX:  # set after the class of service, which also sets the priority
             priority = queue_priority(channel, channels)
             options.append(("SO_PRIORITY", socket.SOL_SOCKET, socket.SO_PRIORITY, priority))
     if ON_LINUX:
-        name = "IPV6_MTU_DISCOVER" if six else "IP_MTU_DISCOVER"
-        discover = _IPV6_MTU_DISCOVER if six else _IP_MTU_DISCOVER
+        name = "IPV6_MTU_DISCOVER" if is_ipv6 else "IP_MTU_DISCOVER"
+        discover = _IPV6_MTU_DISCOVER if is_ipv6 else _IP_MTU_DISCOVER
         options.append((name, level, discover, _PMTUDISC_DO))
     return {name for name, *option in options if not _allows(udp_socket, *option)}
 
 
 def path_limit(udp_socket: socket.socket) -> int | None:
-    """Return the largest datagram that the route is known to carry whole; None: unknown.
+    """Return the largest datagram that the route carries unfragmented, in bytes; None: unknown.
 
-    The kernel answers it for a connected socket, so nothing need be sent to find out.
+    The kernel knows the route's limit for a connected socket, so no test datagram is sent.
     """
     if not ON_LINUX:
         return None
-    six = udp_socket.family == socket.AF_INET6
-    level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if six else (socket.IPPROTO_IP, _IP_MTU)
+    is_ipv6 = udp_socket.family == socket.AF_INET6
+    level, option = (socket.IPPROTO_IPV6, _IPV6_MTU) if is_ipv6 else (socket.IPPROTO_IP, _IP_MTU)
     try:
         return udp_socket.getsockopt(level, option) - overhead_bytes(udp_socket.family)
     except OSError:

@@ -1,4 +1,4 @@
-"""The interfaces between a datagram sender and its owner: batches, counters, `DatagramSender`."""
+"""Interfaces between a datagram sender and its user: batches, counters, `DatagramSender`."""
 
 from __future__ import annotations
 
@@ -8,68 +8,71 @@ from typing import Protocol
 
 
 class DatagramBatch(Protocol):
-    """Datagrams of one size and one channel, one after the other in one buffer.
+    """Datagrams of one size and one channel, stored consecutively in one buffer.
 
-    They leave in as few system calls as the kernel allows.
+    The sender uses as few system calls for a batch as the kernel allows.
     """
 
     @property
     def channel(self) -> int:
-        """1 is the most important one."""
+        """Number of the channel; channel 1 is the most important one."""
 
     @property
     def size(self) -> int:
-        """Bytes of each datagram."""
+        """Size of each datagram, in bytes."""
 
     @property
     def count(self) -> int:
-        """Datagrams."""
+        """Number of datagrams in the batch."""
 
     @property
     def data(self) -> memoryview:
-        """``count * size`` bytes, at most 64 KiB."""
+        """The datagrams, ``count * size`` bytes, at most 64 KiB."""
 
     def sign(self, key: bytes) -> None:
-        """Write the tags; called once, by the sending thread, just before the first is sent."""
+        """Write the signatures into the datagrams.
+
+        The sending thread calls this once, just before it sends the first datagram.
+        """
 
 
 @dataclasses.dataclass
 class ChannelCounts:
-    """What one channel of a sender has done since it was made."""
+    """Counters of one channel of a sender, since the sender was created."""
 
-    datagrams: int = 0  # handed to the kernel, or to the emulated link
-    bytes_on_wire: int = 0  # of those, with IP and UDP headers
-    outdated: int = 0  # datagrams dropped unsent: newer steps came before their turn
-    refused: int = 0  # ... dropped because the kernel took no more for too long, or failed
-    too_large: int = 0  # ... dropped because the path no longer carries their size
-    unreachable: int = 0  # times the receiver's machine reported that no socket is open there
+    datagrams: int = 0  # datagrams passed to the kernel or to the emulated link
+    bytes_on_wire: int = 0  # bytes of the sent datagrams, with IP and UDP headers
+    outdated: int = 0  # datagrams dropped unsent because newer steps were queued
+    refused: int = 0  # datagrams dropped: the kernel failed, or accepted none for too long
+    too_large: int = 0  # datagrams dropped because the path does not carry their size
+    unreachable: int = 0  # reports from the receiver's machine that no socket is open
 
 
 class DatagramSender(Protocol):
     """Sends a worker's datagrams to one shard, over sockets or over an emulated link.
 
-    All methods may be called from any thread; none of them raises for a lost datagram.
+    All methods are thread-safe. No method raises an exception for a lost datagram.
     """
 
     @property
     def mtu(self) -> int:
-        """Bytes of the largest datagram that passes; may fall while the path is learnt."""
+        """Size of the largest datagram that the path carries, in bytes; the size may fall."""
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the sending before its time; nothing is sent any more."""
+        """Exception that ended the sending thread, after which nothing is sent; else None."""
 
     def send(self, batches: Sequence[DatagramBatch], step: int) -> None:
-        """Queue batches of one step behind earlier ones of their channels; never blocks.
+        """Queue batches of one step after their channels' earlier batches; never blocks.
 
-        Batches of steps too far behind this one that still wait are dropped, and counted.
+        Queued batches of steps that are too far behind ``step`` are dropped and counted.
         """
 
     def flush(self, timeout_seconds: float) -> bool:
-        """Wait until nothing is queued; return whether that came about in time."""
+        """Wait until no datagram is queued; return False after a timeout."""
 
     def counts(self) -> tuple[ChannelCounts, ...]:
         """Return a copy of the counters, channel 1 first."""
 
     def close(self) -> None:
-        """Drop what is queued, end the thread and the sockets; may be called twice."""
+        """Drop queued datagrams, end the thread, close the sockets; may be called twice."""

@@ -1,14 +1,14 @@
-"""The code and the files that ssh and Ray send to hosts.
+"""Packs the code and the files that the ssh and Ray launchers send to hosts.
 
-One archive holds, for a folder of a host:
+One archive is unpacked into a folder of each host. The archive holds:
 
-    thinwire/         the package; folders take the place of the links that a checkout has there
-    sent/FLAG/FILE    each file that a flag names and every node reads, such as --model
+    thinwire/         the package; symbolic links of a checkout are replaced by their folders
+    sent/FLAG/FILE    each file that a flag names and every node reads, for example --model
     sent/script/      the folder of the script
 
-Nothing else lies at the top, where a folder named `data` or `ops` would hide a module of the
+The archive has no other top-level entry: a folder named `data` or `ops` would hide a module of the
 user's. These parts of the script's folder are not sent: hidden files, `__pycache__`, its `runs/`,
-and the token and the keys that flags name.
+and the token and key files that flags name.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from thinwire.runtime.run.script_settings import IN_SCRIPT_FOLDER, SENT_SCRIPT
 from thinwire.runtime.run.script_target import MODULE_OPTION
 
 FLAGS = flags.FLAGS
-#: Flags that name files which stay here: no node reads the one, the other holds a secret.
+#: Flags whose files stay on the launching host: no node reads the hosts file, and the token file
+#: is a secret.
 _NOT_SENT = ("hosts_file", "token_file")
-#: Flags that name secrets, which may lie in the script's folder; `{node}` stands for any node.
+#: Flags that name secret files, which may be in the script's folder. In their values `{node}` is
+#: a placeholder for a node's name.
 _SECRETS = ("token_file", "tls_key")
 _SENT = "sent"
 _LARGEST_ARCHIVE_BYTES = 256 << 20
@@ -41,38 +43,39 @@ _LARGEST_ARCHIVE_BYTES = 256 << 20
 
 @dataclasses.dataclass(frozen=True)
 class CodeDeployment:
-    """Where the code lies on a host, and the archive that puts it there."""
+    """Location of the code on a host, and the archive to unpack there."""
 
-    folder: str  # where nodes run; relative: to the home directory
-    node: tuple[str, ...]  # the arguments of Python that run a node there
-    script: tuple[str, ...]  # ... a script
-    watchdog: tuple[str, ...]  # ... and the watchdog
-    flags: tuple[str, ...]  # that name files, with their paths there
-    archive: bytes | None  # .tar.gz to unpack in `folder`; None: it is there already
+    folder: str  # working directory of nodes; a relative path starts at the home directory
+    node: tuple[str, ...]  # Python's arguments that run a node on the host
+    script: tuple[str, ...]  # Python's arguments that run a script on the host
+    watchdog: tuple[str, ...]  # Python's arguments that run the watchdog on the host
+    flags: tuple[str, ...]  # flags that name copied files, with the files' paths on the host
+    archive: bytes | None  # .tar.gz to unpack in `folder`; None if the host has the code already
 
     def words(self, node: Node, own_flags: Sequence[str]) -> list[str]:
-        """Return what follows Python on a node's command line there.
+        """Return the arguments of Python on a node's command line on the host.
 
         Args:
-            node: Which.
-            own_flags: What the host adds.
+            node: Node to start.
+            own_flags: Flags that the launcher adds for this host.
         """
         if node.script and self.archive is not None:
             if node.script[0] != MODULE_OPTION:
-                there = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
-                node = dataclasses.replace(node, script=(there, *node.script[1:]))
+                copy = f"{SENT_SCRIPT}/{pathlib.Path(node.script[0]).resolve().name}"
+                node = dataclasses.replace(node, script=(copy, *node.script[1:]))
             own_flags = [*own_flags, IN_SCRIPT_FOLDER]
         return node.words(self.node, self.script, [*self.flags, *own_flags])
 
 
 def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return where hosts have the code: this folder, or that of --sync_dst_dir.
+    """Return where hosts have the code: the current folder, or the folder of --sync_dst_dir.
 
     Args:
-        script_folder: That of the script, which is copied with the code; None: there is none.
+        script_folder: Folder of the script, copied with the code; None if the run has no script.
 
     Raises:
-        ConfigurationError: A folder that a host would not find, or a file that is missing here.
+        ConfigurationError: --sync_dst_dir is not a folder below / or the home directory, or a file
+            that a flag names is missing on the launching host.
     """
     if FLAGS.sync_dst_dir is None:
         return CodeDeployment(
@@ -81,21 +84,21 @@ def code_deployment(script_folder: pathlib.Path | None = None) -> CodeDeployment
     folder = FLAGS.sync_dst_dir.removeprefix("~/").rstrip("/")
     if not folder or folder.startswith(("~", "-")):
         raise ConfigurationError(
-            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder of its own, absolute or from "
-            "the home directory, such as /tmp/thinwire or ~/thinwire."
+            f"--sync_dst_dir={FLAGS.sync_dst_dir}: expected a folder for the code alone, absolute "
+            "or relative to the home directory, for example /tmp/thinwire or ~/thinwire."
         )
     return copied_code(folder, script_folder)
 
 
 def copied_code(folder: str, script_folder: pathlib.Path | None = None) -> CodeDeployment:
-    """Return what is copied into a folder of each host.
+    """Pack the code and the named files for a folder of each host.
 
     Args:
-        folder: There.
-        script_folder: That of the script, which is copied with the code; None: there is none.
+        folder: Folder on the hosts.
+        script_folder: Folder of the script, copied with the code; None if the run has no script.
 
     Raises:
-        ConfigurationError: A file that is missing here, or too large.
+        ConfigurationError: A file is missing on the launching host, or the archive is too large.
     """
     files = _named_files()
     return CodeDeployment(
@@ -112,11 +115,11 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
     """Return the archive, a .tar.gz.
 
     Args:
-        files: Flag -> file.
-        script_folder: That of the script; None: there is none.
+        files: Name of a flag -> the file that the flag names.
+        script_folder: Folder of the script; None if the run has no script.
 
     Raises:
-        ConfigurationError: It is too large.
+        ConfigurationError: The archive exceeds `_LARGEST_ARCHIVE_BYTES`.
     """
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=1) as archive:
@@ -124,7 +127,7 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
         def add(path: pathlib.Path, name: str, keeps: Callable[[str], bool]) -> None:
             def keep(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
                 _check_size(buffer, path)
-                info.uid = info.gid = 0  # a host does not learn who owns a file here
+                info.uid = info.gid = 0  # does not reveal the files' owner to other hosts
                 info.uname = info.gname = ""
                 return info if keeps(info.name) else None
 
@@ -143,8 +146,8 @@ def pack(files: dict[str, pathlib.Path], script_folder: pathlib.Path | None = No
 def unpack(archive: bytes, folder: pathlib.Path) -> None:
     """Unpack an archive into a folder of this host.
 
-    Links that lead out of the folder are left out, with a warning: Ray, which sends the folder to
-    its nodes, would follow them and send the files behind them.
+    Links that lead out of the folder are skipped, with a warning: Ray sends the folder to its
+    nodes, and would follow the links and send the files that they point to.
     """
 
     def keep(info: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
@@ -159,7 +162,7 @@ def unpack(archive: bytes, folder: pathlib.Path) -> None:
 
 
 def _named_files() -> dict[str, pathlib.Path]:
-    """Return flag -> file of the flags that name one each node reads."""
+    """Return flag -> file, for the flags that name a file that every node reads."""
     named = {
         name: pathlib.Path(str(FLAGS[name].value))
         for name in FLAGS
@@ -170,7 +173,9 @@ def _named_files() -> dict[str, pathlib.Path]:
     }
     for name, path in named.items():
         if not path.is_file():
-            raise ConfigurationError(f"--{name}={path} is no file; every host gets a copy of it.")
+            raise ConfigurationError(
+                f"--{name}={path} is not a file. Expected a file, to be copied to every host."
+            )
     return named
 
 
@@ -188,18 +193,18 @@ def _check_size(buffer: io.BytesIO, path: pathlib.Path) -> None:
 
 
 def _is_visible(name: str) -> bool:
-    """Return whether a file may be needed there: no hidden one is, and no compiled one."""
+    """Return whether a file is sent: hidden files and compiled Python files are not."""
     return not any(part == "__pycache__" or part.startswith(".") for part in name.split("/"))
 
 
 def _rule_of_script(folder: pathlib.Path) -> Callable[[str], bool]:
-    """Return a rule: whether the file of a script's folder with this name in the archive is sent.
+    """Return a predicate: whether a file of the script's folder, by its archive name, is sent.
 
-    Secrets of this run and records of earlier runs are not.
+    Secrets of this run and records of earlier runs are not sent.
     """
-    given = [str(FLAGS[name].value) for name in _SECRETS if name in FLAGS and FLAGS[name].value]
-    found = (glob.glob(glob.escape(each).replace("{node}", "*")) for each in given)
-    secrets = {os.path.realpath(each) for each in itertools.chain(*found)}
+    paths = [str(FLAGS[name].value) for name in _SECRETS if name in FLAGS and FLAGS[name].value]
+    matches = (glob.glob(glob.escape(path).replace("{node}", "*")) for path in paths)
+    secrets = {os.path.realpath(file) for file in itertools.chain(*matches)}
 
     def keeps(name: str) -> bool:
         is_secret = os.path.realpath(folder / name.removeprefix(f"{SENT_SCRIPT}/")) in secrets

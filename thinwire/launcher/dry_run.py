@@ -1,4 +1,4 @@
-"""``thinwire run --dry_run``: what would be started, by which method, and what would travel."""
+"""``thinwire run --dry_run``: lists the nodes, the method and the traffic of a run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TRAVELS = {
 
 
 def describe_run(run: Run, nodes: Sequence[Node], hosts: Sequence[str]) -> Iterator[str]:
-    """Yield the lines.
+    """Yield the lines of the description.
 
     Args:
         run: The run's settings.
-        nodes: What would be started.
-        hosts: Where each node would run; empty: here.
+        nodes: Nodes that the run would start.
+        hosts: Host of each node; empty if all nodes run on this host.
     """
     method = run.method
     yield f"method: {method.name} ({_policies(run)})"
@@ -52,7 +52,7 @@ def _policies(run: Run) -> str:
 
 
 def _traffic(run: Run) -> Iterator[str]:
-    """Yield what a worker sends and receives in an exchange, without framing."""
+    """Yield how many bytes a worker sends and receives in one exchange, without framing."""
     size = _last_size(run)
     codec = coding_of(run.method.codec)
     value_dtype = codec.value_dtype
@@ -80,7 +80,7 @@ def _figure(size: int | None, num_bytes: int) -> str:
 
 
 def _last_size(run: Run) -> int | None:
-    """Return the parameters of the model that was trained here last, if one was."""
+    """Return the number of parameters of the last model trained in this run directory, or None."""
     try:
         summary = json.loads((run.run_dir / "summary.json").read_text())
         return int(summary["num_parameters"]) or None

@@ -1,9 +1,9 @@
-"""The reason of an error that ends a script, in one line, and the exit code that documents it.
+"""Finds the one-line reason and the documented exit code of an error that ends a script.
 
-Keras and TensorFlow put pages around an error that is raised in a model or within a `tf.function`:
-the arguments of each layer, the traceback of the graph. The reason stands somewhere among them.
-This module finds it, for the launcher's last line (`thinwire.launcher.script`) and for a script
-that another launcher, or a shell, has started (`exit_with_reason`).
+Keras and TensorFlow surround an error raised in a model or within a `tf.function` with pages of
+text: the arguments of each layer, the traceback of the graph. This module extracts the reason from
+that text, for the launcher's last line (`thinwire.launcher.script`) and for a script that another
+launcher, or a shell, has started (`exit_with_reason`).
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from thinwire.runtime.run.settings import (
 )
 from thinwire.worker.script import RECORD, LeftBehind
 
-#: (module, exception) by which a script learns that the run is over.
+#: (module, exception) pairs that notify a script of the end of the run.
 _ENDS = (("thinwire.worker.client.control", "RunHalted"), ("thinwire.script.session", "RunOver"))
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1])
 _INSTALLED = {"site-packages", "dist-packages"}
 _STANDARD = sysconfig.get_paths()["stdlib"]
-#: In the text of an error that Keras or AutoGraph has made of another one.
+#: Matches the text of an error that Keras or AutoGraph raised to wrap the original error.
 _REPLACED = re.compile(
     r"in user code:|Exception encountered when calling |Could not automatically infer the output "
 )
-#: Lines of an error of a graph that are not its reason.
+#: Matches the lines of a TensorFlow graph error that do not contain its reason.
 _OF_GRAPH = re.compile(
     r"\s*(Graph execution error:|Detected at node |<stack traces|File \"|\[\[\{\{node |"
     r"\d+ root error\(s\) found|\d+ (successful|derived))"
 )
-#: Begins what this package adds to an error of the script, such as `explain_batch`.
+#: Begins a note that this package adds to an error of the script, as `explain_batch` does.
 _NOTE = "Thinwire: "
-_NUMBER = re.compile(r"^\s*\(\d+\) ")  # of several root errors
+_NUMBER = re.compile(r"^\s*\(\d+\) ")  # number of one of several root errors
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """Return the documented exit code of what Thinwire itself raises; None: it is the script's."""
+    """Return the documented exit code of an error of Thinwire; None for an error of the script."""
     if isinstance(error, ConfigurationError):
         return EXIT_CONFIGURATION
     if isinstance(error, Diverged):
@@ -68,19 +68,21 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def stop_reason_of(error: BaseException) -> str:
-    """Return why the run is over, if that is what the error reports; else nothing."""
+    """Return why the run ended if the error reports the end of the run, else an empty string."""
     for module, name in _ENDS:
-        kind = getattr(sys.modules.get(module), name, None)  # not imported: nothing can have ended
+        # A module that is not imported cannot have raised its exception.
+        kind = getattr(sys.modules.get(module), name, None)
         if kind is not None and isinstance(error, kind):
             return str(getattr(error, "cause", ""))
     return ""
 
 
 def original_of(error: BaseException) -> BaseException:
-    """Return the error that libraries have replaced by another one, or the error itself.
+    """Return the original error if a library has replaced it by another error, or the error itself.
 
-    TensorFlow's error of a step stands for the one that the step has recorded. AutoGraph and Keras
-    raise a new error whose text quotes the first one, which is then among the contexts.
+    TensorFlow's error of a training step replaces the error that the step recorded in `RECORD`.
+    AutoGraph and Keras raise a new error whose text quotes the original error; the chain of causes
+    and contexts leads to the original error.
     """
     error = RECORD.cause_of(error)
     passed = {id(error)}
@@ -98,7 +100,7 @@ def _is_quoted(cause: BaseException, error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an error in one line: Thinwire's own as it is, another one with its type."""
+    """Return an error in one line: an error of Thinwire unchanged, another error with its type."""
     error = original_of(error)
     text = _ESCAPES.sub("", str(error))
     if exit_code_of(error) is not None:
@@ -111,19 +113,20 @@ def reason_of(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the line of the script that an error has come through, as ``file:line``, or nothing.
+    """Return the script's line in an error's traceback, as ``file:line``, or an empty string.
 
-    It is the innermost line of the script's own files, before the first frame of this package.
+    The line is the innermost one in the script's own files, before the first frame of this package.
     """
     frames = [*_before_thinwire(error.__traceback__)]
-    own = [frame for frame in frames if _is_of_script(frame.filename)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    script_frames = [frame for frame in frames if _is_of_script(frame.filename)]
+    return f"{script_frames[-1].filename}:{script_frames[-1].lineno}" if script_frames else ""
 
 
 def _before_thinwire(trace: TracebackType | None) -> Iterator[traceback.FrameSummary]:
-    """Yield the frames up to this package's first one that the script has called.
+    """Yield the script's frames up to the first frame of this package that the script has called.
 
-    The frames that run the script come before its own and are of this package as well.
+    The first frames of a traceback, which run the script, belong to this package too and are
+    skipped.
     """
     frames = [*traceback.extract_tb(trace)]
     while frames and frames[0].filename.startswith(_PACKAGE):
@@ -143,9 +146,9 @@ def _is_of_script(name: str) -> bool:
 def exit_with_reason() -> None:
     """Let a script that `thinwire run` has not started end with the reason as its last line.
 
-    An error of Thinwire's own is one line, and the exit code is the documented one. An error of
-    the script keeps its traceback; where a graph's page follows the reason there, a last line
-    repeats the reason.
+    An error of Thinwire is written as one line, and the process exits with the documented code. An
+    error of the script keeps its traceback. If the traceback does not end with the reason, a last
+    line repeats the reason.
     """
     before = sys.excepthook
 
@@ -160,6 +163,6 @@ def exit_with_reason() -> None:
             return
         place = place_of(error)
         sys.stderr.write(f"{place}: {reason}\n" if place else f"{reason}\n")
-        raise SystemExit(code)  # Python heeds that of a hook
+        raise SystemExit(code)  # Python exits with the code of a SystemExit that a hook raises
 
     sys.excepthook = report

@@ -1,4 +1,4 @@
-"""The line that a script's worker leaves for its launcher at its end, on stderr."""
+"""The line on stderr by which a script's worker reports its end to its launcher."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import enum
 import json
 import sys
 
-#: Begins what is for the launcher, on stderr; it goes on to the end of the line.
+#: Begins a failure report on stderr, which ends at the end of the line.
 FAILURE = "thinwire-failure "
-#: Stands alone in a line of stderr when a script has come to its end.
+#: Line of stderr by which a script reports that it has run to its end.
 COMPLETED = "thinwire-completed"
 
 
 class Cause(enum.Enum):
-    """Who must act on a failure."""
+    """Cause of a failure, which decides how to continue."""
 
-    SCRIPT = "script"  # the script raised an error of its own, or left with another code than 0
-    THINWIRE = "thinwire"  # Thinwire refused something; the text has the way out
-    INTERRUPTED = "interrupted"  # a signal reached this worker alone
-    LOST = "lost"  # the worker could not reach the PS; the script did nothing wrong
-    OTHER_RUN = "other run"  # the run that it was to continue is of another script
-    ELSEWHERE = "elsewhere"  # another worker failed, perhaps one of another launcher
+    SCRIPT = "script"  # the script raised an error, or exited with a code other than 0
+    THINWIRE = "thinwire"  # Thinwire rejected an input; the text has the remedy
+    INTERRUPTED = "interrupted"  # a signal reached only this worker
+    LOST = "lost"  # the worker could not reach the PS; the script is not at fault
+    OTHER_RUN = "other run"  # the run directory holds a run of another script
+    ELSEWHERE = "elsewhere"  # another worker failed, perhaps a worker of another launcher
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
     """Why a script failed."""
 
-    code: int  # exit code
+    code: int  # exit code of the worker
     text: str  # a message, or a traceback; may have several lines
     cause: Cause = Cause.SCRIPT
-    reason: str = ""  # in one line; none: the last line of the text
+    reason: str = ""  # reason in one line; empty if the last line of the text is the reason
 
     @property
     def headline(self) -> str:
@@ -45,20 +45,20 @@ class Failure:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the run that it was to continue is of another script."""
+        """Whether the run directory holds a run of another script."""
         return self.cause is Cause.OTHER_RUN
 
     @property
     def has_page(self) -> bool:
-        """Whether the text has more than the reason."""
+        """Whether the text contains more than the reason."""
         return self.text.strip() != self.headline.strip()
 
     def last_line(self, worker: int, log: str) -> str:
-        """Return the reason and the way out, which end the launcher's output.
+        """Return the last line of the launcher's output: the reason and the remedy.
 
         Args:
-            worker: Its id.
-            log: The file with its output.
+            worker: Id of the worker that failed.
+            log: Path of the file with the worker's output.
         """
         if self.cause is Cause.ELSEWHERE:
             return f"{self.headline} (worker {worker} was ended with the run)"
@@ -73,7 +73,7 @@ class Failure:
         return text
 
     def report(self) -> None:
-        """Write it to stderr, for `read`."""
+        """Write the failure to stderr as one line, for `read`."""
         document = dataclasses.asdict(self) | {"cause": self.cause.value}
         sys.stderr.flush()
         sys.stderr.write(f"{FAILURE}{json.dumps(document)}\n")
@@ -81,24 +81,24 @@ class Failure:
 
     @classmethod
     def read(cls, line: str) -> tuple[str, Failure | None]:
-        """Return what stands before a failure in a line, and the failure; None: there is none."""
+        """Return the text before a failure report in a line, and the failure or None."""
         before, mark, text = line.partition(FAILURE)
         if not mark:
             return line, None
         try:
-            found = json.loads(text)
+            document = json.loads(text)
             return before, cls(
-                int(found["code"]),
-                str(found["text"]),
-                Cause(found["cause"]),
-                str(found["reason"]),
+                int(document["code"]),
+                str(document["text"]),
+                Cause(document["cause"]),
+                str(document["reason"]),
             )
         except (ValueError, KeyError, TypeError):
             return line, None
 
 
 def report_completion() -> None:
-    """Let the launcher know that the script has come to its end."""
+    """Report to the launcher that the script has run to its end."""
     sys.stderr.flush()
     sys.stderr.write(f"{COMPLETED}\n")
     sys.stderr.flush()

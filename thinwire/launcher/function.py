@@ -1,8 +1,8 @@
-"""``thinwire.run(function, ...)``: a Python function as every worker of a run.
+"""``thinwire.run(function, ...)``: runs a Python function as every worker of a run.
 
-The function and its arguments are written into the run directory, with a script that calls it;
-the rest is `thinwire run`. Only files of the run directory are unpickled, never what comes over the
-wire.
+`run` writes the function and its arguments into the run directory, with a script that calls the
+function, and starts `thinwire run` with that script. Only files of the run directory are
+unpickled, never data received over the network.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.runtime.run.script_settings import SETTINGS_VARIABLE
 from thinwire.runtime.run.settings import EXIT_DONE
 
 _FOLDER, _CALL, _RESULT = "function", "call.pkl", "result.pkl"
-#: Where the script finds the folder of the call: its own.
+#: Script that every worker runs. It finds the pickled call in the folder that holds the script.
 _SCRIPT = """\
 # What is called: {digest}
 import pathlib
@@ -46,7 +46,12 @@ _WAIT_SECONDS = 0.2
 
 
 class RunFailed(Exception):
-    """A run of `thinwire.run` did not end well; `exit_code` is that of `thinwire run`."""
+    """A run of `thinwire.run` failed.
+
+    Attributes:
+        exit_code: Exit code of `thinwire run`.
+        run_dir: The run directory, with the logs.
+    """
 
     def __init__(self, exit_code: int, run_dir: pathlib.Path, last_output: str) -> None:
         super().__init__(
@@ -57,14 +62,15 @@ class RunFailed(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class FunctionRun:
-    """A run that ended well.
+    """A run that ended successfully.
 
     Attributes:
-        run_dir: Its folder.
-        summary: summary.json, as far as there is one.
-        value: What the function returned on worker 1; None where that could not be pickled, or
-            where the worker ran on a host with another disk.
-        lost_output: How many lines the caller's stdout and stderr lack, and why; empty if none.
+        run_dir: The run directory.
+        summary: Content of summary.json; empty if the run has not written the file.
+        value: Return value of the function on worker 1; None if the value could not be pickled, or
+            if worker 1 ran on a host that does not share the run directory's disk.
+        lost_output: How many lines the caller's stdout and stderr lack, and why; empty if no line
+            was lost.
     """
 
     run_dir: pathlib.Path
@@ -79,22 +85,22 @@ def run(
     nb_workers: int = 2,
     **flags: Any,
 ) -> FunctionRun:
-    """Run a function on several workers, each a process of its own, with a PS and a Supervisor.
+    """Run a function on several workers, with a PS and a Supervisor; every worker is a process.
 
-    The function builds its model, gives it to `thinwire.distribute` and calls `fit`, as a script
-    does. It is sent by name if other processes can import it, else by value (of a notebook, or of
-    the main program, whose modules' values it uses are then sent too).
+    The function builds its model, passes the model to `thinwire.distribute` and calls `fit`, as a
+    script does. The function is pickled by name if other processes can import it. A function of a
+    notebook or of the main program is pickled by value, with the global values that it uses.
 
     Args:
-        function: Called on every worker.
-        args: Its arguments; they must pickle.
+        function: Function that every worker calls.
+        args: Positional arguments of the function; cloudpickle must be able to pickle them.
         nb_workers: Number of workers.
-        **flags: Flags of `thinwire run` by name, such as ``method="dgs"`` or ``iter_max=100``.
+        **flags: Flags of `thinwire run` by name, for example ``method="dgs"`` or ``iter_max=100``.
 
     Raises:
         ConfigurationError: The function or its arguments cannot be pickled.
-        RunFailed: The run did not end well.
-        KeyboardInterrupt: It was interrupted; the same call resumes it.
+        RunFailed: The run ended with an exit code other than 0.
+        KeyboardInterrupt: The run was interrupted; the same call resumes the run.
     """
     name = getattr(function, "__name__", "function").strip("<>")
     run_dir = pathlib.Path(flags.pop("run_dir", None) or f"runs/{name}").resolve()
@@ -102,13 +108,14 @@ def run(
     settings = {"nb_workers": nb_workers, "run_dir": run_dir} | flags
     words = [_word(key, value) for key, value in settings.items() if value is not None]
     command = [sys.executable, *program.RUN, "run", *words, str(script)]
-    # A line of the caller's log could wait for the same reader as the output: the end reports.
+    # Lost lines are reported by `close` at the end. A warning in the caller's log during the run
+    # could block on the same stalled reader as the repeated lines.
     output = _RepeatedLines(Screen(on_first_loss=lambda _: None))
     supervised = watchdog_command(
         sys.executable, program.WATCHDOG, command, announce=False, silence_seconds=math.inf
     )
-    given = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
-    process = SupervisedProcess(supervised, output, announced=False, variables=given)
+    variables = {name: os.environ[name] for name in (VARIABLE,) if name in os.environ}
+    process = SupervisedProcess(supervised, output, announced=False, variables=variables)
     try:
         code = _wait(process)
     finally:
@@ -122,23 +129,28 @@ def run(
 
 
 def call(folder: pathlib.Path) -> None:
-    """Call the function of a folder, as a worker; worker 1 leaves what it returns."""
-    found = cloudpickle.loads((folder / _CALL).read_bytes())
-    sys.path[:] = [*sys.path, *(each for each in found["path"] if each not in sys.path)]
-    function, args = cloudpickle.loads(found["call"])
+    """Call the pickled function of a folder, on a worker; worker 1 writes the return value.
+
+    Args:
+        folder: Folder with the pickled call.
+    """
+    document = cloudpickle.loads((folder / _CALL).read_bytes())
+    sys.path[:] = [*sys.path, *(entry for entry in document["path"] if entry not in sys.path)]
+    function, args = cloudpickle.loads(document["call"])
     value = function(*args)
     if not os.environ.get(SETTINGS_VARIABLE, "").endswith("worker-1.json"):
         return
-    kept = pathlib.Path(os.environ[SETTINGS_VARIABLE]).parents[1] / _FOLDER  # not of a copy
+    # `folder` may be a copy of the script's folder; the launcher reads the run directory.
+    result_folder = pathlib.Path(os.environ[SETTINGS_VARIABLE]).parents[1] / _FOLDER
     try:
-        kept.mkdir(exist_ok=True)
-        (kept / _RESULT).write_bytes(cloudpickle.dumps(value))
-    except Exception as error:  # noqa: BLE001 - whatever pickling calls
-        sys.stderr.write(f"what the function returned cannot be pickled: {error}\n")
+        result_folder.mkdir(exist_ok=True)
+        (result_folder / _RESULT).write_bytes(cloudpickle.dumps(value))
+    except Exception as error:  # noqa: BLE001 - pickling calls methods of the user's classes
+        sys.stderr.write(f"the return value of the function cannot be pickled: {error}\n")
 
 
 def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Write the call and the script that makes it; return the script's path."""
+    """Write the pickled call, and the script that performs the call; return the script's path."""
     try:
         pickled = cloudpickle.dumps((function, tuple(args)))
     except Exception as error:
@@ -155,19 +167,23 @@ def _write_call(folder: pathlib.Path, function: Callable[..., Any], args: Sequen
 
 
 def _digest_of(function: Callable[..., Any], args: Sequence[Any]) -> str:
-    """Return the digest of a function, of those that it calls here, and of its arguments.
+    """Return the digest of a function, of the functions of its module that it uses, and of `args`.
 
-    It stands in the script, so that another function is another script. A pickle would not do: it
-    has the number of a notebook's cell, which another evaluation of the same text changes.
+    The script contains the digest, so a changed function is a changed script, which does not resume
+    the earlier run. The digest covers source text, not a pickle: a pickle contains the
+    number of a notebook's cell, which changes when the cell is evaluated again unchanged.
     """
-    found = hashlib.sha256(cloudpickle.dumps(tuple(args)))
-    for name, each in _used(function, {}).items():
-        found.update(f"{name} {_text_of(each)}".encode())
-    return found.hexdigest()
+    digest = hashlib.sha256(cloudpickle.dumps(tuple(args)))
+    for name, value in _used(function, {}).items():
+        digest.update(f"{name} {_text_of(value)}".encode())
+    return digest.hexdigest()
 
 
 def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
-    """Return name -> value of a function, and of the functions and numbers here that it uses."""
+    """Return name -> value of a function, and of the functions and constants that it uses.
+
+    Only functions of the same module are included.
+    """
     code = getattr(function, "__code__", None)
     known[getattr(function, "__qualname__", type(function).__name__)] = function
     for name in () if code is None else _names_of(code):
@@ -181,41 +197,41 @@ def _used(function: Any, known: dict[str, Any]) -> dict[str, Any]:
 
 
 def _names_of(code: types.CodeType) -> Iterator[str]:
-    """Yield the names that a code uses, and those of comprehensions and functions within it."""
+    """Yield the names that a code object and its nested code objects use."""
     yield from code.co_names
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _names_of(each)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_of(constant)
 
 
 def _text_of(value: Any) -> str:
-    """Return the source of a function or a class, or of its code where no file has its text."""
+    """Return the source of a function or class, or its code object if no file has the source."""
     if not callable(value):
         return repr(value)
     try:
         return inspect.getsource(value)
     except (OSError, TypeError):
         parts = vars(value).values() if isinstance(value, type) else [value]
-        codes = [each.__code__ for each in parts if hasattr(each, "__code__")]
+        codes = [part.__code__ for part in parts if hasattr(part, "__code__")]
         return " ".join(map(_code_text, codes)) or type(value).__name__
 
 
 def _code_text(code: types.CodeType) -> str:
     constants = (
-        _code_text(each) if isinstance(each, types.CodeType) else repr(each)
-        for each in code.co_consts
+        _code_text(constant) if isinstance(constant, types.CodeType) else repr(constant)
+        for constant in code.co_consts
     )
     return f"{code.co_code!r} {code.co_names} {' '.join(constants)}"
 
 
 def _word(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
-        value = ",".join(str(each) for each in value)
+        value = ",".join(str(item) for item in value)
     return f"--{name}={value}"
 
 
 def _wait(process: SupervisedProcess) -> int:
-    """Wait for the end, and pass an interruption on, which then is raised."""
+    """Return the exit code of the run; forward Ctrl-C to the run and raise it at the run's end."""
     interrupted = False
     while (code := process.poll()) is None:
         try:
@@ -227,7 +243,7 @@ def _wait(process: SupervisedProcess) -> int:
             process.send_signal(signal.SIGINT)
     if interrupted:
         raise KeyboardInterrupt
-    process.wait()  # for its last lines
+    process.wait()  # joins the threads that read the last lines of output
     return code
 
 
@@ -244,11 +260,11 @@ def _result(folder: pathlib.Path) -> Any:
 
 
 class _RepeatedLines:
-    """Repeats lines on the caller's stdout and stderr, which a notebook has replaced.
+    """Repeats lines on the caller's `sys.stdout` and `sys.stderr`, which a notebook replaces.
 
     Attributes:
-        last_error: The last line of stderr, without the time and the level of a log: the reason of
-            a run that did not end well.
+        last_error: Last line of stderr, without the time and the level of a log line. It is the
+            reason if the run failed.
     """
 
     last_error = ""
@@ -263,7 +279,7 @@ class _RepeatedLines:
         self._screen.write(line, is_error, "the run")
 
     def close(self) -> str:
-        """Finish the output; return what is missing, which is logged if stderr is read."""
+        """Close the output; return a report of lost lines, and log it unless stderr is stalled."""
         self._screen.close()
         if self._screen.is_error_stalled:
             return "; ".join(filter(None, (copy.report() for copy in self._screen.copies)))

@@ -1,11 +1,11 @@
-"""Reports the CPUs, packages and interfaces of a host, before the code is there.
+"""Reports the CPUs, packages and interfaces of a host, before the code is copied to the host.
 
 ``python -I - INTERFACE [PACKAGE...] < host_probe.py`` writes one line, ``thinwire-probe`` and a
-JSON object: ``cpus``, ``missing`` (packages that are not installed, of those that every node needs
-and those named), ``interfaces`` (names) and ``address`` (of INTERFACE, null if there is none).
+JSON object: ``cpus`` (number of usable CPUs), ``missing`` (required or named packages that are not
+installed), ``interfaces`` (names) and ``address`` (IPv4 address of INTERFACE, null if INTERFACE
+has no address).
 
-This file runs by itself on a host whose packages are not known yet: it imports the standard library
-only.
+This file imports only the standard library, because the host's packages are not known yet.
 """
 
 import fcntl
@@ -16,7 +16,7 @@ import socket
 import struct
 import sys
 
-_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_SIOCGIFADDR = 0x8915  # Linux: ioctl that returns the IPv4 address of an interface
 _NEEDED = ("absl", "grpc", "keras", "numpy", "tensorflow")
 
 
@@ -30,7 +30,7 @@ def _address(interface: str) -> "str | None":
 
 
 def _cpus() -> int:
-    """Return the processors that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

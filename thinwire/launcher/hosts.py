@@ -1,4 +1,4 @@
-"""The hosts file of a cluster, and which host plays which role."""
+"""Reads the hosts file of a cluster, and assigns nodes to hosts."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from collections.abc import Sequence
 
 from thinwire.ops.types import ConfigurationError
 
-#: A name may not begin with "-": ssh would take it for an option.
+#: [user@]host[:port]. A name must not begin with "-": ssh would take the name for an option.
 _HOST = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.-]*)@)?"
     r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*))"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
-_MAX_SLOTS = 65_535
-_EXAMPLE = "expected one host a line, such as `10.0.0.7`, `user@node7:2222` or `node7 slots=4`"
+_MAX_SLOTS = 65_535  # of one line
+_EXAMPLE = "expected one host a line, for example `10.0.0.7`, `user@node7:2222` or `node7 slots=4`"
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
     """A machine that ssh reaches."""
 
-    name: str  # as ssh takes it: a name, an alias of ssh's own configuration, an address
-    user: str | None = None
-    port: int | None = None  # of sshd; None: from ssh's configuration
-    line: int = dataclasses.field(default=0, compare=False)  # of the hosts file, from 1
+    name: str  # host name, alias in ssh's configuration, or address
+    user: str | None = None  # user to log in as; None for the default of ssh's configuration
+    port: int | None = None  # port of sshd; None for the default of ssh's configuration
+    line: int = dataclasses.field(default=0, compare=False)  # line of the hosts file, from 1
 
     @property
     def target(self) -> str:
-        """The host as an argument of ssh."""
+        """The host as ssh's argument: ``user@name``, or the name alone."""
         return f"{self.user}@{self.name}" if self.user else self.name
 
     def __str__(self) -> str:
-        """Return the host as the file has it, for messages."""
+        """Return the host as it is written in the hosts file, for messages."""
         name = f"[{self.name}]" if ":" in self.name else self.name
         user = f"{self.user}@" if self.user else ""
         return f"{user}{name}" + (f":{self.port}" if self.port else "")
@@ -41,32 +41,32 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class HostAssignment:
-    """The host of every node."""
+    """Assignment of a host to every PS shard and worker."""
 
-    shards: tuple[Host, ...]  # [nb_ps], in order of id, from 0
-    workers: tuple[Host, ...]  # [nb_workers], in order of id, from 1
+    shards: tuple[Host, ...]  # [nb_ps], host of every shard, by shard id from 0
+    workers: tuple[Host, ...]  # [nb_workers], host of every worker, by worker id from 1
 
     @property
     def hosts(self) -> tuple[Host, ...]:
-        """Every host that has something to do, once."""
+        """Hosts that run at least one node, without duplicates."""
         return tuple(dict.fromkeys(self.shards + self.workers))
 
 
 def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
     """Read a hosts file.
 
-    A line names one host, ``[user@]host[:port]``, and may add ``slots=q``, which stands for q
-    such lines. A line may be repeated. ``#`` begins a comment.
+    A line names one host, ``[user@]host[:port]``. ``slots=q`` after the host gives the host q
+    slots, like q equal lines. A line may be repeated. ``#`` begins a comment.
 
     Args:
-        text: What the file holds.
-        source: Its name, for messages.
+        text: Content of the hosts file.
+        source: Name of the hosts file, for messages.
 
     Returns:
         A host per slot, in the file's order.
 
     Raises:
-        ConfigurationError: A line that is none of this, or no host at all.
+        ConfigurationError: A line has another format, or the file names no host.
     """
     hosts: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -80,14 +80,14 @@ def parse_hosts(text: str, source: str) -> tuple[Host, ...]:
 
 
 def _host(word: str, number: int, where: str) -> Host:
-    found = _HOST.fullmatch(word)
-    if found is None:
+    match = _HOST.fullmatch(word)
+    if match is None:
         hint = "; put an IPv6 address into brackets" if word.count(":") > 1 else ""
         raise ConfigurationError(f"{where}: {word!r} names no host; {_EXAMPLE}{hint}.")
-    port = int(found["port"]) if found["port"] else None
+    port = int(match["port"]) if match["port"] else None
     if port is not None and not 1 <= port <= 65_535:
         raise ConfigurationError(f"{where}: {word!r} has port {port}; expected 1 to 65535.")
-    return Host(found["ipv6"] or found["name"], found["user"], port, number)
+    return Host(match["ipv6"] or match["name"], match["user"], port, number)
 
 
 def _slots(words: Sequence[str], where: str) -> int:
@@ -102,18 +102,19 @@ def _slots(words: Sequence[str], where: str) -> int:
 
 
 def place(hosts: Sequence[Host], nb_ps: int, nb_workers: int) -> HostAssignment:
-    """Deal the roles round robin over the slots: shards from the top, then workers.
+    """Assign nodes to slots round robin, from the first slot: all shards, then all workers.
 
-    So the fastest hosts, named first, hold the first shards, and workers come to them last. More
-    nodes than slots begin again at the top.
+    The fastest hosts, which the file names first, run the first shards and get workers last. If
+    there are more nodes than slots, assignment continues at the first slot.
 
     Args:
-        hosts: One per slot, fast to slow.
+        hosts: Host of every slot, ordered from fast to slow.
         nb_ps: Number of PS shards.
         nb_workers: Number of workers.
 
     Source:
-        The ssh launcher of MXNet-G: servers, then workers, over the file in turn.
+        The ssh launcher of MXNet-G, which assigns servers, then workers, to the lines of the file
+        round robin.
     """
     turn = [hosts[number % len(hosts)] for number in range(nb_ps + nb_workers)]
     return HostAssignment(tuple(turn[:nb_ps]), tuple(turn[nb_ps:]))

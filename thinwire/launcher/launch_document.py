@@ -1,4 +1,4 @@
-"""``launch.json`` of a run directory: what `thinwire run` was given, so that it can be repeated."""
+"""``launch.json`` of a run directory: the script and the flags of a run, for a repetition."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ from thinwire.runtime.run.settings import Run
 
 #: Packages whose versions may change what a run computes.
 _PACKAGES = ("keras", "numpy", "tensorflow", "tensorflow-cpu", "grpcio", "protobuf")
-#: Flags that another run has of its own.
+#: Flags that a repetition of a run does not take over.
 _NOT_REPEATED = ("type_node", "model_from", "run_dir", "overwrite", "resume", "flagfile")
 
 
 def write(run: Run, script: Sequence[str], began: float) -> None:
-    """Write the document of a run that began at `began`, in seconds since 1970."""
+    """Write ``launch.json``.
+
+    Args:
+        run: The run's settings.
+        script: The script and its arguments.
+        began: Start time of the run, in seconds since the epoch.
+    """
     run.run_dir.mkdir(parents=True, exist_ok=True)
     write_json_atomically(run.run_dir / LAUNCH_FILE, document(run, script) | {"began": began})
 
 
 def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
-    """Return the flags, the versions and the script of a run, as summary.json has them too."""
+    """Return the flags, package versions and script of a run; summary.json contains them too."""
     target = ScriptTarget.of(script)
     path = target.path.resolve()
     words = given_flags((*_NOT_REPEATED, *launch.SCRIPT_NAMES))
@@ -51,22 +57,22 @@ def document(run: Run, script: Sequence[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedLaunch:
-    """What an earlier run was given."""
+    """Flags and script of an earlier run, from its ``launch.json``."""
 
-    flags: list[str]
-    versions: dict[str, str]
-    path: str  # of the script
-    folder: str  # where it was started
-    arguments: list[str]
-    sha256: str  # of the script
-    module: str = ""  # that python -m would run; empty: the path was given
+    flags: list[str]  # flags of the run, as --name=value
+    versions: dict[str, str]  # package -> version at the time of the run
+    path: str  # path of the script
+    folder: str  # working directory of the launcher
+    arguments: list[str]  # arguments of the script
+    sha256: str  # digest of the script's file
+    module: str = ""  # name of the module after -m; empty if the script was given by its path
 
     def words(self) -> list[str]:
-        """Return the script and its arguments, as a command line has them."""
+        """Return the script and its arguments as words of a command line."""
         return module_words(self.module, self.path, self.arguments)
 
     def warnings(self) -> Iterator[str]:
-        """Yield what is different now, and may change the result."""
+        """Yield the differences between the earlier run and now that may change the result."""
         now = versions()
         for name in sorted({*now, *self.versions}):
             before, after = self.versions.get(name, "none"), now.get(name, "none")
@@ -74,26 +80,29 @@ class RecordedLaunch:
                 yield f"{name} was {before} and is {after}"
         path = pathlib.Path(self.path)
         if not path.is_file():
-            yield f"{path} is not there any more"
+            yield f"{path} does not exist any more"
         elif digest_of(path) != self.sha256:
             yield f"{path} has changed"
         if self.folder != str(pathlib.Path.cwd()):
-            yield f"it was started in {self.folder}, and this is {pathlib.Path.cwd()}"
+            yield f"the run was started in {self.folder}, not in {pathlib.Path.cwd()}"
 
 
 def recorded(run_dir: str) -> RecordedLaunch:
-    """Return what the run of a directory was given.
+    """Read the flags and the script of the run in a run directory.
+
+    Args:
+        run_dir: The run directory, or its ``launch.json``.
 
     Raises:
-        ConfigurationError: `thinwire run` has not run there.
+        ConfigurationError: The directory has no ``launch.json`` of `thinwire run`.
     """
     folder = pathlib.Path(run_dir)
-    found = launched_with(folder.parent if folder.is_file() else folder)
+    launched = launched_with(folder.parent if folder.is_file() else folder)
     try:
-        script = found["script"]
+        script = launched["script"]
         return RecordedLaunch(
-            [str(word) for word in found["flags"]],
-            {str(name): str(version) for name, version in found["versions"].items()},
+            [str(word) for word in launched["flags"]],
+            {str(name): str(version) for name, version in launched["versions"].items()},
             str(script["path"]),
             str(script["folder"]),
             [str(word) for word in script["arguments"]],
@@ -108,14 +117,14 @@ def recorded(run_dir: str) -> RecordedLaunch:
 
 
 def versions() -> dict[str, str]:
-    """Return package -> version, of those that are installed."""
-    found = {
+    """Return package -> version of the installed packages that may change a run's result."""
+    installed = {
         "python": platform.python_version(),
         "thinwire": str(importlib.import_module("thinwire").__version__),
     }
     for name in _PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed

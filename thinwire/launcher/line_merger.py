@@ -1,32 +1,34 @@
-"""Lines that all workers write alike, shown once: summaries of models, warnings, logs.
+"""Shows equal lines of all workers once: summaries of models, warnings, logs.
 
-Each worker runs the same script, so each writes the same `model.summary()` and the same warnings.
-The launcher shows those of the leader, the lowest worker that runs; a line of another worker
-appears where the leader does not write it. Everything else that a worker prints is its own, and
-is shown: results, progress.
+Every worker runs the same script, so all workers write the same `model.summary()` and the same
+warnings: the common lines. The launcher shows the common lines of the leader, which is the running
+worker with the lowest id. A common line of another worker is shown only if the leader does not
+write it. All other lines, for example results and progress, are private to a worker and are shown.
 
-A worker is in one of four states. Only `LineMerger` changes them. It has no threads, clock or
-files: it is given events and the time, and returns what is to be shown, in order.
+A worker is in one of four states. Only `LineMerger` changes the states. `LineMerger` has no
+threads, clock or files: its methods take an event and the time, and return the lines to show now,
+in order.
 
 ========  ========================================  ============================================
-state     event                                     what follows
+state     event                                     action; next state
 ========  ========================================  ============================================
-any       a line that a leader has written, too     dropped
-LEADING   a line                                    shown, and matched with the others' lines
-SHOWING   a line of its own                         shown
-SHOWING   a line to compare                         waits; HOLDING
-SHOWING   the leader writes a line to compare       noted
-HOLDING   a line                                    waits behind those before it
-HOLDING   the leader writes a line that waits       dropped, and what need not wait is shown
-HOLDING   a line has waited for the patience        shown, with what need not wait behind it
-HOLDING   nothing waits any more                    SHOWING
-ENDED     a line, also of the worker's next start   shown
-any       the worker has ended                      all that waits is shown; ENDED
-LEADING   the worker has ended                      the lowest that has not ended: LEADING
+any       a common line that a leader wrote before  drop the line
+LEADING   a line                                    show it; match it with the waiting lines
+SHOWING   a private line                            show the line
+SHOWING   a common line                             the line waits; HOLDING
+SHOWING   the leader writes a common line           note the line
+HOLDING   a line                                    the line waits behind the earlier lines
+HOLDING   the leader writes a waiting line          drop it; show the private lines after it
+HOLDING   a line has waited `patience_seconds`      show it, and the private lines after it
+HOLDING   no line waits                             SHOWING
+ENDED     a line, also after the worker's restart   show the line
+any       the worker has ended                      show its waiting lines; ENDED
+LEADING   the worker has ended                      the lowest running worker is LEADING
 ========  ========================================  ============================================
 
-Bounds: of a worker's lines at most `MOST_WAITING` wait, then the oldest is shown; of the leader's
-lines the newest `MOST_NOTED` are noted for each worker. What is beyond is shown twice, never lost.
+Bounds: at most `MOST_WAITING` lines of a worker wait; beyond that number, the oldest line is shown.
+For each worker the leader's newest `MOST_NOTED` lines are noted. A line beyond these bounds may be
+shown twice but is never lost.
 """
 
 from __future__ import annotations
@@ -41,22 +43,24 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-#: Workers begin some seconds apart on a busy machine. Longer, and a line that one worker alone
-#: writes would seem lost.
+#: How long a line waits for the leader's equal line. Workers start some seconds apart on a busy
+#: machine. With a longer time, a line that only one worker writes would seem lost.
 PATIENCE_SECONDS = 5.0
+#: Bound on the waiting lines of one worker.
 MOST_WAITING = 1000
+#: Bound on the leader's lines that are noted for one worker.
 MOST_NOTED = 4096
-#: Keras' summary: its title, its table, and its sums.
+#: Matches the lines of a Keras model summary: title, table and parameter counts.
 _SUMMARY = re.compile(
     r"\s*(Model: \".*\"|[\u2500-\u257f].*|(Total|Trainable|Non-trainable|Optimizer) params: .*)\s*$"
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-#: Time and thread at the beginning of a log's line: of absl, TensorFlow, and Python's logging.
+#: Matches the time and thread that absl, TensorFlow and Python's logging write before a log line.
 _TIME = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ |^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d+(: | )")
 
 
 class LineState(enum.Enum):
-    """State of one worker."""
+    """State of one worker's lines; the module's table has the transitions."""
 
     LEADING = enum.auto()
     SHOWING = enum.auto()
@@ -74,7 +78,7 @@ class WrittenLine:
 
     @property
     def key(self) -> bytes | None:
-        """A digest that equal lines share; None: the line is the worker's own."""
+        """Digest that equal common lines share; None for a private line of the worker."""
         text = _ESCAPES.sub("", self.text)
         if not self.is_error and not _SUMMARY.match(text):
             return None
@@ -86,12 +90,12 @@ class WrittenLine:
 @dataclasses.dataclass(frozen=True)
 class _Waiting:
     line: WrittenLine
-    key: bytes | None  # None: it only waits behind others
-    until: float
+    key: bytes | None  # digest of a common line; None for a private line behind waiting lines
+    until: float  # time at which the line is shown, on the clock of `LineMerger`'s caller
 
 
 class _WorkerLines:
-    """One worker's state, the lines that wait, and what the leader has written beyond them."""
+    """State of one worker, its waiting lines, and the leader's lines that it has yet to write."""
 
     def __init__(self) -> None:
         self.state = LineState.SHOWING
@@ -99,10 +103,10 @@ class _WorkerLines:
         self._noted: collections.OrderedDict[bytes, int] = collections.OrderedDict()
 
     def note(self, key: bytes) -> None:
-        """Note a line of the leader, or drop the same line that waits."""
+        """Drop the waiting line that equals the leader's line, or note the leader's line."""
         for entry in list(self.waiting):
             if entry.key == key:
-                with contextlib.suppress(ValueError):  # shown by a handler of signals just now
+                with contextlib.suppress(ValueError):  # a signal handler has just shown the entry
                     self.waiting.remove(entry)
                 return
         self._noted[key] = self._noted.get(key, 0) + 1
@@ -111,7 +115,7 @@ class _WorkerLines:
             self._noted.popitem(last=False)
 
     def take_noted(self, key: bytes) -> bool:
-        """Return whether the leader has written this line, once for each time that it has."""
+        """Return whether a noted line has this key, and remove one note of the line."""
         count = self._noted.get(key, 0)
         if count > 1:
             self._noted[key] = count - 1
@@ -120,7 +124,13 @@ class _WorkerLines:
         return bool(count)
 
     def release(self, is_over: Callable[[_Waiting], bool]) -> Iterator[WrittenLine]:
-        """Yield the first lines that need not wait, as far as they stand together."""
+        """Yield waiting lines in order, up to the first common line for which `is_over` is False.
+
+        Lines are never shown out of order: a private line waits behind an earlier common line.
+
+        Args:
+            is_over: Returns whether a waiting common line is to be shown now.
+        """
         while self.waiting and (self.waiting[0].key is None or is_over(self.waiting[0])):
             yield self.waiting.popleft().line
         if not self.waiting and self.state is LineState.HOLDING:
@@ -128,11 +138,11 @@ class _WorkerLines:
 
 
 class LineMerger:
-    """Decides which lines are shown, and when; see the module.
+    """Decides which lines are shown, and when, by the state table of this module.
 
     Args:
-        workers: Their ids.
-        patience_seconds: How long a line waits for the leader to write it, too.
+        workers: Ids of the workers.
+        patience_seconds: How long a line waits for the leader's equal line, in seconds.
     """
 
     def __init__(self, workers: Iterable[int], patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -145,7 +155,12 @@ class LineMerger:
         return self._workers[worker].state
 
     def line(self, line: WrittenLine, now: float) -> list[WrittenLine]:
-        """Take a line; return what is to be shown."""
+        """Accept a line of a worker; return the lines to show now.
+
+        Args:
+            line: The line.
+            now: Time in seconds, on any clock that all calls share.
+        """
         worker, key = self._workers[line.worker], line.key
         if key is not None and worker.take_noted(key):
             return []
@@ -158,7 +173,7 @@ class LineMerger:
         return list(worker.release(lambda _: len(worker.waiting) > MOST_WAITING))
 
     def look(self, now: float) -> list[WrittenLine]:
-        """Return the lines that have waited long enough."""
+        """Return the lines that have waited for `patience_seconds`, to be shown now."""
         return [
             line
             for worker in self._workers.values()
@@ -166,11 +181,11 @@ class LineMerger:
         ]
 
     def release(self, worker: int) -> list[WrittenLine]:
-        """Return all that waits of a worker, of which more is to be shown now."""
+        """Return all waiting lines of a worker, to be shown now."""
         return list(self._workers[worker].release(lambda _: True))
 
     def ended(self, worker: int) -> list[WrittenLine]:
-        """Note that a worker has ended; return what is to be shown."""
+        """Note that a worker has ended; return the lines to show now."""
         ended = self._workers[worker]
         was_leading = ended.state is LineState.LEADING
         shown = self.release(worker)
@@ -178,7 +193,7 @@ class LineMerger:
         return [*shown, *(self._choose_leader() if was_leading else ())]
 
     def _choose_leader(self) -> list[WrittenLine]:
-        """Let the lowest worker that runs lead; return its lines that waited, and what follows."""
+        """Let the lowest running worker lead; return its waiting lines and lines they release."""
         for worker in self._workers.values():
             if worker.state is not LineState.ENDED:
                 waited = [entry.line for entry in worker.waiting]
@@ -188,7 +203,7 @@ class LineMerger:
         return []
 
     def _match(self, key: bytes) -> Iterator[WrittenLine]:
-        """Drop the same line where it waits; yield what then need not wait any more."""
+        """Drop or note the leader's line for every other worker; yield the lines this releases."""
         for worker in self._workers.values():
             if worker.state is not LineState.LEADING:
                 worker.note(key)
@@ -198,13 +213,14 @@ class LineMerger:
 class MergedLines:
     """A `LineMerger` for threads that read workers' output.
 
-    A screen that is not read lets `show` wait. The threads then wait with it, as for a pipe. The
-    launcher's main thread, which calls `look` and `ended`, also in a handler of signals, does not.
+    `show` blocks while the screen is not read. The reader threads then block in `line` and
+    `release`, which blocks the workers at their pipes. `look` and `ended` never wait for a thread
+    that is in `show`: the launcher's main thread calls them, also in a signal handler.
 
     Args:
-        workers: Their ids.
-        show: Called with each line to show, in order; by one thread at a time.
-        clock: Seconds.
+        workers: Ids of the workers.
+        show: Called with each line to show, in order, by one thread at a time.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -214,36 +230,42 @@ class MergedLines:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._merger, self._show, self._clock = LineMerger(workers), show, clock
-        self._lock = threading.RLock()  # a handler of signals may interrupt the main thread in here
-        self._decided: collections.deque[WrittenLine] = collections.deque()  # to be shown, in order
+        # Reentrant: a signal handler may interrupt the main thread while it holds the lock.
+        self._lock = threading.RLock()
+        self._decided: collections.deque[WrittenLine] = collections.deque()  # lines to show next
         self._showing = threading.Lock()
 
     def line(self, worker: int, text: str, is_error: bool) -> None:
-        """Take a line of a worker."""
+        """Accept a line of a worker, and show the lines that are due."""
         with self._lock:
             self._decided += self._merger.line(WrittenLine(worker, text, is_error), self._clock())
         self._show_decided(may_wait=True)
 
     def look(self) -> None:
-        """Show what has waited long enough; to be called from time to time."""
+        """Show the lines whose time limit has passed. Call this several times a second."""
         with self._lock:
             self._decided += self._merger.look(self._clock())
         self._show_decided(may_wait=False)
 
     def release(self, worker: int) -> None:
-        """Show what waits of a worker."""
+        """Show all waiting lines of a worker."""
         with self._lock:
             self._decided += self._merger.release(worker)
         self._show_decided(may_wait=True)
 
     def ended(self, worker: int) -> None:
-        """Note that a worker has ended."""
+        """Note that a worker has ended, and show its waiting lines."""
         with self._lock:
             self._decided += self._merger.ended(worker)
         self._show_decided(may_wait=False)
 
     def _show_decided(self, may_wait: bool) -> None:
-        """Show what is decided, or leave it to the thread that does so now, or to the next call."""
+        """Show the decided lines.
+
+        Args:
+            may_wait: Whether to wait for another thread that is showing lines. If False, that
+                thread, or the next call, shows the decided lines.
+        """
         if not self._showing.acquire(blocking=may_wait):
             return
         try:

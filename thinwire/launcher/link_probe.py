@@ -1,13 +1,12 @@
-"""Measures a TCP link between two hosts: one serves, the other measures.
+"""Measures a TCP link between two hosts: one host serves, the other host measures.
 
-``python -I - serve PORT SECONDS < link_probe.py`` listens on all addresses of a host and writes
-``thinwire-probe {"port": ...}`` when it does; ``python -I - measure HOST PORT < link_probe.py``
-writes ``thinwire-probe`` and a JSON object: ``round_trip_seconds`` (median of an echoed byte) and
-``mbps`` (of a second of bytes, acknowledged); ``python -I - clock`` writes ``seconds`` since the
-epoch there.
+``python -I - serve PORT SECONDS < link_probe.py`` listens on all addresses of a host and then
+writes ``thinwire-probe {"port": ...}``. ``python -I - measure HOST PORT < link_probe.py`` writes
+``thinwire-probe`` and a JSON object: ``round_trip_seconds`` (median for one echoed byte) and
+``mbps`` (rate of a one-second transfer, until its acknowledgment). ``python -I - clock`` writes
+the host's clock as ``seconds`` since the epoch.
 
-This file runs by itself on a host whose packages are not known yet: it imports the standard library
-only.
+This file imports only the standard library, because the host's packages are not known yet.
 """
 
 import json
@@ -27,7 +26,7 @@ def _report(**values: object) -> None:
 
 
 def _answer(client: socket.socket) -> None:
-    """Echo single bytes; or take bytes until the other end stops, and acknowledge them."""
+    """Serve one client: echo single bytes, or read bytes to their end and acknowledge them."""
     with client:
         client.settimeout(_PATIENCE_SECONDS)
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,12 +40,17 @@ def _answer(client: socket.socket) -> None:
 
 
 def serve(port: int, seconds: float) -> None:
-    """Serve for some seconds."""
+    """Serve clients.
+
+    Args:
+        port: TCP port; 0 for any free port.
+        seconds: Time after which serving ends, in seconds.
+    """
     with socket.create_server(("", port)) as server:
         _report(port=server.getsockname()[1])
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            server.settimeout(left)
+        while (remaining_seconds := deadline - time.monotonic()) > 0:
+            server.settimeout(remaining_seconds)
             try:
                 client, _ = server.accept()
             except TimeoutError:
@@ -55,7 +59,7 @@ def serve(port: int, seconds: float) -> None:
 
 
 def measure(host: str, port: int) -> "tuple[float, float]":
-    """Return the round trip in seconds, and the rate in Mbit/s."""
+    """Measure the link to a serving host; return the round trip in seconds and the Mbit/s."""
     seconds = []
     with socket.create_connection((host, port), _PATIENCE_SECONDS) as link:
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,7 +1,8 @@
-"""Nodes as processes of this machine, and the supervised process that every launcher starts.
+"""Starts nodes as processes of this machine; defines the process handle of the launchers.
 
-A `SupervisedProcess` is a command under a watchdog (`thinwire.launcher.watchdog`), which ends the
-command when this end of a pipe, or of an ssh, is gone. `LocalLauncher` starts all nodes that way.
+A `SupervisedProcess` is a command under a watchdog (`thinwire.launcher.watchdog`). The watchdog
+ends the command when the launcher's end of the pipe, or of the ssh connection, closes.
+`LocalLauncher` starts every node as a `SupervisedProcess`.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from thinwire.launcher.role import LineSink, Node, environment, threads_of
 from thinwire.runtime.run.settings import EXIT_INTERRUPTED, Run
 
 FLAGS = flags.FLAGS
-#: A launcher on another host is considered dead after this silence ...
+#: A watchdog considers a launcher on another host dead after this time without a heartbeat.
 SILENCE_SECONDS = 60.0
-#: ... and on the same one never, not even while it is stopped: the system closes a dead one's pipe.
+#: A watchdog on the launcher's host needs no heartbeats: the system closes a dead launcher's pipe,
+#: and a stopped launcher (SIGSTOP) must not count as dead.
 NO_SILENCE_SECONDS = math.inf
-_BEAT_SECONDS = 5.0
+_BEAT_SECONDS = 5.0  # between two heartbeats
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
-_SSH_FAILED = 255
-_LAST_LINES = 5
-_PATIENCE_SECONDS = 5.0
+_SSH_FAILED = 255  # exit code of ssh for a connection that failed or was cut
+_LAST_LINES = 5  # lines of output that `last_output` keeps
+_PATIENCE_SECONDS = 5.0  # limit of a wait for a killed watchdog, or for a reader thread
 
 
 def watchdog_command(
@@ -50,16 +52,18 @@ def watchdog_command(
     grace_seconds: float = watchdog.GRACE_SECONDS,
     given_input: str = "",
 ) -> list[str]:
-    """Return the command line that runs another one under a watchdog.
+    """Return the command line that runs a command under a watchdog.
 
     Args:
-        python: Which Python, there.
-        entry: The arguments that run the watchdog there, such as `program.WATCHDOG`.
-        command: The command to run.
-        announce: Whether the watchdog reports that it was started; needed to follow its output.
-        silence_seconds: The watchdog ends the command after this long without a heartbeat.
-        grace_seconds: How long it gives the command to end by itself; 0: it kills it.
-        given_input: The command's standard input, as the watchdog takes it; none: /dev/null.
+        python: Python interpreter on the watchdog's host.
+        entry: Python's arguments that run the watchdog on its host, for example `program.WATCHDOG`.
+        command: The command to supervise.
+        announce: Whether the watchdog writes `watchdog.STARTED` when the command was started.
+        silence_seconds: The watchdog ends the command after this time without a heartbeat.
+        grace_seconds: Time between SIGTERM and SIGKILL when the watchdog ends the command, in
+            seconds; 0 for SIGKILL only.
+        given_input: The command's standard input, ``fd:NUMBER`` or ``file:PATH``; empty for
+            /dev/null.
     """
     words = ["announce" if announce else "quiet"]
     words += [f"{watchdog.INPUT}{given_input}"] if given_input else []
@@ -67,9 +71,12 @@ def watchdog_command(
 
 
 def exit_code(code: int) -> int:
-    """Return a node's exit code as `subprocess` has it, from that of its watchdog or ssh.
+    """Return a node's exit code in the notation of `subprocess` (-n for signal n).
 
-    A cut ssh counts as a killed node; 130 is a node's own code for interrupted.
+    Args:
+        code: Exit code of the node's watchdog, or of the ssh that runs the watchdog. 128 + n stands
+            for signal n, except 130, with which an interrupted node exits. 255 is a cut ssh
+            connection and counts as SIGHUP.
     """
     if code == _SSH_FAILED:
         return -signal.SIGHUP
@@ -79,12 +86,12 @@ def exit_code(code: int) -> int:
 def start_here(
     node: Node, *more_flags: str, variables: Mapping[str, str] | None = None
 ) -> SupervisedProcess:
-    """Start a node on the launching host; without an `output` it writes to this terminal itself.
+    """Start a node on the launching host; a node without `output` writes to the terminal directly.
 
     Args:
-        node: Which.
-        more_flags: Of its command line.
-        variables: Of its environment, beside this process's.
+        node: Node to start.
+        more_flags: Flags to add to the node's command line.
+        variables: Environment variables to add to a copy of this process's environment.
     """
     command = [sys.executable, *node.words(NODE, SCRIPT, more_flags)]
     opened = None if node.input is None else node.input.open()
@@ -107,7 +114,7 @@ def start_here(
 
 
 class SupervisedProcess:
-    """A command under a watchdog, reached through a pipe or ssh; see `launcher.role.Process`."""
+    """A command under a watchdog behind a pipe or ssh; implements `launcher.role.Process`."""
 
     def __init__(
         self,
@@ -117,14 +124,15 @@ class SupervisedProcess:
         variables: Mapping[str, str] | None = None,
         passed: Sequence[int] = (),
     ) -> None:
-        """Start it.
+        """Start the command.
 
         Args:
-            command: The watchdog's command line, or that of the ssh that runs it.
-            output: Takes each line that the command writes; None lets it write by itself.
-            announced: Whether the watchdog reports the start.
-            variables: Of its environment, beside this process's.
-            passed: Descriptors that it inherits.
+            command: The watchdog's command line, or the command line of the ssh that runs it.
+            output: Receives each line that the command writes. None if the command inherits this
+                process's stdout and stderr.
+            announced: Whether the watchdog reports the command's start.
+            variables: Environment variables to add to a copy of this process's environment.
+            passed: File descriptors that the watchdog inherits.
         """
         self._output, self.is_followed = output, output is not None
         self._was_started = threading.Event()
@@ -136,11 +144,12 @@ class SupervisedProcess:
             stdin=subprocess.PIPE,
             stdout=pipe,
             stderr=pipe,
-            start_new_session=True,  # a terminal's Ctrl-C reaches it through the cluster alone
+            start_new_session=True,  # Ctrl-C of a terminal must not reach it; `Cluster` forwards it
             env=environment() | dict(variables or {}),
             pass_fds=passed,
         )
-        os.set_blocking(self._pipe(), False)  # nobody waits for a host that does not read
+        # A write to a host that does not read must not block the launcher's main thread.
+        os.set_blocking(self._pipe(), False)
         if not announced or output is None:
             self._was_started.set()
         self._readers = [
@@ -152,16 +161,20 @@ class SupervisedProcess:
 
     @property
     def started(self) -> bool:
-        """Whether the command itself is known to have been started."""
+        """Whether the watchdog has reported the command's start, if it reports starts."""
         return self._was_started.is_set()
 
     @property
     def last_output(self) -> str:
-        """The last lines of the command, in one line."""
+        """The last lines that the command wrote, joined into one line."""
         return " / ".join(self._lines)
 
     def wait_until_started(self, seconds: float) -> bool:
-        """Wait until the command has been started or all has ended; return `started`."""
+        """Wait until the command has started or the watchdog has ended; return `started`.
+
+        Args:
+            seconds: Time limit, in seconds.
+        """
         deadline = time.monotonic() + seconds
         while self._process.poll() is None and time.monotonic() < deadline:
             if self._was_started.wait(0.05):
@@ -171,24 +184,24 @@ class SupervisedProcess:
         return self.started
 
     def poll(self) -> int | None:
-        """Return the exit code, -n if signal n killed the command or -SIGHUP if ssh was cut."""
+        """Return None while the command runs, else its exit code as `exit_code` does."""
         code = self._process.poll()
         return None if code is None else exit_code(code)
 
     def send_signal(self, number: int) -> None:
-        """Let the watchdog send a signal to the command."""
+        """Make the watchdog send a signal to the command."""
         self._write(_BYTE_OF[signal.Signals(number)])
 
     def beat(self) -> None:
-        """Show the watchdog from time to time that the launcher is alive."""
+        """Send a heartbeat to the watchdog if the last heartbeat is `_BEAT_SECONDS` old."""
         if time.monotonic() - self._last_beat >= _BEAT_SECONDS:
             self._last_beat = time.monotonic()
             self._write(watchdog.BEAT)
 
     def kill(self) -> None:
-        """End the command immediately; where its watchdog cannot be reached any more, end the ssh.
+        """Make the watchdog kill the command; if it does not respond, kill the watchdog or the ssh.
 
-        The watchdog then sees its input end.
+        A watchdog behind a killed ssh sees the end of its input and ends the command.
         """
         self.send_signal(signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,7 +210,7 @@ class SupervisedProcess:
             self._process.kill()
 
     def wait(self) -> int:
-        """Wait for the end; return what `poll` returns."""
+        """Wait for the end of the command and of its output; return the exit code."""
         self._process.wait()
         self._join_readers()
         code = self.poll()
@@ -208,16 +221,17 @@ class SupervisedProcess:
             reader.join(_PATIENCE_SECONDS)
 
     def _pipe(self) -> int:
-        if self._process.stdin is None:  # not so with the arguments above
+        if self._process.stdin is None:  # impossible: `Popen` has stdin=PIPE
             raise OSError("no pipe to the watchdog")
         return self._process.stdin.fileno()
 
     def _write(self, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it has ended, or does not read: `poll` will show it
+        # The watchdog has ended, or does not read its pipe. `poll` will report its end.
+        with contextlib.suppress(OSError):
             os.write(self._pipe(), message)
 
     def _follow(self, stream: IO[bytes] | None, is_error: bool) -> None:
-        """Pass on what the command writes, line by line."""
+        """Pass each line of the command's output to the sink."""
         if stream is None or self._output is None:
             return
         take = self._output.on_line
@@ -233,14 +247,14 @@ class SupervisedProcess:
 
 
 class LocalLauncher:
-    """Starts every node here."""
+    """Starts every node on this machine."""
 
     def __init__(self, run: Run) -> None:
         self.addresses = _choose_addresses(run.addresses)
         self._threads = threads_of(os.cpu_count() or 1, run.nb_workers)
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node; it ends with the cluster, whichever way that ends."""
+        """Start a node; its watchdog ends the node when the launcher ends or dies."""
         return start_here(node, f"--worker_threads={self._threads}")
 
     def settle(self) -> None:
@@ -250,21 +264,21 @@ class LocalLauncher:
         """Do nothing: the system closes the pipes of a launcher that has died."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: the launcher holds no resources."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
-    """Return the launcher of a run; a script needs nothing more on this machine."""
+    """Return the launcher of a run. The script's folder needs no copy on this machine."""
     del script_folder
     return LocalLauncher(run)
 
 
 def _choose_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the addresses of the shards; port 0 stands for any free ones."""
+    """Return the addresses of the shards, with free ports on loopback if --port=0."""
     if FLAGS.port != 0 or FLAGS.ps_hosts:
         return addresses
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in addresses]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
     return tuple(f"127.0.0.1:{port}" for port in ports)

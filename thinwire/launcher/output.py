@@ -1,8 +1,8 @@
-"""Nodes' output, line by line: with names and colours, in files, and above a line of progress.
+"""Shows nodes' output by line, with names and colors, in files, and above a line of progress.
 
-Nothing here raises an error or waits for ever because a terminal, a pipe or a disk takes no output:
-the threads that read the nodes' pipes would stop, and the nodes with them. All output leaves
-through `thinwire.runtime.output_copy`, which counts what is lost.
+No function of this module raises an error or blocks forever because a terminal, a pipe or a disk
+accepts no output: otherwise the threads that read the nodes' pipes would stop, and the nodes would
+block. All output is written by `thinwire.runtime.output_copy`, which counts lost lines.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from thinwire.launcher.failures import COMPLETED, Failure
 from thinwire.launcher.line_merger import MergedLines
 from thinwire.runtime.output_copy import OutputCopy, OutputFile, same_place, sink_of
 
-#: Bytes that are read of a node's output together.
+#: Size of one read of a node's output, in bytes.
 READ_BYTES = 65_536
-_LONGEST_LINE = 1 << 20
-_USUAL_COLUMNS = 80  # of a terminal that reports no width
-_PLAIN_LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
+_LONGEST_LINE = 1 << 20  # in bytes; a longer line is split
+_USUAL_COLUMNS = 80  # width of a terminal that reports none
+_PLAIN_LINE_SECONDS = 10.0  # between two lines of progress on an output that is not a terminal
 _COLOURS = (36, 33, 35, 32, 34, 31)  # of workers 1, 2, ...: cyan, yellow, magenta, green ...
-#: Begins a line of a node's log, as `thinwire.cli.node` has them: date, time, name and level.
+#: Matches the beginning of a line of a node's log: date, time, name and level. `thinwire.cli.node`
+#: defines the format.
 LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ \S+ (?P<level>[DIWEF]) ")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 
 
 def each_line(read: Callable[[], bytes]) -> Iterator[str]:
-    """Yield a node's lines as a terminal would leave them: of a progress bar, its last state.
+    """Yield a node's lines as a terminal would show them: only the last state of a progress bar.
 
     Args:
-        read: Returns the next bytes, once there are some; none: the end.
+        read: Waits for the next bytes and returns them; an empty result is the end.
     """
     pending = b""
     while data := read():
         *whole, pending = (pending + data).split(b"\n")
         for line in whole:
             yield _last_state(line)
-        if len(pending) > READ_BYTES:  # a bar that is never ended, or no text at all
+        # A progress bar without line ends would grow the buffer. Keep only its last state.
+        if len(pending) > READ_BYTES:
             pending = pending[pending.rfind(b"\r", 0, -1) + 1 :]
         if len(pending) > _LONGEST_LINE:
             yield _last_state(pending)
@@ -58,23 +60,24 @@ def each_line(read: Callable[[], bytes]) -> Iterator[str]:
 
 def _last_state(line: bytes) -> str:
     text = line.decode(errors="replace").replace("\b", "")
-    return next((each for each in reversed(text.split("\r")) if each), "")
+    return next((state for state in reversed(text.split("\r")) if state), "")
 
 
 def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
-    """Pass a node's lines on until its output ends, even if some of them cannot be passed on.
+    """Read a node's output to its end, even if `on_line` raises for some of its lines.
 
-    A node whose pipe nobody reads waits in `print` for ever, while its heartbeat continues.
+    Reading must not stop: a node whose pipe is not read blocks in `print` forever, while its
+    heartbeats continue.
 
     Args:
-        read: As for `each_line`.
+        read: Waits for the next bytes and returns them; an empty result is the end.
         on_line: Called with each line.
     """
     num_failures = 0
     for line in each_line(read):
         try:
             on_line(line)
-        except Exception:  # noqa: BLE001 - whatever it is, the node must not wait
+        except Exception:  # noqa: BLE001 - no error may stop reading: the node would block
             num_failures += 1
             if num_failures == 1:
                 logging.exception("a line of a node's output was lost; reading continues")
@@ -85,12 +88,16 @@ def follow(read: Callable[[], bytes], on_line: Callable[[str], None]) -> None:
 class Screen:
     """The launcher's stdout and stderr, shared by all nodes, with one line of progress below.
 
-    Streams that lead to the same place share a copy, so their lines keep their order.
+    If stdout and stderr are the same file or terminal, they share an `OutputCopy`, which keeps the
+    order of their lines.
+
+    Attributes:
+        is_terminal: True if stdout is a terminal.
 
     Args:
         out: Replaces stdout, for tests.
         error: Replaces stderr, for tests.
-        on_first_loss: Called with a sentence as soon as one of them is known to lack lines.
+        on_first_loss: Called with a sentence when the first line of stdout or stderr is lost.
     """
 
     def __init__(
@@ -107,7 +114,7 @@ class Screen:
         if not is_shared:
             self._error = OutputCopy("stderr", sink_of(error), on_first_loss=on_first_loss)
         self._out_stream = out
-        # Reentrant: a handler of signals logs a line while the main thread is in `write`.
+        # Reentrant: a signal handler may log a line while the main thread is in `write`.
         self._lock = threading.RLock()
         self.is_terminal, self._is_error_terminal = _is_terminal(out), _is_terminal(error)
         self._progress = ""
@@ -119,16 +126,16 @@ class Screen:
 
     @property
     def is_error_stalled(self) -> bool:
-        """Whether a write to stderr would wait, perhaps for ever."""
+        """Whether a write to stderr would block, perhaps forever."""
         return self._error.is_stalled
 
     def write(self, line: str, is_error: bool = False, source: str = "thinwire") -> None:
-        """Write a line above the progress.
+        """Write a line above the line of progress.
 
         Args:
-            line: Without its end.
-            is_error: Whether it goes to stderr.
-            source: Whose line it is, for the count of lost lines.
+            line: Line without its line end.
+            is_error: Whether the line is written to stderr.
+            source: Name of the line's author, for the count of lost lines.
         """
         if not (self._is_error_terminal if is_error else self.is_terminal):
             line = _ESCAPES.sub("", line)
@@ -140,7 +147,12 @@ class Screen:
                 copy.put(f"{line}\n", source)
 
     def show(self, progress: str, source: str = "thinwire") -> None:
-        """Replace the line of progress; on what is no terminal, write it."""
+        """Replace the line of progress; if stdout is not a terminal, write a new line.
+
+        Args:
+            progress: The new line of progress.
+            source: Name of the line's author, for the count of lost lines.
+        """
         if not self.is_terminal:
             self.write(progress, source=source)
             return
@@ -149,22 +161,22 @@ class Screen:
             self._out.put(erasure + self._drawing(), "")
 
     def error_stream(self) -> TextIO:
-        """Return a stream of whole lines that writes them like `write`, to stderr."""
+        """Return a stream that writes whole lines to stderr, by `write`."""
         return _ScreenStream(self)
 
     def close(self) -> None:
-        """Leave the line of progress standing, and end the copies, stderr last."""
+        """Complete the line of progress and close the copies, stderr last."""
         self.close_out()
         self._error.close()
 
     def close_out(self) -> None:
-        """Leave the line of progress standing, and end the copy of stdout unless it is stderr's."""
+        """Complete the line of progress; close stdout's copy unless stderr shares the copy."""
         self.end_progress()
         if self._out is not self._error:
             self._out.close()
 
     def end_progress(self) -> None:
-        """Leave the line of progress standing above the lines that follow."""
+        """Complete the line of progress: it stays visible above later lines."""
         with self._lock:
             if self._progress:
                 self._out.put("\n", "")
@@ -178,13 +190,13 @@ class Screen:
             return ""
         try:
             columns = os.get_terminal_size(self._out_stream.fileno()).columns
-        except (OSError, ValueError):  # the terminal is gone
+        except (OSError, ValueError):  # the terminal was closed
             columns = _USUAL_COLUMNS
         return self._progress[: max(20, columns - 1)]
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal; None and closed ones are none."""
+    """Return whether a stream is a terminal; False for None and for a closed stream."""
     try:
         return stream is not None and stream.isatty()
     except (OSError, ValueError):
@@ -199,7 +211,7 @@ class _ScreenStream(io.StringIO):
         self._screen = screen
 
     def write(self, text: str) -> int:
-        """Write text that ends a line."""
+        """Write text that consists of whole lines."""
         for line in text.splitlines():
             self._screen.write(line, is_error=True)
         return len(text)
@@ -209,13 +221,14 @@ class _ScreenStream(io.StringIO):
 def shown_log(
     screen: Screen, files: Callable[[], Sequence[OutputCopy]] = lambda: ()
 ) -> Iterator[None]:
-    """Write this process's log to a screen; at the end, close all copies and log what they lack.
+    """Write this process's log to a screen; at the end, close all copies and log their lost lines.
 
-    The last lines go to stderr, and to the log in the run directory, whichever can be written.
+    The reports of lost lines go to stderr and to the log in the run directory, where these accept
+    output.
 
     Args:
-        screen: Of the launcher.
-        files: Returns the copies in files, at the end.
+        screen: Screen of the launcher.
+        files: Returns the copies that are written to files; called at the end.
     """
     handler = logging.get_absl_handler().python_handler
     before = handler.stream
@@ -223,20 +236,26 @@ def shown_log(
     try:
         yield
     finally:
-        others = list(files())
-        for copy in others:
+        file_copies = list(files())
+        for copy in file_copies:
             copy.close()
         screen.close_out()
-        logged = report_losses([*others, *screen.copies])
+        logged = report_losses([*file_copies, *screen.copies])
         screen.close()
-        # A stderr that is not read is left out from here on: its log handler would wait for ever.
+        # With a stalled stderr the log keeps the closed screen as its stream: a log handler that
+        # writes to stderr directly would block forever.
         if not screen.is_error_stalled:
             handler.setStream(before)
-        report_losses(screen.copies, logged)  # what was lost while they were closed
+        report_losses(screen.copies, logged)  # closing the copies may have lost more lines
 
 
 def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) -> list[str]:
-    """Log what copies lack, without reports that were logged before; return the new ones."""
+    """Log and return a report of the lost lines of every copy that has lost lines.
+
+    Args:
+        copies: Copies to report on.
+        logged: Reports that were logged before and are skipped.
+    """
     reports = [report for copy in copies if (report := copy.report()) and report not in logged]
     for report in reports:
         logging.warning("lost output: %s", report)
@@ -244,32 +263,34 @@ def report_losses(copies: Sequence[OutputCopy], logged: Collection[str] = ()) ->
 
 
 class NamedLines:
-    """Repeats a node's lines on stderr with its name before them.
+    """Repeats a node's lines on stderr, prefixed with the node's name.
 
     Args:
-        name: Of the node.
-        screen: Of the launcher.
+        name: Name of the node.
+        screen: Screen of the launcher.
     """
 
     def __init__(self, name: str, screen: Screen) -> None:
         self._name, self._screen = name, screen
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Repeat one line."""
+        """Show one line."""
         del is_error
         self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 
 class NodeOutput:
-    """Repeats a node's lines on the screen, with its name.
+    """Repeats a node's lines on the screen, prefixed with the node's name.
 
     Attributes:
-        last_error: The last line that the node has written to stderr as an error; empty: none.
+        last_error: Last line of stderr that is an error or has no log level, without the log
+            prefix; empty if the node wrote no error.
 
     Args:
-        name: Of the node.
-        screen: Of the launcher.
-        is_over: Whether a script has failed: what follows from that is in the nodes' logs.
+        name: Name of the node.
+        screen: Screen of the launcher.
+        is_over: Returns whether a script has failed. Then the lines are not shown: they are
+            consequences of the failure, and the node's log has them.
     """
 
     def __init__(
@@ -279,7 +300,7 @@ class NodeOutput:
         self.last_error = ""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Repeat one line."""
+        """Show one line."""
         logged = LOG_PREFIX.match(line)
         if is_error and line.strip() and (logged is None or logged["level"] in "EF"):
             self.last_error = line if logged is None else line[logged.end() :]
@@ -288,7 +309,7 @@ class NodeOutput:
 
 
 class SupervisorOutput(NodeOutput):
-    """Makes the Supervisor's lines on stdout, each a status, the screen's progress."""
+    """Shows the Supervisor's lines on stdout, which are status lines, as the line of progress."""
 
     def __init__(
         self,
@@ -301,7 +322,10 @@ class SupervisorOutput(NodeOutput):
         self._clock, self._shown_at = clock, -math.inf
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Show a status, where there is no terminal from time to time; repeat another line."""
+        """Show a status line, or repeat a line of stderr.
+
+        If stdout is not a terminal, a status line is shown every `_PLAIN_LINE_SECONDS`.
+        """
         if is_error:
             super().on_line(line, is_error)
         elif self._screen.is_terminal or self._clock() - self._shown_at >= _PLAIN_LINE_SECONDS:
@@ -310,18 +334,19 @@ class SupervisorOutput(NodeOutput):
 
 
 class WorkerOutput:
-    """Repeats a worker's lines on the screen, with its name, and in a file of the run.
+    """Writes a worker's lines to the screen, with the worker's name, and to a file of the run.
 
     Attributes:
-        is_complete: Whether the worker's script has come to its end.
-        file: The copy in the file.
+        is_complete: True if the worker's script has run to its end.
+        file: The copy that is written to the file.
 
     Args:
-        worker: Its id.
-        screen: Of the launcher.
-        path: The file; what it held is replaced.
-        on_failure: Called with the worker and its failure, in place of a line.
-        merged: Takes each line that is to be shown, and decides when; None: nobody decides.
+        worker: Id of the worker.
+        screen: Screen of the launcher.
+        path: Path of the file; an existing file is overwritten.
+        on_failure: Called with the worker's id and its failure when the worker reports a failure.
+        merged: Receives each line and decides when to show it. None to show every line
+            immediately.
     """
 
     def __init__(
@@ -342,7 +367,7 @@ class WorkerOutput:
         self.file = OutputFile(path)
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Repeat one line, or pass a failure on."""
+        """Write one line, or pass a reported failure to `on_failure`."""
         if is_error and line == COMPLETED:
             self.is_complete = True
             return
@@ -358,7 +383,7 @@ class WorkerOutput:
             self._on_failure(self._worker, failure)
 
     def show(self, text: str) -> None:
-        """Show some lines that are not the worker's own, after those that it has written."""
+        """Show lines of the launcher with the worker's name, after the worker's waiting lines."""
         if self._merged is not None:
             self._merged.release(self._worker)
         for line in text.splitlines():

@@ -1,39 +1,40 @@
-"""How a process of Thinwire is started: what follows the interpreter on its command line.
+"""The interpreter's arguments that start each kind of Thinwire process.
 
-From a checkout nodes run `main.py` by its path. Installed from a wheel there is none, and they run
-``-m thinwire``, with ``-P``: the current folder may hold modules of any name, even another
-`thinwire`. `thinwire/__main__.py` never runs by its path, which would put `thinwire/` itself on the
-module path, and then ``import ops`` would find a second copy of `thinwire.ops`. What runs a
-script does run by its path, but with ``-P``, and finds the package by itself: the module path is
-the script's.
+In a checkout, nodes run `main.py` by its path. A wheel has no `main.py`: nodes run ``-m thinwire``
+with ``-P``, because the current folder may hold modules of any name, even another `thinwire`.
+`thinwire/__main__.py` never runs by its path: that would put `thinwire/` itself on the module path,
+and ``import ops`` would import a second copy of `thinwire.ops`. `launcher/script.py` runs by its
+path with ``-P`` and finds the package itself, because the module path belongs to the user's script.
 """
 
 from __future__ import annotations
 
 import pathlib
 
-#: The folder of the package, and that of the checkout; None: it is installed.
+#: Folder of the package.
 PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 _FILES = [PACKAGE.parent / name for name in ("main.py", "pyproject.toml")]
+#: Folder of the checkout; None if the package is installed from a wheel.
 CHECKOUT = PACKAGE.parent if all(path.is_file() for path in _FILES) else None
 
 _WATCHDOG = "thinwire.launcher.watchdog"
 
-#: A node on this host, or on one with the same files.
+#: Runs a node on this host, or on a host with the same files.
 NODE = ("-P", "-m", "thinwire") if CHECKOUT is None else (str(CHECKOUT / "main.py"),)
-#: The command `thinwire`, likewise; of a checkout it knows `run`, and roles by --type_node.
+#: Runs the command `thinwire` on this host. A checkout's main.py knows `run` and --type_node.
 RUN = NODE
-#: What runs a script as a worker, likewise.
+#: Runs a script as a worker on this host, or on a host with the same files.
 SCRIPT = (
     ("-P", "-m", "thinwire.launcher.script")
     if CHECKOUT is None
     else ("-P", str(PACKAGE / "launcher" / "script.py"))
 )
-#: The watchdog on this host: a file of its own, which needs no packages.
+#: Runs the watchdog on this host, as a bare file that needs no packages.
 WATCHDOG = ("-I", str(PACKAGE / "launcher" / "watchdog.py"))
-#: The watchdog on a host that has the same packages, or the same checkout at the same path.
+#: Runs the watchdog on a host that has the same packages, or the same checkout at the same path.
 REMOTE_WATCHDOG = ("-P", "-m", _WATCHDOG) if CHECKOUT is None else WATCHDOG
-#: All in a folder that holds a copy of the package, and is the current one.
+#: These three run a node, a script and the watchdog from a copy of the package in the current
+#: folder.
 COPIED_NODE = ("-m", "thinwire")
 COPIED_SCRIPT = ("-P", "thinwire/launcher/script.py")
 COPIED_WATCHDOG = ("-I", f"{_WATCHDOG.replace('.', '/')}.py")

@@ -1,14 +1,14 @@
-"""Nodes as actors of a Ray cluster; the Supervisor stays on the launching node.
+"""Starts nodes in actors of a Ray cluster; the Supervisor runs on the launching host.
 
-Every PS and worker has a bundle of its own in one placement group, spread over Ray's nodes, and in
-it an actor (`ray_actor`) that runs the node as a process, under a watchdog that ends it with the
-actor; Ray ends the actors of a launcher that is gone. The package, the script and the files that
-flags name are the working directory of the run's runtime environment. Ray only finds the places:
-the nodes' messages do not pass through it.
+Every PS and worker has one bundle in a placement group that is spread over Ray's nodes. In each
+bundle an actor (`ray_actor`) runs the node as a process under a watchdog, which ends the process
+with the actor. Ray ends the actors of a launcher that has died. The package, the script and the
+files that flags name are the working directory of the run's runtime environment. Ray only places
+the nodes: the nodes' messages do not pass through Ray.
 
-When a node of Ray is lost, Ray moves the bundles and starts their actors again elsewhere, and
-`role` starts the nodes again there: --restart_workers, --restart_ps. A PS then has another address,
-which all actors keep for their nodes (`thinwire.proto.moved`).
+When a node of Ray is lost, Ray moves its bundles and restarts their actors elsewhere. `role` then
+starts the nodes again there, as --restart_workers and --restart_ps allow. A restarted PS has a new
+address, which every actor writes to a file for its node (`thinwire.proto.moved`).
 """
 
 from __future__ import annotations
@@ -50,15 +50,17 @@ from thinwire.runtime.run.settings import Run
 from thinwire.runtime.standard_input import StandardInput
 
 FLAGS = flags.FLAGS
-#: A Ray that grows by machines of a cloud takes minutes.
+#: Time limit for placing the actors. A Ray cluster that adds cloud machines takes minutes.
 _PLACE_SECONDS = 600.0
+#: Time limit for the start of all nodes, after their actors have been placed.
 _START_SECONDS = 60.0
-_LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0
+_LOOK_SECONDS, _LOG_SECONDS = 0.2, 15.0  # between two polls; between two log lines
+#: Limit of a wait for a killed node, and for a thread that reads the last output.
 _PATIENCE_SECONDS = 10.0
 _BYTE_OF = {number: byte for byte, number in watchdog.SIGNALS.items()}
-#: Ray's names of what flags name shortly; others are custom resources.
+#: Short name in flags -> Ray's name of the resource. Any other name is a custom resource.
 _RAY_NAMES = {"cpus": "CPU", "gpus": "GPU"}
-#: What the runtime environment has from this launcher alone.
+#: Keys of the runtime environment that this launcher sets and --ray_runtime_env must not contain.
 _OURS = ("working_dir",)
 
 #: Role and number of a node.
@@ -66,11 +68,11 @@ Place = tuple[str, int]
 
 
 class RayProcess:
-    """A node in an actor; see `thinwire.launcher.role.Process`.
+    """A node in an actor; implements `thinwire.launcher.role.Process`.
 
     Attributes:
-        started: Set once the node runs, or cannot.
-        error: Why it does not.
+        started: Event that is set when the node has started, or has failed to start.
+        error: Error by which the node or its actor was lost; None if the node was not lost.
     """
 
     is_followed = True
@@ -82,30 +84,33 @@ class RayProcess:
         arrange: Callable[[ActorLocation], tuple[list[str], str]],
         output: LineSink,
     ) -> None:
-        """Start it, as soon as Ray has placed the actor.
+        """Start the node in a thread, as soon as Ray has placed the actor.
 
         Args:
-            ray: The package.
-            actor: In which it runs.
-            arrange: Returns what `NodeActor.start` takes, for where the actor is.
-            output: Takes each line that it writes.
+            ray: The imported package `ray`.
+            actor: Handle of the `NodeActor` that runs the node.
+            arrange: Returns the arguments of `NodeActor.start` for the actor's location.
+            output: Receives each line that the node writes.
         """
         self._ray, self._actor = ray, actor
         self._arrange, self._output = arrange, output
         self.started = threading.Event()
         self.error: Exception | None = None
         self._code: int | None = None
-        self._early: list[int] = []  # signals that came before it ran
+        self._early: list[int] = []  # signals to send as soon as the node runs
         self._lock = threading.Lock()
         self._killed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ray-node", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        """Start the node, follow it to its end, and note its code; a lost actor is a killed one."""
+        """Start the node, read its output to the end, and store its exit code.
+
+        A node whose actor is lost counts as killed by SIGHUP.
+        """
         try:
-            found = find(self._ray, self._actor, self._killed)
-            command, moved = self._arrange(found)
+            location = find(self._ray, self._actor, self._killed)
+            command, moved = self._arrange(location)
             self._ray.get(self._actor.start.remote(command, moved))
             with self._lock:
                 self.started.set()
@@ -120,32 +125,33 @@ class RayProcess:
             code = exit_code(self._ray.get(self._actor.wait.remote()))
             for reader in readers:
                 reader.join(_PATIENCE_SECONDS)
-        except (self._ray.exceptions.RayError, RuntimeError, OSError) as error:  # or Ray was left
+        # Ray raises RuntimeError after `ray.shutdown`.
+        except (self._ray.exceptions.RayError, RuntimeError, OSError) as error:
             logging.debug("lost an actor: %s", error)
             self.error, code = error, -signal.SIGHUP
         self._code = code
         self.started.set()
 
     def _follow(self, is_error: bool) -> None:
-        """Pass on what the node writes, line by line."""
+        """Pass each line of the node's output to the sink."""
         follow(
             lambda: self._read(is_error),
             lambda line: self._output.on_line(line, is_error),
         )
 
     def _read(self, is_error: bool) -> bytes:
-        """Return the next bytes of the node's output; none: its end, or that of its actor."""
+        """Return the next bytes of the node's output; empty if the node or its actor has ended."""
         try:
             return bytes(self._ray.get(self._actor.read.remote(is_error, READ_BYTES)))
-        except (self._ray.exceptions.RayError, RuntimeError):  # or Ray was left
+        except (self._ray.exceptions.RayError, RuntimeError):  # RuntimeError: after `ray.shutdown`
             return b""
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs."""
+        """Return the node's exit code, or None while the node runs."""
         return self._code
 
     def send_signal(self, number: int) -> None:
-        """Let the watchdog send a signal to the node."""
+        """Make the watchdog send a signal to the node, immediately or when the node has started."""
         with self._lock:
             if self.started.is_set():
                 self._send(number)
@@ -156,7 +162,7 @@ class RayProcess:
         self._actor.write.remote(_BYTE_OF[signal.Signals(number)])
 
     def kill(self) -> None:
-        """End the node immediately; where it does not end, its actor."""
+        """Kill the node; if the node does not end within `_PATIENCE_SECONDS`, kill its actor."""
         self._killed.set()
         self.send_signal(signal.SIGKILL)
         self._thread.join(_PATIENCE_SECONDS if self.started.is_set() else 0.0)
@@ -164,23 +170,28 @@ class RayProcess:
             self._ray.kill(self._actor)
 
     def wait(self) -> int:
-        """Wait for the end; return what `poll` returns."""
+        """Wait for the end of the node; return its exit code."""
         self._thread.join()
         return -signal.SIGHUP if self._code is None else self._code
 
 
 def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
-    """Return where an actor is, once Ray has placed it, again if need be.
+    """Wait until Ray has placed an actor, or has placed it again; return its location.
+
+    Args:
+        ray: The imported package `ray`.
+        actor: Handle of the `NodeActor`.
+        given_up: Event that ends the wait.
 
     Raises:
-        RayError: It is gone for good, or nobody waits any more.
+        RayError: The actor is lost and Ray does not restart it, or `given_up` is set.
     """
     logged_at = time.monotonic()
     while True:
         try:
-            found: ActorLocation = ray.get(actor.find.remote(TOKEN_VARIABLE))
-            return found
-        except ray.exceptions.ActorUnavailableError:  # it is being started again
+            location: ActorLocation = ray.get(actor.find.remote(TOKEN_VARIABLE))
+            return location
+        except ray.exceptions.ActorUnavailableError:  # Ray is restarting the actor
             if given_up.wait(_LOOK_SECONDS):
                 raise
         if time.monotonic() - logged_at >= _LOG_SECONDS:
@@ -189,19 +200,20 @@ def find(ray: Any, actor: Any, given_up: threading.Event) -> ActorLocation:
 
 
 class RayLauncher:
-    """Starts nodes in actors."""
+    """Starts nodes in actors of a Ray cluster."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
-        """Connect to Ray with the code, and have the actors placed.
+        """Connect to Ray, send the code, and wait until Ray has placed the actors.
 
         Args:
             run: The run's settings.
-            script_folder: That of the workers' script; None: they play their role.
+            script_folder: Folder of the workers' script; None if the workers run no script.
 
         Raises:
-            ConfigurationError: No ray here, bad resources or runtime environment, or an address
-                beyond one machine without --insecure.
-            Unreachable: Ray cannot be reached, or does not give the actors a place.
+            ConfigurationError: The package ray is not installed, the resources or the runtime
+                environment are invalid, or a PS would listen beyond its machine unprotected and
+                without --insecure.
+            Unreachable: Ray cannot be reached, or does not place the actors in time.
         """
         if FLAGS["ip_PS"].present:
             launch.refuse_chosen_addresses()
@@ -222,7 +234,7 @@ class RayLauncher:
             **{("PS", shard): requested("PS") for shard in range(run.nb_ps)},
             **{("Worker", number): requested("Worker") for number in range(1, run.nb_workers + 1)},
         }
-        self._screen = Screen()  # of nodes whose output nobody else takes
+        self._screen = Screen()  # shows the output of nodes that have no `output`
         self._code = deployment.copied_code("", script_folder)
         self._folder = tempfile.TemporaryDirectory(prefix="thinwire-ray-")
         self._ray = _import_ray()
@@ -239,29 +251,29 @@ class RayLauncher:
         environment = {**own_environment(), "working_dir": str(code)}
         _connect(self._ray, environment, total(self._bundles.values()))
         self._actors = self._place()
-        self._found: dict[Place, ActorLocation] = {}
+        self._found: dict[Place, ActorLocation] = {}  # where each actor is now
         pending_of = {
             place: actor.find.remote(TOKEN_VARIABLE) for place, actor in self._actors.items()
         }
         for place, pending in pending_of.items():
             self._found[place] = self._get(pending, _PLACE_SECONDS)
         demand_token([*self._found.values()])
-        self._former: dict[str, int] = {}  # address -> its shard
+        self._former: dict[str, int] = {}  # former address -> shard that has moved from it
         self._lock = threading.Lock()
         self._addresses = [self._address(shard) for shard in range(run.nb_ps)]
         self.addresses = run.addresses if FLAGS.ps_hosts else tuple(self._addresses)
-        for place, found in self._found.items():
+        for place, location in self._found.items():
             if place[0] == "PS":
-                check_bind(found.address, FLAGS.insecure, security.protection(FLAGS))
+                check_bind(location.address, FLAGS.insecure, security.protection(FLAGS))
         self._started: dict[Place, RayProcess] = {}
         self._supervisor: SupervisedProcess | None = None
 
     def _place(self) -> dict[Place, Any]:
-        """Return the actors, for which Ray has found places."""
+        """Create a placement group, wait for its placement, and return its actors."""
         util = importlib.import_module("ray.util")
         scheduling = importlib.import_module("ray.util.scheduling_strategies")
-        # SPREAD takes another node for every bundle as long as there is one, in this order: where
-        # there are enough, a PS is beside nobody.
+        # SPREAD assigns each bundle to an unused node while there is one, in the order of the
+        # bundles. The PS come first, so a PS shares a node only if there are too few nodes.
         group = util.placement_group([*self._bundles.values()], strategy="SPREAD")
         self._await(group)
         actors = {}
@@ -272,7 +284,7 @@ class RayLauncher:
                 num_cpus=bundle.get("CPU", 0),
                 num_gpus=bundle.get("GPU", 0),
                 resources=custom,
-                max_restarts=-1 if restarts else 0,  # `role` counts
+                max_restarts=-1 if restarts else 0,  # unlimited: `role.Restarts` limits restarts
                 max_concurrency=8,
                 scheduling_strategy=scheduling.PlacementGroupSchedulingStrategy(group, index),
             )
@@ -280,10 +292,10 @@ class RayLauncher:
         return actors
 
     def _await(self, group: Any) -> None:
-        """Wait for the places of a placement group.
+        """Wait until Ray has placed a placement group.
 
         Raises:
-            Unreachable: Ray has none.
+            Unreachable: Ray has not placed the group within `_PLACE_SECONDS`.
         """
         deadline, logged_at = time.monotonic() + _PLACE_SECONDS, time.monotonic()
         ready = group.ready()
@@ -294,11 +306,15 @@ class RayLauncher:
                 for name, amount in wants.items()
                 if has.get(name, 0) < amount
             )
-            why = f"it has in all {lacks}" if lacks else "others use it, or no node has enough"
+            why = (
+                f"the whole cluster has only {lacks}"
+                if lacks
+                else "other jobs use the resources, or no single node has enough"
+            )
             if time.monotonic() >= deadline:
                 raise Unreachable(
-                    f"Ray has no place for this run's nodes: {why}. Set --ray_worker_resources, "
-                    "--ray_ps_resources or --nb_workers lower; `ray status` shows what is used."
+                    f"Ray has no place for this run's nodes: {why}. Lower --ray_worker_resources, "
+                    "--ray_ps_resources or --nb_workers; `ray status` shows the used resources."
                 )
             if time.monotonic() - logged_at >= _LOG_SECONDS:
                 logged_at = time.monotonic()
@@ -306,12 +322,14 @@ class RayLauncher:
         self._ray.get(ready)
 
     def _address(self, shard: int) -> str:
-        """Return where a shard is to listen, at its place."""
-        found = self._found["PS", shard]
-        return host_and_port(found.address, FLAGS.port + shard if FLAGS.port else found.free_port)
+        """Return the address (host:port) at which a shard is to listen, on its actor's host."""
+        location = self._found["PS", shard]
+        return host_and_port(
+            location.address, FLAGS.port + shard if FLAGS.port else location.free_port
+        )
 
     def start(self, node: Node) -> RayProcess | SupervisedProcess:
-        """Start a node; one that is started again, wherever Ray has placed its actor anew."""
+        """Start a node in its actor, or start it again where Ray has restarted the actor."""
         if node.role == "Supervisor":
             path = pathlib.Path(self._folder.name) / "ps_moved"
             self._supervisor = start_here(node, variables={MOVED_VARIABLE: str(path)})
@@ -327,15 +345,15 @@ class RayLauncher:
         return process
 
     def _put_input(self, given: StandardInput) -> Any:
-        """Return a reference to the standard input in Ray's store; None: there is none."""
-        found = whole_input(given)
-        if found is None:
+        """Return a reference to the standard input in Ray's object store; None without input."""
+        file = whole_input(given)
+        if file is None:
             return None
-        with found:
-            return self._ray.put(found.read())
+        with file:
+            return self._ray.put(file.read())
 
     def _arrange(self, node: Node, found: ActorLocation) -> tuple[list[str], str]:
-        """Return a node's command line at its place, and where shards have moved."""
+        """Return a node's command line for its actor's location, and the lines of moved shards."""
         place = node.role, node.number
         with self._lock:
             before, self._found[place] = self._found[place], found
@@ -345,21 +363,24 @@ class RayLauncher:
                     self._move(node.number)
             addresses = ",".join(self._addresses)
             moved = self._moved()
-        own = [f"--run_dir={self._run.run_dir.resolve()}"]
+        more_flags = [f"--run_dir={self._run.run_dir.resolve()}"]
         if node.role == "PS":
-            own.append(f"--ip_PS={found.address}")
-        own.append(f"--worker_threads={threads_of(int(self._bundles[place].get('CPU', 1)), 1)}")
+            more_flags.append(f"--ip_PS={found.address}")
+        more_flags.append(
+            f"--worker_threads={threads_of(int(self._bundles[place].get('CPU', 1)), 1)}"
+        )
         if not FLAGS.ps_hosts:
-            own.append(f"--ps_hosts={addresses}")
-        if self._run.overwrite and not node.num_restarts:  # one that is started again resumes
-            own.append("--overwrite")
+            more_flags.append(f"--ps_hosts={addresses}")
+        if self._run.overwrite and not node.num_restarts:  # a restarted node resumes
+            more_flags.append("--overwrite")
         python = launch.remote_python() if FLAGS.remote_python else found.python
-        command = [python, *self._code.words(node, own)]
+        command = [python, *self._code.words(node, more_flags)]
         given_input = ""
         if node.input is not None and self._input is not None:
             path = self._ray.get(self._actors[place].take_input.remote(self._input))
             given_input = f"file:{path}"
-        # What is lost is replaced, so it must not end the run for all by a gentle end of its own.
+        # No grace: a PS or worker that ends on SIGTERM ends the run for all nodes. A node whose
+        # actor is lost must be killed instead, because `role` starts the node again.
         supervised = watchdog_command(
             python,
             self._code.watchdog,
@@ -372,13 +393,13 @@ class RayLauncher:
         return supervised, moved
 
     def _move(self, shard: int) -> None:
-        """Let every node know another address of a shard; the lock is held."""
+        """Announce the new address of a shard to every node. The caller holds the lock."""
         self._former[self._addresses[shard]] = shard
         self._addresses[shard] = self._address(shard)
         self._former.pop(self._addresses[shard], None)
         draft = pathlib.Path(self._folder.name) / "ps_moved.new"
         draft.write_text(self._moved())
-        draft.replace(draft.with_name("ps_moved"))  # for the Supervisor
+        draft.replace(draft.with_name("ps_moved"))  # the Supervisor reads this file
         for actor in self._actors.values():
             actor.note_moved.remote(self._moved())
 
@@ -388,7 +409,11 @@ class RayLauncher:
         )
 
     def settle(self) -> None:
-        """Wait until every node has been started; raises Unreachable if one cannot."""
+        """Wait until every node has started.
+
+        Raises:
+            Unreachable: A node failed to start, or did not start within `_START_SECONDS`.
+        """
         deadline = time.monotonic() + _START_SECONDS
         for (role, number), process in self._started.items():
             in_time = process.started.wait(max(0.0, deadline - time.monotonic()))
@@ -400,7 +425,7 @@ class RayLauncher:
         """Do nothing: Ray ends the actors of a launcher that has died."""
 
     def close(self) -> None:
-        """Leave Ray, which ends the actors, and finish the nodes' output."""
+        """Disconnect from Ray, which ends the actors, and close the nodes' output."""
         self._ray.shutdown()
         self._folder.cleanup()
         self._screen.close()
@@ -418,61 +443,65 @@ class RayLauncher:
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> RayLauncher:
-    """Return the launcher of a run; raises as `RayLauncher` does."""
+    """Return the launcher of a run; raises the errors of `RayLauncher`."""
     return RayLauncher(run, script_folder)
 
 
 def requested(role: str) -> dict[str, float]:
-    """Return what a node of a role requests, by Ray's names."""
-    given = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
-    return {_RAY_NAMES.get(name, name): amount for name, amount in launch.amounts(given).items()}
+    """Return the resources that a node of a role requests: Ray's resource name -> amount."""
+    words = FLAGS.ray_ps_resources if role == "PS" else FLAGS.ray_worker_resources
+    return {_RAY_NAMES.get(name, name): amount for name, amount in launch.amounts(words).items()}
 
 
 def total(bundles: Sequence[Mapping[str, float]] | Any) -> dict[str, float]:
-    """Return what bundles request together."""
-    found: collections.Counter[str] = collections.Counter()
+    """Return the sum of the resources that bundles request: Ray's resource name -> amount."""
+    amounts: collections.Counter[str] = collections.Counter()
     for bundle in bundles:
-        found.update(bundle)
-    return dict(found)
+        amounts.update(bundle)
+    return dict(amounts)
 
 
 def own_environment() -> dict[str, Any]:
-    """Return the runtime environment of --ray_runtime_env.
+    """Read the runtime environment from the file of --ray_runtime_env; empty without the flag.
 
     Raises:
-        ConfigurationError: No JSON object, or one with what the launcher sets.
+        ConfigurationError: The file is not a JSON object, or has a key that the launcher sets.
     """
     if FLAGS.ray_runtime_env is None:
         return {}
     what = f"--ray_runtime_env={FLAGS.ray_runtime_env}"
     try:
-        found = json.loads(read_bounded(FLAGS.ray_runtime_env))
+        document = json.loads(read_bounded(FLAGS.ray_runtime_env))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f'{what}: {error}; expected a file such as {{"pip": ["keras"]}}.'
+            f'{what}: {error}; expected a file with JSON, for example {{"pip": ["keras"]}}.'
         ) from error
-    if not isinstance(found, dict) or set(_OURS) & found.keys():
+    if not isinstance(document, dict) or set(_OURS) & document.keys():
         raise ConfigurationError(
-            f"{what}: expected a JSON object without {', '.join(_OURS)}: that is the code, which "
-            "is sent anyway; give more modules by py_modules."
+            f"{what}: expected a JSON object without {', '.join(_OURS)}, which the launcher sets "
+            "to send the code; add more modules with py_modules."
         )
-    return found
+    return document
 
 
 def demand_token(found: Sequence[ActorLocation]) -> None:
-    """Refuse a token that only the launcher has: Ray passes no environment on, and must not.
+    """Reject a token that the environment of the launcher has and a Ray node's environment lacks.
 
-    What Ray passes on, its dashboard shows.
+    The launcher must not pass the token through Ray: Ray's dashboard shows runtime environments.
+
+    Args:
+        found: Locations of the run's actors.
 
     Raises:
-        ConfigurationError: The token is in our environment, and not in that of Ray's nodes.
+        ConfigurationError: An actor's environment lacks the token, and no --token_file is given.
     """
-    lacking = [each.address for each in found if not each.has_token]
+    lacking = [location.address for location in found if not location.has_token]
     if os.environ.get(TOKEN_VARIABLE) and not FLAGS.token_file and lacking:
         raise ConfigurationError(
-            f"{TOKEN_VARIABLE} is set here and not on Ray's nodes ({', '.join(lacking):.200}), and "
-            "Ray does not carry it: give --token_file, at the same path on every host, or set the "
-            "variable where Ray is started there."
+            f"{TOKEN_VARIABLE} is set on this host but not on Ray's nodes "
+            f"({', '.join(lacking):.200}), and Ray does not pass the variable on. Give "
+            "--token_file, at the same path on every host, or set the variable where Ray is "
+            "started on these nodes."
         )
 
 
@@ -481,7 +510,7 @@ def _last_line(error: object) -> str:
 
 
 def _import_ray() -> Any:
-    """Return the package."""
+    """Return the package ray."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -492,36 +521,37 @@ def _import_ray() -> Any:
 
 
 def _connect(ray: Any, environment: dict[str, Any], wanted: dict[str, float]) -> None:
-    """Connect to a cluster, or start one of this machine's own.
+    """Connect to a Ray cluster, or start a local one on this machine.
 
     Args:
-        ray: The package.
+        ray: The imported package `ray`.
         environment: The runtime environment of the run's actors.
-        wanted: What they request; a Ray of our own has as many CPUs as that.
+        wanted: Resources that all actors request; a local Ray gets at least this many CPUs.
 
     Raises:
         Unreachable: No cluster answers.
     """
-    # A job's own environment stays, but for the working directory, which is the run's.
+    # Inside a Ray job, merge the run's environment into the job's instead of failing on conflicts.
+    # The run's working directory replaces the job's.
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
-    given = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
-    for address in [given] if given else ["auto", "local"]:
-        own: dict[str, Any] = {}
+    configured = FLAGS.ray_address or os.environ.get("RAY_ADDRESS")
+    for address in [configured] if configured else ["auto", "local"]:
+        options: dict[str, Any] = {}
         if address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             num_cpus = max(os.cpu_count() or 1, math.ceil(wanted.get("CPU", 0)))
-            own = {"num_cpus": num_cpus, "include_dashboard": False}
+            options = {"num_cpus": num_cpus, "include_dashboard": False}
         try:
             ray.init(
                 address=address,
                 runtime_env=environment,
                 log_to_driver=False,
                 logging_level="warning",
-                **own,
+                **options,
             )
             return
         except (ConnectionError, ValueError, RuntimeError) as error:
-            if given or address == "local":
+            if configured or address == "local":
                 raise Unreachable(
                     f"--ray_address={address}: no Ray cluster answers there ({error})."
                 ) from error

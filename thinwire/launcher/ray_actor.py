@@ -1,7 +1,7 @@
-"""What runs in Ray's processes: an actor that runs a node of the run in a process of its own.
+"""The Ray actor that runs one node of a run as a child process.
 
-Ray's nodes have this package from the run's runtime environment, in the current folder. Besides,
-this module needs the standard library only.
+Ray's nodes get this package from the run's runtime environment, in the current folder. Apart from
+this package and `ray`, this module needs only the standard library.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ _MOVED_FILE = "ps_moved"
 
 @dataclasses.dataclass(frozen=True)
 class ActorLocation:
-    """Where Ray has placed an actor."""
+    """Location where Ray has placed an actor."""
 
-    ray_node: str
-    address: str
-    free_port: int
-    has_token: bool  # in its environment
-    python: str = "python3"  # that Ray runs there
+    ray_node: str  # Ray's id of the node
+    address: str  # IP address of the node
+    free_port: int  # TCP port that was free when the actor was located
+    has_token: bool  # whether the actor's environment has the token
+    python: str = "python3"  # path of the Python interpreter that runs the actor
 
 
 def _code_folder() -> pathlib.Path:
-    """Return where the code lies, the current folder.
+    """Return the folder of the code: the current folder.
 
-    Ray's nodes that share a machine share that folder: one may have made it anew since.
+    Ray's nodes on one machine share the folder, and another node may have deleted and created it
+    again. Then the current folder does not exist, and the package's path gives the new folder.
     """
     try:
         return pathlib.Path.cwd()
@@ -44,17 +45,17 @@ def _code_folder() -> pathlib.Path:
 
 
 class NodeActor:
-    """A place for one node of the run, on a node of Ray."""
+    """Ray actor that runs one node of the run."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._input: pathlib.Path | None = None
 
     def find(self, token_variable: str) -> ActorLocation:
-        """Return where this is.
+        """Return the location of this actor.
 
         Args:
-            token_variable: Of the environment, that may hold a token.
+            token_variable: Name of the environment variable that may hold the run's token.
         """
         ray = importlib.import_module("ray")
         address = ray.util.get_node_ip_address()
@@ -69,14 +70,15 @@ class NodeActor:
         """Start a node.
 
         Args:
-            command: The watchdog's command line.
-            moved: As for `note_moved`.
+            command: Command line of the node's watchdog.
+            moved: Content of the file of moved shards, as for `note_moved`.
         """
         self.note_moved(moved)
         environment = dict(os.environ) | {MOVED_VARIABLE: str(_code_folder() / _MOVED_FILE)}
-        for name in ("TF_CONFIG", "THINWIRE_FLAGS"):  # the command line has what they give
+        # The command line has all flags. These variables of a Ray node would add others.
+        for name in ("TF_CONFIG", "THINWIRE_FLAGS"):
             environment.pop(name, None)
-        if not importlib.import_module("ray").get_gpu_ids():  # none was requested
+        if not importlib.import_module("ray").get_gpu_ids():  # the run requested no GPU
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
@@ -84,13 +86,13 @@ class NodeActor:
         )
 
     def take_input(self, content: bytes) -> str:
-        """Keep the node's standard input in a file that only this user can read.
+        """Write the node's standard input to a file that only this user can read.
 
         Args:
-            content: All of it.
+            content: The whole standard input.
 
         Returns:
-            The file's path, for the watchdog. The file goes when the node has ended.
+            Path of the file, for the watchdog. `wait` deletes the file when the node has ended.
         """
         self._input = _code_folder() / f"stdin-{os.getpid()}"
         self._input.unlink(missing_ok=True)
@@ -100,29 +102,34 @@ class NodeActor:
         return str(self._input)
 
     def note_moved(self, moved: str) -> None:
-        """Let the nodes here know where shards are now.
+        """Write the file from which this host's nodes read the new addresses of moved shards.
 
         Args:
-            moved: The content of the file that `thinwire.proto.moved` describes.
+            moved: Content of the file, in the format of `thinwire.proto.moved`.
         """
         draft = _code_folder() / f"{_MOVED_FILE}.{os.getpid()}"
         draft.write_text(moved)
         draft.replace(draft.with_name(_MOVED_FILE))
 
     def read(self, is_error: bool, most: int) -> bytes:
-        """Return the next bytes that the node writes; none: its end."""
+        """Wait for the node's next output and return it; empty if the output has ended.
+
+        Args:
+            is_error: Whether to read stderr instead of stdout.
+            most: Maximum number of bytes.
+        """
         process = self._process
         stream = None if process is None else process.stderr if is_error else process.stdout
         return b"" if stream is None else os.read(stream.fileno(), most)
 
     def write(self, message: bytes) -> None:
-        """Send the node's watchdog a message."""
+        """Send a message to the node's watchdog."""
         if self._process is not None and self._process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the watchdog has ended
                 os.write(self._process.stdin.fileno(), message)
 
     def wait(self) -> int:
-        """Return the watchdog's exit code, once it has ended."""
+        """Wait for the end of the watchdog; return its exit code."""
         if self._process is None:
             raise RuntimeError("no node was started here")
         try:

@@ -1,8 +1,8 @@
-"""The Cluster role: every node of a run as a process of its own, here or on other hosts.
+"""The Cluster role: runs every node of a run as a process, on this host or on other hosts.
 
-Starts PS shards, workers and a Supervisor as plain command lines, passes signals on, reaps every
-child, and exits with the worst of their codes. A launcher (`LAUNCHERS`) knows where a node runs and
-how it is reached; `Restarts` decides whether, and when, a dead worker or PS is started again.
+A `Cluster` starts PS shards, workers and a Supervisor as plain command lines, forwards signals,
+reaps every child, and returns the worst exit code. A launcher (`LAUNCHERS`) starts a node on its
+host; `Restarts` decides whether, and when, a dead worker or PS is started again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ LAUNCHERS = {
     "ray": "thinwire.launcher.ray",
     "slurm": "thinwire.launcher.slurm",
 }
-#: Those whose PS may be on hosts with disks of their own.
+#: Launchers whose PS may run on hosts that do not share this host's disk.
 ELSEWHERE = ("ssh", "ray")
-#: Flags that each child gets a value of its own for, or none.
+#: Flags that children do not inherit: `_node` sets them per child, or leaves them out.
 _OWN_FLAGS = (
     "type_node",
     "id_worker",
@@ -68,32 +68,36 @@ _OWN_FLAGS = (
     "worker_threads",
     "metrics_port",
 )
-#: Variables that give this process flags, which its children have on their command lines.
+#: Environment variables that give this process flags. Children get these flags on their command
+#: lines, so they must not read the variables again.
 NOT_INHERITED = ("TF_CONFIG", flags_in_environment.VARIABLE)
-_TURN_SECONDS = 0.1
-#: How long a stream that other hosts get a copy of may bring nothing: many programs are started
-#: with a pipe that nobody writes to, and these must not wait long.
+_TURN_SECONDS = 0.1  # between two checks of the children
+#: How long to wait for the first bytes of a standard input that is copied to other hosts. Many
+#: programs are started with a pipe that never gets data, and must not wait long.
 _INPUT_SECONDS = 2.0
-#: How long PS and Supervisor may take to end by themselves where no worker is left to wait for.
+#: How long PS and Supervisor may take to end on their own after the last worker has ended.
 _ALONE_SECONDS = 2.0
-#: Children have a session of their own: what ends us must be passed on, a closed terminal too.
+#: Signals to forward. Children run in separate sessions, so a signal of the terminal, for example
+#: SIGHUP when the terminal closes, does not reach them directly.
 _END_SIGNALS = (*END_SIGNALS, signal.SIGHUP)
-#: Exit codes of a worker that another start may mend: a crash (an uncaught error is code 1; the
-#: flags themselves were good once), and a PS that was away. Signals are negative.
+#: Exit codes of a worker after which a restart may succeed. EXIT_BAD_FLAG is also Python's code for
+#: an uncaught error, and the flags were valid at the first start; EXIT_UNREACHABLE is a PS that was
+#: unreachable for a while. Deaths by a signal have negative codes and are not listed.
 _MENDABLE = (EXIT_BAD_FLAG, EXIT_UNREACHABLE)
+#: Backoff before restarts of one node, in seconds: starts at 1, doubles, is bounded by 30.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
-#: What a node that is started again is given.
-_OF_RESTARTS = ("--num_restarts=", "--resume")  # and --resume_only
+#: Prefixes of the flags that a restart replaces. "--resume" also covers --resume_only.
+_OF_RESTARTS = ("--num_restarts=", "--resume")
 
 
 class Restarts:
-    """Counts the deaths of the nodes of a role, and decides on their restarts.
+    """Counts the restarts of one role's nodes, and decides whether a dead node is started again.
 
     Args:
-        most: Starts of one node beyond the first, within the window; 0: none.
-        window_seconds: After so long without one, counting begins anew.
-        clock: For tests.
-        mendable: Exit codes that another start may mend, beside deaths by a signal.
+        most: Maximum number of restarts of one node within the window; 0 for no restarts.
+        window_seconds: Length of the sliding window; an older restart does not count.
+        clock: Returns the time in seconds; replaced in tests.
+        mendable: Exit codes after which a restart may succeed; deaths by a signal always count.
     """
 
     def __init__(
@@ -110,62 +114,68 @@ class Restarts:
 
     @property
     def counts(self) -> dict[int, int]:
-        """Number of a node -> how often it has been started again."""
+        """Number of a node -> number of its restarts."""
         return dict(self._num)
 
     def pause(self, number: int, code: int) -> float | None:
-        """Return how many seconds to wait before a dead node is started again; None: never.
+        """Return the backoff before a dead node is restarted, in seconds; None for no restart.
 
         Args:
-            number: Which.
-            code: What it ended with; -n: signal n.
+            number: Number of the node.
+            code: Exit code of the node; -n for signal n.
         """
         recent, now = self._recent.setdefault(number, collections.deque()), self._clock()
         while recent and now - recent[0] >= self._window_seconds:
             recent.popleft()
-        # Where a host was cut off, the earlier incarnation may still hold the node's id, or the
-        # lock of its directory, for a while.
+        # After a host was cut off, the earlier incarnation of a node may hold the node's id, or the
+        # lock of its directory, for some time. The restarted node is then refused, and must be
+        # restarted once more. A node that is refused at its first start has a permanent error.
         held = code in (EXIT_REFUSED, EXIT_CONFIGURATION) and bool(recent)
         if not (code < 0 or code in self._mendable or held) or len(recent) >= self._most:
             return None
         return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** len(recent))
 
     def started(self, number: int) -> int:
-        """Count another start; return how many that are."""
+        """Count a restart of a node; return the number of its restarts."""
         self._recent.setdefault(number, collections.deque()).append(self._clock())
         self._num[number] += 1
         return self._num[number]
 
 
 class LineSink(Protocol):
-    """Takes what a node writes."""
+    """Receives the output of a node."""
 
     def on_line(self, line: str, is_error: bool) -> None:
-        """Take one line, without its end, of stdout or stderr."""
+        """Receive one line of output.
+
+        Args:
+            line: The line without its line end.
+            is_error: True for a line of stderr, False for a line of stdout.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One node to start."""
+    """Description of a node to start."""
 
-    name: str
-    role: str
-    number: int  # its id
-    flags: tuple[str, ...]  # of its command line
-    num_restarts: int = 0  # how often it has been started before
-    script: tuple[str, ...] = ()  # a worker's script and its arguments; none: it plays its role
-    output: LineSink | None = None  # None: it writes to the launcher's terminal itself
-    input: StandardInput | None = None  # None: it reads /dev/null
+    name: str  # role and number, for example "worker-1"
+    role: str  # value of --type_node
+    number: int  # id of the shard (from 0) or worker (from 1); 0 for the Supervisor
+    flags: tuple[str, ...]  # flags of the node's command line
+    num_restarts: int = 0  # number of restarts of this node
+    script: tuple[str, ...] = ()  # a worker's script and its arguments; empty without a script
+    output: LineSink | None = None  # None if the node writes to the launcher's terminal directly
+    input: StandardInput | None = None  # standard input; None for /dev/null
 
     def words(
         self, node: Sequence[str], script: Sequence[str], own_flags: Sequence[str]
     ) -> list[str]:
-        """Return what follows Python on its command line.
+        """Return the arguments of Python on the node's command line.
 
         Args:
-            node: What runs a node there, such as `program.NODE`.
-            script: What runs a script there, such as `program.SCRIPT`.
-            own_flags: What the place adds.
+            node: Python's arguments that run a node on the host, for example `program.NODE`.
+            script: Python's arguments that run a script on the host, for example `program.SCRIPT`.
+            own_flags: Flags that the launcher adds for the host.
         """
         if self.script:
             return [*script, *self.flags, *own_flags, "--", *self.script]
@@ -174,14 +184,16 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class EndRules:
-    """What the end of a node means to the others.
+    """Rules for ending the other nodes of a run when a node ends.
 
     Attributes:
-        one_failure_is_all: The first worker that fails ends the run, and not only the last one.
-        mendable: Exit codes of a worker that another start may mend.
-        workers_first_seconds: Once a worker has failed, PS and Supervisor may end by themselves
-            for so long.
-        kill_after_seconds: After a failure, an interruption, or the end of all PS.
+        one_failure_is_all: True if the first worker that fails ends the run; False if the run ends
+            only when all workers have failed.
+        mendable: Exit codes of a worker after which a restart may succeed.
+        workers_first_seconds: Time after a failure in which PS and Supervisor may end on their own,
+            before they get SIGTERM.
+        kill_after_seconds: Time after a failure, an interruption or the end of all PS, after which
+            the remaining nodes are killed.
     """
 
     one_failure_is_all: bool = False
@@ -190,7 +202,7 @@ class EndRules:
     kill_after_seconds: float = 20.0
 
 
-#: Of nodes that play roles.
+#: Rules of a run whose workers run no script.
 RULES = EndRules()
 
 
@@ -198,66 +210,66 @@ class Process(Protocol):
     """A node that a launcher has started.
 
     Attributes:
-        is_followed: Whether the node's `output` gets every line that it writes.
+        is_followed: True if the node's `output` receives every line that the node writes.
     """
 
     is_followed: bool
 
     def poll(self) -> int | None:
-        """Return the exit code, -n if signal n killed it, None while it runs."""
+        """Return the node's exit code, -n if signal n killed the node, None while it runs."""
 
     def send_signal(self, number: int) -> None:
-        """Pass a signal on."""
+        """Send a signal to the node."""
 
     def kill(self) -> None:
-        """End it immediately."""
+        """Kill the node immediately."""
 
     def wait(self) -> int:
-        """Wait for the end; return what `poll` returns."""
+        """Wait for the end of the node; return its exit code."""
 
 
 class Launcher(Protocol):
-    """Where nodes run, and how they are reached."""
+    """Starts nodes on their hosts and supervises them."""
 
-    addresses: tuple[str, ...]  # host:port of every shard, as workers dial it
+    addresses: tuple[str, ...]  # host:port of every shard, which workers dial
 
     def start(self, node: Node) -> Process:
         """Start a node."""
 
     def settle(self) -> None:
-        """Return when every started node runs; raises Unreachable if one does not."""
+        """Wait until every started node runs; raise Unreachable if a node does not start."""
 
     def tend(self) -> None:
-        """Send heartbeats and the like; called every fraction of a second."""
+        """Send heartbeats to watchdogs; called every `_TURN_SECONDS`."""
 
     def close(self) -> None:
-        """Release the launcher's resources; every process has ended."""
+        """Release the launcher's resources. Called when every process has ended."""
 
 
 def _as_it_is(node: Node, process: Process, code: int) -> int:
-    """Return the exit code of a node that has ended as that of the run's part; see `Cluster`."""
+    """Return the exit code unchanged: the default of `read_code` of a `Cluster`."""
     del node, process
     return code
 
 
 @dataclasses.dataclass
 class Child:
-    """One node that was started."""
+    """State of one node that was started."""
 
-    node: Node
-    process: Process
-    read_code: Callable[[Node, Process, int], int] = _as_it_is
-    code: int | None = None
-    again_at: float | None = None  # when it is started again, by time.monotonic()
-    restart_decided: bool = False  # whether `again_at` has been decided
+    node: Node  # description of the node's newest start
+    process: Process  # process of the node's newest start
+    read_code: Callable[[Node, Process, int], int] = _as_it_is  # see `Cluster`
+    code: int | None = None  # exit code of the newest process; None while the process runs
+    again_at: float | None = None  # time.monotonic() of the next restart; None if none is due
+    restart_decided: bool = False  # whether a restart after the newest end has been decided
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended and stays so."""
+        """Whether the node has ended and will not be restarted."""
         return self.restart_decided and self.poll() is not None
 
     def poll(self) -> int | None:
-        """Return the exit code, None while it runs or is to be started again."""
+        """Return the exit code, or None while the node runs or waits for its restart."""
         if self.code is None and (code := self.process.poll()) is not None:
             self.code = self.read_code(self.node, self.process, code)
         return self.code if self.again_at is None else None
@@ -267,10 +279,10 @@ def main(run: Run) -> int:
     """Run the whole cluster; return the worst exit code of its nodes.
 
     Raises:
-        ConfigurationError: Flags that do not fit the launcher.
-        Unreachable: A host that cannot be used; nothing is left running.
+        ConfigurationError: Flags do not fit the launcher.
+        Unreachable: A host cannot be used; all started nodes have been ended.
     """
-    devices(run.nb_workers)  # refuses what cannot be emulated before anything starts
+    devices(run.nb_workers)  # rejects devices that cannot be emulated, before any node starts
     name = launch.check()
     if run.on_metrics is not None:
         metrics_hook.check(run.on_metrics)
@@ -286,24 +298,27 @@ def main(run: Run) -> int:
             code = cluster.run()
     finally:
         launcher.close()
-    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # in the last line, where people look first
+    if code not in (EXIT_DONE, EXIT_INTERRUPTED):  # the last line of the log is the reason
         logging.error("%s", cluster.describe_end())
     return code
 
 
-#: A run of more shards has its model built here first: each would otherwise do so to refuse it.
+#: With more shards than this, the launcher builds the model and checks its placement. Otherwise
+#: every shard would build the model only to reject it.
 _MOST_UNCHECKED_SHARDS = 4
 
 
 def check_nodes_here(run: Run, launcher: str) -> None:
-    """Refuse what every node would refuse, before one is started.
+    """Reject settings that every node would reject, before a node is started.
 
     Args:
         run: The run's settings.
-        launcher: Its name; files that flags name may lie elsewhere where it is not local.
+        launcher: Name of the launcher. Files that flags name are checked only for "local": another
+            launcher's nodes may read them on other hosts.
 
     Raises:
-        ConfigurationError: Files of no use, or more shards than the model has tensors.
+        ConfigurationError: A named file or folder is not usable, or the run has more shards than
+            the model has tensors.
     """
     if launcher == "local":
         security.check_nodes(FLAGS, run.nb_ps, run.nb_workers)
@@ -319,7 +334,14 @@ def check_nodes_here(run: Run, launcher: str) -> None:
 
 
 def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
-    """Return the nodes that start here, in this order: a whole cluster's, or those of a part."""
+    """Return the nodes that this launcher starts, in order of their start.
+
+    These are all nodes of the cluster, or the nodes of one task of a Slurm step.
+
+    Args:
+        run: The run's settings.
+        addresses: host:port of every shard.
+    """
     resume = ["--resume"] if run.resume else []
     nodes = [
         _node(run, addresses, "PS", shard, [f"--id_ps={shard}", "--linger_seconds=60", *resume])
@@ -331,36 +353,46 @@ def nodes_of(run: Run, addresses: Sequence[str]) -> list[Node]:
     ]
     nodes.append(_node(run, addresses, "Supervisor", 0, ["--batch_size=1000", *resume]))
     part = launch.part_here()
-    return [each for each in nodes if part is None or part.starts(each.role, each.number)]
+    return [node for node in nodes if part is None or part.starts(node.role, node.number)]
 
 
 def _node(run: Run, addresses: Sequence[str], role: str, number: int, own: list[str]) -> Node:
-    given = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, *launch.NAMES))]
-    given.append(f"--run_dir={run.run_dir}")
-    if role != "Supervisor":  # it alone writes to the terminal; the others' logs are in files
-        given += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
-    given.append(f"--ps_hosts={','.join(addresses)}")
+    words = [f"--type_node={role}", *given_flags((*_OWN_FLAGS, *launch.NAMES))]
+    words.append(f"--run_dir={run.run_dir}")
+    # Only the Supervisor writes to the terminal. The logs of the other nodes are in files.
+    if role != "Supervisor":
+        words += [f"--batch_size={FLAGS.batch_size}", "--quiet"]
+    words.append(f"--ps_hosts={','.join(addresses)}")
     if base := FLAGS.metrics_port:
         port = observability.port_of(base, role, number, run.nb_ps, run.nb_workers)
-        given.append(f"--metrics_port={port}")
-    return Node(f"{role.lower()}-{number}", role, number, (*given, *own))
+        words.append(f"--metrics_port={port}")
+    return Node(f"{role.lower()}-{number}", role, number, (*words, *own))
 
 
 def threads_of(num_cpus: int, num_workers: int) -> int:
-    """Return how many threads each of a host's workers may use."""
+    """Return the number of threads that each worker of a host may use.
+
+    Args:
+        num_cpus: Number of CPUs of the host.
+        num_workers: Number of workers on the host.
+    """
     return FLAGS.worker_threads or max(1, num_cpus // max(1, num_workers))
 
 
 def given_flags(left_out: Collection[str]) -> list[str]:
-    """Return every flag that was given here, for a process that is started, but those named."""
-    given = (
+    """Return this process's given flags as words of a child's command line.
+
+    Args:
+        left_out: Names of flags to omit.
+    """
+    serialized = (
         FLAGS[name].serialize() for name in FLAGS if FLAGS[name].present and name not in left_out
     )
-    return [part for text in given for part in text.split("\n") if part]
+    return [part for text in serialized for part in text.split("\n") if part]
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a child; its place in the run, and all else, are its flags."""
+    """Return the environment of a child: this process's, without variables that hold flags."""
     return {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
 
 
@@ -373,31 +405,49 @@ def _signal_name(code: int) -> str:
 
 
 def whole_input(given: StandardInput) -> IO[bytes] | None:
-    """Return all of the input, for workers on other hosts, which get a copy before they start.
+    """Read the whole standard input. Workers on other hosts get a copy before they start.
+
+    Args:
+        given: The launcher's standard input.
 
     Returns:
-        A file; None: there is no input, or a stream that does not end. A warning names the latter.
+        A file with the input. None if there is no input, or if the input is a stream that has
+        brought no data for `_INPUT_SECONDS` and has not ended; a warning reports that stream.
     """
-    found = given.whole(_INPUT_SECONDS)
-    if found is None and given.kind is InputKind.STREAM:
+    file = given.whole(_INPUT_SECONDS)
+    if file is None and given.kind is InputKind.STREAM:
         logging.warning(
-            "stdin has brought nothing for %g s and has not ended: the workers on other hosts get "
-            "an empty one. Give the input as a file, or < /dev/null where there is none.",
+            "stdin has brought no data for %g s and has not ended: the workers on other hosts get "
+            "an empty stdin. Give the input as a file, or give < /dev/null if there is no input.",
             _INPUT_SECONDS,
         )
-    return found
+    return file
 
 
 class Cluster:
-    """The children of one run.
+    """Starts, supervises and ends the nodes of one run.
+
+    Attributes:
+        run_settings: The run's settings.
+        rules: Rules for ending the other nodes when a node ends.
+        launcher: Launcher that starts the nodes.
+        nodes: Nodes to start, in order of their start.
+        children: State of the started nodes.
+        interrupted: Event that is set by the first end signal.
+        impatient: Event that is set by the second end signal: all nodes are killed.
+        restarts: Role -> the restarts of the role's nodes.
+        root_cause: Exit code of the failure that ended the run; None before a failure.
+        culprit: The node with that failure; None before a failure.
+        at_fault: Ids of the workers whose own failure was reported, with any exit code.
 
     Args:
         run: The run's settings.
-        launcher: Where they run.
-        nodes: What is started, in this order.
-        rules: What their ends mean.
-        read_code: Returns what the exit code of a node that has ended counts as.
-        on_turn: Called every fraction of a second while nodes run.
+        launcher: Launcher that starts the nodes.
+        nodes: Nodes to start, in order of their start.
+        rules: Rules for ending the other nodes when a node ends.
+        read_code: Called with a node that has ended, its process and its exit code; returns the
+            exit code to use instead.
+        on_turn: Called every `_TURN_SECONDS` while nodes run.
     """
 
     def __init__(
@@ -414,18 +464,18 @@ class Cluster:
         self.launcher, self.nodes = launcher, nodes
         self.children: list[Child] = []
         self.interrupted = threading.Event()
-        self.impatient = threading.Event()  # a second signal: no more patience
+        self.impatient = threading.Event()
         window = FLAGS.restart_window_seconds
         self.restarts = {
             "PS": Restarts(FLAGS.restart_ps, window, mendable=()),
             "Worker": Restarts(FLAGS.restart_workers, window, mendable=rules.mendable),
         }
-        self.root_cause: int | None = None  # exit code of the failure that ended the run
-        self.culprit: Child | None = None  # the node with that failure
-        self.at_fault: set[int] = set()  # workers that failed by themselves, whatever their code
+        self.root_cause: int | None = None
+        self.culprit: Child | None = None
+        self.at_fault: set[int] = set()
 
     def run(self) -> int:
-        """Start every node, wait for the end, reap every process."""
+        """Start every node, wait for the run's end, reap every process; return the exit code."""
         with handle_signals(self._interrupt, _END_SIGNALS, self._insist):
             try:
                 for node in self.nodes:
@@ -443,13 +493,19 @@ class Cluster:
         logging.debug("starting %s: %s", node.name, " ".join(node.flags))
         child = Child(node, self.launcher.start(node), self._read_code)
         self.children.append(child)
-        if self.interrupted.is_set():  # between the look above and now
+        # The signal handler may have run after the first check and before `append`. It then has
+        # not sent the signal to this child, which would run on.
+        if self.interrupted.is_set():
             child.process.send_signal(signal.SIGINT)
 
     def _wait(self) -> None:
-        """Wait until every node has ended; once one has failed for good, end the others."""
-        ending_since, patient = None, False  # patient: PS and Supervisor may end by themselves
-        alone_since: float | None = None  # without any worker
+        """Wait until every node has ended; after a final failure of a node, end the others.
+
+        Workers get SIGTERM first. While `patient` is True, PS and Supervisor may end on their own;
+        then they get SIGTERM too.
+        """
+        ending_since, patient = None, False
+        alone_since: float | None = None  # when the last worker had ended
         while any(child.poll() is None for child in self.children):
             time.sleep(_TURN_SECONDS)
             self.launcher.tend()
@@ -461,7 +517,7 @@ class Cluster:
                 if self.root_cause is not None:
                     self._signal(signal.SIGTERM, self._of("Worker"))
                     patient = True
-            shards = self._of("PS")  # none where another part of the run has them
+            shards = self._of("PS")  # empty if another task of a Slurm step starts the PS
             ps_gone = bool(shards) and all(child.is_gone for child in shards)
             if ps_gone or self.root_cause is not None or self.interrupted.is_set():
                 ending_since = now if ending_since is None else ending_since
@@ -477,7 +533,7 @@ class Cluster:
                 return
 
     def _restart_nodes(self) -> None:
-        """Start PS and workers again that died, unless the run is over."""
+        """Restart PS and workers that have died, unless the run is over."""
         over = self.interrupted.is_set() or self.root_cause is not None
         over = over or any(child.poll() == EXIT_DONE for child in self._of("PS"))
         for role in self.restarts:
@@ -486,7 +542,7 @@ class Cluster:
             over = over or any(child.is_gone for child in self._of("PS"))
 
     def _restart(self, child: Child, over: bool) -> None:
-        """Start a node again if it is time, or decide whether to, if it has ended."""
+        """Restart a node whose restart is due, or decide on the restart of a node that ended."""
         if child.again_at is not None and over:
             child.again_at = None
         elif child.again_at is not None and time.monotonic() >= child.again_at:
@@ -497,7 +553,7 @@ class Cluster:
                 self._decide_restart(child, code)
 
     def _decide_restart(self, child: Child, code: int) -> None:
-        """Decide whether a node that has ended is started again."""
+        """Decide whether a node that has ended is restarted, and log the decision."""
         node, flag = child.node, "--restart_ps" if child.node.role == "PS" else "--restart_workers"
         pause = self.restarts[node.role].pause(node.number, code)
         if pause is not None:
@@ -509,18 +565,20 @@ class Cluster:
     def _start_again(self, child: Child) -> None:
         child.again_at, child.restart_decided = None, False
         count = self.restarts[child.node.role].started(child.node.number)
-        own = tuple(flag for flag in child.node.flags if not flag.startswith(_OF_RESTARTS))
+        base_flags = tuple(flag for flag in child.node.flags if not flag.startswith(_OF_RESTARTS))
         again = "--resume_only" if child.node.role == "PS" else f"--num_restarts={count}"
-        child.node = dataclasses.replace(child.node, flags=(*own, again), num_restarts=count)
+        child.node = dataclasses.replace(child.node, flags=(*base_flags, again), num_restarts=count)
         try:
             child.process, child.code = self.launcher.start(child.node), None
-        except Unreachable as error:  # it counts as another death, with the code of the last one
+        # A failed restart counts as another death of the node, with the exit code of the last one.
+        except Unreachable as error:
             logging.warning("%s cannot be started: %s", child.node.name, error)
 
     def _failure(self) -> int | None:
-        """Return the exit code that dooms the run: a PS's, or that of the first worker.
+        """Return the exit code of a failure that ends the run, or None; store its `culprit`.
 
-        Of one worker, or of all: `EndRules.one_failure_is_all`.
+        The failure of a PS ends the run. The failure of the first worker, or of all workers, ends
+        the run as `EndRules.one_failure_is_all` sets.
         """
         for child in self._of("PS"):
             code = child.poll() if child.is_gone else None
@@ -528,13 +586,14 @@ class Cluster:
                 self.culprit = child
                 return EXIT_UNREACHABLE if code < 0 else code
         codes = [child.poll() for child in self._of("Worker")]
-        own_fault = [code for code in codes if code and code > 0]  # the others were killed
+        own_fault = [code for code in codes if code and code > 0]  # negative codes: killed workers
         if self.rules.one_failure_is_all:
             for child, code in zip(self._of("Worker"), codes, strict=True):
                 if code and code > 0 and not self._is_lost(child):
                     self.culprit = child
                     return code
-        has_all = len(codes) == self.run_settings.nb_workers  # else others may train on
+        # Workers of other tasks of a Slurm step may still train if not all workers are here.
+        has_all = len(codes) == self.run_settings.nb_workers
         if has_all and all(code not in (None, EXIT_DONE) for code in codes):
             code = next(iter(own_fault), EXIT_UNREACHABLE)
             self.culprit = self._of("Worker")[codes.index(code) if own_fault else 0]
@@ -569,7 +628,10 @@ class Cluster:
         return [child for child in self.children if child.node.role == role]
 
     def _code(self) -> int:
-        """Return what went wrong; a killed worker does not spoil a run that reached its end."""
+        """Return the exit code of the run, and log the exit codes of its nodes.
+
+        A killed or lost worker does not change the code of a run that reached its end.
+        """
         codes = {child.node.name: child.poll() or 0 for child in self.children}
         logging.info("exit codes: %s", codes)
         for what, role in (("PS", "PS"), ("workers", "Worker")):
@@ -578,19 +640,19 @@ class Cluster:
         if self.interrupted.is_set():
             return EXIT_INTERRUPTED
         lost = {child.node.name for child in self._of("Worker") if self._is_lost(child)}
-        found = self.root_cause or max(
+        worst = self.root_cause or max(
             0, *(code for name, code in codes.items() if name not in lost)
         )
-        if self.culprit is None and found:
-            self.culprit = next(each for each in self.children if each.poll() == found)
+        if self.culprit is None and worst:
+            self.culprit = next(child for child in self.children if child.poll() == worst)
         absent = [child.node.name for child in self._of("Worker") if codes[child.node.name]]
-        if found == EXIT_DONE and absent:
+        if worst == EXIT_DONE and absent:
             names = ", ".join(f"{name} (exit code {codes[name]})" for name in absent)
-            logging.warning("the run has gone on without %s", names)
-        return found
+            logging.warning("the run continued without %s", names)
+        return worst
 
     def describe_end(self) -> str:
-        """Return which node ended the run and how, in one line; empty: none did."""
+        """Return one line with the node that ended the run and how; empty if no node failed."""
         child = self.culprit
         if child is None:
             return ""
@@ -609,6 +671,6 @@ class Cluster:
         return [child for child in self._of("Worker") if (child.poll() or 0) < 0]
 
     def _is_lost(self, worker: Child) -> bool:
-        """Return whether a script could not reach the PS, or go on with the others."""
+        """Return whether a worker's script only lost contact with the PS or the other workers."""
         may_be_lost = self.rules.one_failure_is_all and worker.node.number not in self.at_fault
         return may_be_lost and worker.poll() == EXIT_UNREACHABLE

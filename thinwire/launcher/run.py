@@ -1,8 +1,9 @@
-"""``thinwire run``: a script as every worker of a run, with its PS and a Supervisor that looks on.
+"""``thinwire run``: runs a script as every worker of a run, with PS shards and a Supervisor.
 
-The PS have no model: the first worker offers it. Where nodes run is the launchers' affair, as for a
-Cluster (`role`); here is what differs: workers run the script (`script`), what they write is
-repeated with their names, a failure is shown once, and one that fails ends the run.
+The PS have no model: the first worker sends the model to them. The launchers of a Cluster (`role`)
+start the nodes. A script's run differs from a Cluster in these points: workers run the script
+(`script`), their output is shown with their names, a failure is shown once, and the first worker
+that fails ends the run.
 """
 
 from __future__ import annotations
@@ -57,32 +58,35 @@ from thinwire.worker.client.control import Control
 from thinwire.worker.flags import devices
 
 FLAGS = flags.FLAGS
-#: A script that raises is not mended by another start; a process that was killed is.
+#: A script that raised an error would raise it again, so only killed workers are restarted.
 RULES = EndRules(
     one_failure_is_all=True, mendable=(), workers_first_seconds=5.0, kill_after_seconds=12.0
 )
 _INPUT_TAKEN = (
-    "stdin goes to every worker, from its beginning; a shell loop around this command finds it "
-    "taken: give it < /dev/null there"
+    "stdin goes to every worker, from its beginning: this command consumes the stdin of a shell "
+    "loop around it; there, give < /dev/null"
 )
 _READS_INPUT = re.compile(rb"\bstdin\b|\binput\(|\bfileinput\b|\bopen\(0\b")
-#: Flags of a node that a script's worker does not have.
+#: Prefixes of node flags that a script's worker does not have.
 _OF_ROLES = ("--quiet", "--batch_size=")
-#: How long a shard 0 that does not answer is looked for, to end the run for others.
+#: Time limit for reaching shard 0 to end the run for the other tasks of a Slurm step.
 _END_SECONDS = 10.0
-#: From here on an exit code is 128 + the number of a signal.
+#: An exit code of 128 or more is 128 + the number of a signal.
 _EXIT_OF_SIGNALS = 128
 
 
 def complete_flags(script: Sequence[str]) -> list[str]:
-    """Set what follows from the script, before the flags are read; return script and arguments.
+    """Set the flags that depend on the script, before the flags are read.
 
     Args:
-        script: A file, or -m and a module, and the script's arguments, as the command line has
-            them; with --like it may be empty.
+        script: Words of the command line: a file, or -m and a module, then the script's arguments.
+            With --like the list may be empty.
+
+    Returns:
+        The script and its arguments, as words of a command line.
 
     Raises:
-        ConfigurationError: No script, or flags that a script's run does not heed.
+        ConfigurationError: No script is given, or a flag has no effect in a script's run.
     """
     if FLAGS.like:
         before = launch_document.recorded(FLAGS.like)
@@ -92,7 +96,7 @@ def complete_flags(script: Sequence[str]) -> list[str]:
     if not script:
         raise ConfigurationError(
             "`thinwire run` was given no script; expected thinwire run [--flag=value ...] "
-            "SCRIPT.py [arguments of the script], or -m MODULE in the script's place."
+            "SCRIPT.py [arguments of the script], or -m MODULE instead of SCRIPT.py."
         )
     target = ScriptTarget.of(script)
     if FLAGS.model_from != "worker":
@@ -103,14 +107,14 @@ def complete_flags(script: Sequence[str]) -> list[str]:
         logging.warning("%s", misplaced)
     script_flags.refuse(name for name in FLAGS if FLAGS[name].present)
     if not (FLAGS["port"].present or FLAGS.hosts_file or FLAGS.launcher == "ssh"):
-        FLAGS["port"].value = 0  # any free one
+        FLAGS["port"].value = 0  # any free port
     if FLAGS.run_dir is None:
         FLAGS["run_dir"].value = _default_run_dir(target.label)
     return list(script)
 
 
 def _default_run_dir(label: str) -> str:
-    """Return a folder named for the script; of a run that repeats another, one that is new."""
+    """Return a folder named after the script; with --like, a folder that does not exist yet."""
     names = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     folders = (pathlib.Path("runs") / f"{label}{suffix}" for suffix in names)
     return str(next(folder for folder in folders if not (FLAGS.like and folder.exists())))
@@ -121,11 +125,11 @@ def main(run: Run, script: Sequence[str]) -> int:
 
     Args:
         run: The run's settings.
-        script: Its path and its arguments.
+        script: The script and its arguments.
 
     Raises:
-        ConfigurationError: Flags that do not fit the launcher, or a used run directory.
-        Unreachable: A host that cannot be used; nothing is left running.
+        ConfigurationError: Flags do not fit the launcher, or the run directory is in use.
+        Unreachable: A host cannot be used; all started nodes have been ended.
     """
     name, target = _check(run), ScriptTarget.of(script)
     if run.on_metrics is not None:
@@ -147,16 +151,24 @@ def main(run: Run, script: Sequence[str]) -> int:
         code = script_run.run()
     finally:
         launcher.close()
-        remove_settings(run.run_dir, [node.name for node in nodes])  # of those that were killed
-    script_run.report_end(code)  # the last line: a terminal shows it, and other tools quote it
+        # A worker removes its own settings file, but a killed worker could not.
+        remove_settings(run.run_dir, [node.name for node in nodes])
+    # The reason must be the last line of output: a terminal shows it, and other tools quote it.
+    script_run.report_end(code)
     return code
 
 
 def show(run: Run, script: Sequence[str]) -> int:
-    """Write what `main` would start to stdout, and nothing else anywhere; return the exit code.
+    """Write a description of the nodes that `main` would start to stdout; return the exit code.
+
+    The function starts no node and writes no file.
+
+    Args:
+        run: The run's settings.
+        script: The script and its arguments.
 
     Raises:
-        ConfigurationError: As `main` does.
+        ConfigurationError: Flags do not fit the launcher.
     """
     _check(run)
     nodes = [of_script(node, run, script) for node in nodes_of(run, run.addresses)]
@@ -167,37 +179,44 @@ def show(run: Run, script: Sequence[str]) -> int:
 
 
 def _check(run: Run) -> str:
-    """Refuse flags that cannot work before anything starts; return the launcher's name."""
+    """Reject flags that cannot work, before a node starts; return the launcher's name."""
     devices(run.nb_workers)
     script_flags.refuse_optimizer((name for name in FLAGS if FLAGS[name].present), run.method)
     return launch.check(runs_script=True)
 
 
 def place_of(run: Run) -> list[str]:
-    """Return the host of every node, in the order of their starts; the Supervisor is here."""
+    """Return the host of every node, in order of their start; the Supervisor runs on this host."""
     from thinwire.launcher.ssh import read_hosts
 
-    found = place(read_hosts(), run.nb_ps, run.nb_workers)
-    return [*map(str, found.shards + found.workers), "this host"]
+    assignment = place(read_hosts(), run.nb_ps, run.nb_workers)
+    return [*map(str, assignment.shards + assignment.workers), "this host"]
 
 
 def of_script(node: Node, run: Run, script: Sequence[str]) -> Node:
-    """Return a cluster's node as a script's run has it."""
+    """Return a cluster's node with the flags, and for a worker the script, of a script's run.
+
+    Args:
+        node: Node of a cluster.
+        run: The run's settings.
+        script: The script and its arguments.
+    """
     if node.role == "Supervisor":
-        own = ("--quiet", "--status_interval_seconds=1")
-        return dataclasses.replace(node, flags=(*node.flags, *own))
+        more_flags = ("--quiet", "--status_interval_seconds=1")
+        return dataclasses.replace(node, flags=(*node.flags, *more_flags))
     if node.role == "PS":
         preload = ("--preload_keras",) if _may_need_keras(run, ScriptTarget.of(script).path) else ()
         return dataclasses.replace(node, flags=(*node.flags, *preload))
-    words = tuple(each for each in node.flags if not each.startswith(_OF_ROLES))
+    words = tuple(flag for flag in node.flags if not flag.startswith(_OF_ROLES))
     return dataclasses.replace(node, flags=(*words, f"--seed={run.seed}"), script=tuple(script))
 
 
 def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
-    """Return whether the PS will probably step with an optimizer of Keras.
+    """Return whether the PS will probably step with an optimizer of Keras, and must import Keras.
 
-    Of all optimizers only SGD needs none, and a script that never names it has another, or that of
-    another file: a wrong guess costs memory, or the seconds of an import when the run begins.
+    Only SGD works without Keras. A script that never names SGD uses another optimizer, or takes
+    its optimizer from another file. A wrong guess costs memory, or seconds for importing Keras
+    when the run begins.
     """
     if run.method.kind is not Kind.GRADIENT:
         return False
@@ -205,7 +224,16 @@ def _may_need_keras(run: Run, script: pathlib.Path) -> bool:
 
 
 class _ScriptRun:
-    """One run of a script, and what is shown of it."""
+    """One run of a script: supervises its nodes, shows their output and reports failures.
+
+    Args:
+        run: The run's settings.
+        launcher: Launcher that starts the nodes.
+        nodes: Nodes of the cluster that this launcher starts.
+        script: The script and its arguments.
+        began: Start time of the run, in seconds since the epoch.
+        begun_at: Number of updates of the run when this launcher starts.
+    """
 
     def __init__(
         self,
@@ -233,8 +261,8 @@ class _ScriptRun:
         self._cluster = Cluster(run, launcher, followed, RULES, self._read_code, self._merged.look)
 
     def run(self) -> int:
-        """Run everything to its end; return the exit code."""
-        with shown_log(self._screen, lambda: [each.file for each in self._workers.values()]):
+        """Run all nodes to their end; return the exit code of the run."""
+        with shown_log(self._screen, lambda: [output.file for output in self._workers.values()]):
             self._warn_of_terminal()
             try:
                 code = self._cluster.run()
@@ -245,12 +273,12 @@ class _ScriptRun:
             self._screen.end_progress()
             if code not in (EXIT_DONE, EXIT_INTERRUPTED):
                 first = None if self._is_of_node else self._first
-                code = code if first is None else first[1].code  # of what happened first
+                code = code if first is None else first[1].code  # code of the first failure
             self._report(code)
         return code
 
     def report_end(self, code: int) -> None:
-        """Log why the run ended before its time, and what to do; nothing of a run that is done."""
+        """Log why a run ended early, and the remedy. Log nothing for a completed run."""
         if code == EXIT_DONE:
             return
         if code == EXIT_INTERRUPTED and self._first is None:
@@ -264,10 +292,13 @@ class _ScriptRun:
 
     @property
     def _first(self) -> tuple[int, Failure] | None:
-        """The worker that failed first and its failure; what followed from another comes last."""
+        """The worker that failed first, and its failure; None if no worker failed.
+
+        A failure that follows from another worker's failure counts only if there is no other.
+        """
         failures = list(self._failures.items())
-        own = [each for each in failures if each[1].cause is not Cause.ELSEWHERE]
-        return next(iter(own or failures), None)
+        causes = [failure for failure in failures if failure[1].cause is not Cause.ELSEWHERE]
+        return next(iter(causes or failures), None)
 
     @property
     def _is_of_node(self) -> bool:
@@ -287,14 +318,14 @@ class _ScriptRun:
         return self._cluster.describe_end()
 
     def _warn_of_terminal(self) -> None:
-        """Log that nobody reads what is typed, where the script seems to want it."""
+        """Warn that workers cannot read the terminal, if the script seems to read stdin."""
         if self._input.kind is not InputKind.TERMINAL:
             return
         with contextlib.suppress(OSError):
             if _READS_INPUT.search(ScriptTarget.of(self._script).path.read_bytes()):
                 logging.warning(
-                    "stdin is a terminal, which the workers cannot share: a script that reads it "
-                    "finds its end. Give the input by a file or a pipe."
+                    "stdin is a terminal, which the workers cannot share: a script that reads "
+                    "stdin gets an empty input. Give the input by a file or a pipe."
                 )
 
     def _path(self, worker: int) -> pathlib.Path:
@@ -302,7 +333,7 @@ class _ScriptRun:
         return self._run.run_dir / "logs" / f"worker-{worker}.out"
 
     def _node(self, node: Node) -> Node:
-        """Return a cluster's node with what takes its output."""
+        """Return a cluster's node with the script's flags, its output sink and its input."""
         node = of_script(node, self._run, self._script)
         if node.role != "Worker":
             kind = SupervisorOutput if node.role == "Supervisor" else NodeOutput
@@ -318,13 +349,16 @@ class _ScriptRun:
         return dataclasses.replace(node, output=output, input=self._input)
 
     def _read_code(self, node: Node, process: Process, code: int) -> int:
-        """Count a script that has left without coming to its end as one that failed."""
+        """Return the exit code that a node's end counts as; the `read_code` of `Cluster`.
+
+        A script that exits with code 0 before its end counts as failed.
+        """
         output = self._workers.get(node.number) if node.role == "Worker" else None
         if output is not None:
             self._merged.ended(node.number)
         if output is None or code < EXIT_DONE or not process.is_followed:
             return code
-        process.wait()  # its last lines may still be on their way
+        process.wait()  # reads the last lines: they may hold the failure, or `COMPLETED`
         if code != EXIT_DONE:
             self._note_exit(node.number, code)
             return code
@@ -333,7 +367,7 @@ class _ScriptRun:
         name = ScriptTarget.of(self._script).shown
         text = (
             f"{name} left with exit code 0 before its end, as os._exit(0) does, and the other "
-            "workers would go on without it; expected it to return. To end fit early set "
+            "workers would continue without it; expected it to return. To end fit early set "
             "self.model.stop_training = True."
         )
         self._on_failure(node.number, Failure(EXIT_SCRIPT, text, Cause.THINWIRE))
@@ -341,7 +375,7 @@ class _ScriptRun:
         return EXIT_SCRIPT
 
     def _note_exit(self, worker: int, code: int) -> None:
-        """Note that a script has left by itself and reported nothing, as os._exit(3) does."""
+        """Record that a script exited without a failure report, as os._exit(3) does."""
         over = self._cluster.interrupted.is_set() or self._cluster.root_cause is not None
         if not self._failures and code < _EXIT_OF_SIGNALS and not over:
             self._exited[worker] = code
@@ -349,16 +383,17 @@ class _ScriptRun:
             note_failure(self._run.run_dir, text, self._begun_at)
 
     def _on_failure(self, worker: int, failure: Failure) -> None:
-        """Show the first failure; the others are in their workers' files.
+        """Show the first failure. Later failures are only in their workers' files.
 
-        A failure of one line is the launcher's last line. One with a traceback is shown here.
+        A failure of one line becomes the launcher's last line. A failure with a traceback is shown
+        immediately.
         """
-        if self._is_interrupted:  # what the script makes of its end is in the worker's file
+        if self._is_interrupted:  # an error of an interrupted script is no failure of the run
             return
         is_own = failure.cause is not Cause.ELSEWHERE
         with self._lock:
             earlier = [
-                each for each in self._failures.values() if each.cause is not Cause.ELSEWHERE
+                other for other in self._failures.values() if other.cause is not Cause.ELSEWHERE
             ]
             self._failures[worker] = failure
         if is_own and not failure.is_lost:
@@ -371,10 +406,10 @@ class _ScriptRun:
             self._workers[worker].show("failed; the reason follows when the run has ended")
 
     def _end_others(self) -> None:
-        """Let shard 0 end the run for the other tasks of a step, if a script has failed here.
+        """Make shard 0 end the run for the other tasks of a Slurm step, if a script failed here.
 
-        One that failed before its first step is known to nobody else. A shard 0 that has no model
-        yet keeps us waiting for one.
+        The other tasks do not know of a script that failed before its first step. Shard 0 answers
+        only when it has a model, so this waits up to --start_timeout_seconds.
         """
         part = launch.part_here()
         failed = {
@@ -395,15 +430,19 @@ class _ScriptRun:
         control.finish(True, self._failures[worker].headline, FLAGS.start_timeout_seconds)
 
     def _report(self, code: int) -> None:
-        """Log who else failed, or how a run ended that is done, and where its report is."""
+        """Log the other workers that failed, the result of a completed run, and the report's path.
+
+        Args:
+            code: Exit code of the run.
+        """
         first = self._first
-        others = [
+        failed = [
             worker
-            for worker, each in self._failures.items()
-            if (first is None or each != first[1]) and each.cause is not Cause.ELSEWHERE
+            for worker, failure in self._failures.items()
+            if (first is None or failure != first[1]) and failure.cause is not Cause.ELSEWHERE
         ]
-        if others:
-            names = ", ".join(map(str, others))
+        if failed:
+            names = ", ".join(map(str, failed))
             logging.error("failed too: worker %s; see %s", names, self._run.run_dir / "logs")
         try:
             summary = json.loads((self._run.run_dir / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Claims a Cluster's run directory before any node is started."""
+"""Claims a Cluster's run directory before a node is started."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from thinwire.runtime.run.directory import clear, lock_of, node_locks
 from thinwire.runtime.run.lock import DirectoryLock, LockOwner
 from thinwire.runtime.run.settings import Run
 
-#: Nodes of a Cluster that was killed are ended by their watchdogs, which may take them this long.
+#: Time limit for locks of a Cluster that was killed: its watchdogs end its nodes within
+#: GRACE_SECONDS.
 PATIENCE_SECONDS = GRACE_SECONDS + 5.0
 
 
@@ -28,24 +29,26 @@ def claim_run_directory(
     patience_seconds: float = PATIENCE_SECONDS,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Make sure that no other process writes here; clear the directory with --overwrite.
+    """Check that no other process writes to the run directory; with --overwrite, clear it.
 
-    The locks are released again for the nodes: each takes its own when it starts. Of a run in
-    several parts, each claims what its own nodes write, and these clear it themselves.
+    The locks are released before the nodes start, because each node takes its own lock. A task of a
+    Slurm step claims only the folders of its own nodes, and these nodes clear their folders
+    themselves.
 
     Args:
         run: The run's settings.
-        part: Which nodes are started here; None: all.
-        patience_seconds: For nodes of an earlier Cluster that are ending.
-        clock: For tests.
+        part: This task of a Slurm step; None if this launcher starts all nodes.
+        patience_seconds: How long to wait for locks of ending nodes of an earlier Cluster, in
+            seconds.
+        clock: Returns the time in seconds; replaced in tests.
 
     Raises:
-        ConfigurationError: A process goes on writing there.
+        ConfigurationError: Another process still writes to the directory.
     """
     owner, deadline = LockOwner.here("Cluster", 0), clock() + patience_seconds
     with contextlib.ExitStack() as held:
         for lock in _locks(run, part):
-            if lock.path.exists():  # else nobody has ever locked it
+            if lock.path.exists():  # a lock without a file was never taken
                 held.enter_context(lock.take(owner, max(0.0, deadline - clock())))
         if run.overwrite and part is None:
             clear(run.run_dir)
@@ -58,20 +61,22 @@ def claim_run_directory(
 def start_in_claimed_directory(
     run: Run, script: Sequence[str] = (), is_elsewhere: bool = False
 ) -> RunStart:
-    """Claim a run directory, report how the run starts there, and clear it where it begins again.
+    """Claim a run directory, log how the run starts, and clear the directory for a new run.
 
     Args:
         run: The run's settings.
-        script: That its workers run, and the script's arguments; empty: they run none.
-        is_elsewhere: Whether PS run on other hosts, whose disks this one may not see.
+        script: The workers' script and its arguments; empty if the workers run no script.
+        is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
-        ConfigurationError: As `claim_run_directory` and `find_start` do.
+        ConfigurationError: Another process writes to the directory, or `find_start` rejects the
+            run.
     """
     part = launch.part_here()
     claim_run_directory(dataclasses.replace(run, overwrite=False), part)
     start = find_start(run, script, is_elsewhere)
-    # The disk of another part may lack the PS's files: it cannot know whether the run begins.
+    # Only the first task of a Slurm step starts the PS. Another task's disk may lack the PS's
+    # files, so that task does not know whether the run begins or resumes.
     if part is None or part.is_first or start.finished is not None:
         logging.info("%s", start.line)
     for warning in run.method.warnings:
@@ -82,7 +87,7 @@ def start_in_claimed_directory(
 
 
 def _locks(run: Run, part: SlurmStep | None) -> list[DirectoryLock]:
-    """Return the locks of what is about to be written, or cleared: then those of all nodes."""
+    """Return the locks of the nodes to start; with --overwrite, of all nodes in the directory."""
     if run.overwrite and part is None:
         return node_locks(run.run_dir)
     nodes = [("PS", shard) for shard in range(run.nb_ps)]

@@ -1,8 +1,8 @@
-"""Whether a launcher's run begins or resumes, found out and reported before anything starts.
+"""Finds out, before a node starts, whether a run begins or resumes.
 
-The newest checkpoint of shard 0 decides it (`thinwire.runtime.run.resuming`). Where it lies on
-another host, the launcher knows only what the Supervisor has recorded here, and the PS compares the
-rest.
+The newest checkpoint of shard 0 decides this (`thinwire.runtime.run.resuming`). If the checkpoint
+is on another host, the launcher reads only the Supervisor's records in the run directory, and the
+PS compares the settings when it starts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _FIRST_SHARD = "ps-0"
 
 @dataclasses.dataclass(frozen=True)
 class RunStart:
-    """How a run starts.
+    """Result of `find_start`: whether a run begins, resumes or is finished.
 
     Attributes:
-        run: Its settings; they overwrite what a failed script has left.
-        finished: Why it has nothing left to do; None: it trains.
-        updates: That it has when it starts.
-        line: What is reported of it.
+        run: The run's settings; `overwrite` is set if the run replaces a run whose script failed.
+        finished: Stop reason of a run that is already finished; None if the run trains.
+        updates: Number of updates when the run starts.
+        line: Line for the log that describes the start.
     """
 
     run: Run
@@ -51,15 +51,16 @@ class RunStart:
 
 
 def find_start(run: Run, script: Sequence[str] = (), is_elsewhere: bool = False) -> RunStart:
-    """Find out how a run starts.
+    """Find out whether a run begins, resumes or is finished.
 
     Args:
         run: The run's settings.
-        script: That its workers run, and the script's arguments; empty: they run none.
-        is_elsewhere: Whether PS run on other hosts, whose disks this one may not see.
+        script: The workers' script and its arguments; empty if the workers run no script.
+        is_elsewhere: True if the PS may run on hosts that do not share this host's disk.
 
     Raises:
-        OtherRun: The directory holds a run of other code or settings, and no flag allows that.
+        OtherRun: The directory holds a run of other code or settings, and neither --resume nor
+            --overwrite is given.
     """
     if run.overwrite:
         return _begin(run, "")
@@ -93,14 +94,14 @@ def _begin(run: Run, why: str) -> RunStart:
 
 
 def _newest(run: Run) -> State | None:
-    """Return the newest checkpoint of shard 0 without its arrays; None: there is none here."""
+    """Return the newest checkpoint of shard 0 without its arrays; None if this host has none."""
     folder = checkpoints_of(run.run_dir, _FIRST_SHARD)
     store = checkpoints_at(run.checkpoint_dir, _FIRST_SHARD, folder, run.keep_checkpoints)
     return store.load_values()
 
 
 def _version(run: Run, state: State) -> int:
-    """Return the update that a checkpoint, and the journal behind it, lead to."""
+    """Return the number of updates after loading a checkpoint and replaying the journal."""
     core, mark = state["core"], read_mark(checkpoints_of(run.run_dir, _FIRST_SHARD))
     version = int(core["model"]["version"])
     if state.get("journal") is None or mark is None or mark.generation < core["generation"]:
@@ -109,7 +110,7 @@ def _version(run: Run, state: State) -> int:
 
 
 def _has_failed(run: Run, state: State) -> bool:
-    """Return whether the script of the run before has failed after it had trained."""
+    """Return whether the earlier run's script failed after it had trained."""
     begun_at = update_of_failure(run.run_dir)
     if begun_at is not None and (not state or _version(run, state) > begun_at):
         return True
@@ -119,7 +120,7 @@ def _has_failed(run: Run, state: State) -> bool:
 
 
 def _recorded(run: Run) -> int | None:
-    """Return the updates in the Supervisor's newest record; None: there is none."""
+    """Return the number of updates in the Supervisor's newest record; None without a record."""
     try:
         with open(run.run_dir / METRICS_FILE, encoding="utf-8") as file:
             newest = json.loads(file.readlines()[-1])
@@ -130,8 +131,8 @@ def _recorded(run: Run) -> int | None:
 
 def _summary(run: Run) -> State:
     try:
-        found = json.loads((run.run_dir / SUMMARY_FILE).read_text())
-        return dict(found)
+        summary = json.loads((run.run_dir / SUMMARY_FILE).read_text())
+        return dict(summary)
     except (OSError, ValueError, TypeError):
         return {}
 

@@ -1,8 +1,9 @@
-"""A worker's place as cluster managers give it in the environment: Slurm, torchrun, Kubernetes.
+"""Reads a worker's id and the PS addresses from the environment of Slurm, torchrun or Kubernetes.
 
-Each process of the job is a worker; its rank, from 0, is its id - 1. The PS runs beside them, at
-the addresses of ``THINWIRE_PS`` (host:port, with commas between shards); where a manager names a
-first host, at its default port unless that variable is set.
+Each process of the job is a worker, and its rank (from 0) is its id - 1. The PS is started
+separately, at the addresses of ``THINWIRE_PS`` (host:port, with commas between shards). Without
+this variable the PS is expected on the first host that Slurm or torchrun names, at the default
+port.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from thinwire.flags.slurm import step_of
 from thinwire.launcher.tf_config import ClusterPosition
 from thinwire.ops.types import ConfigurationError
 
-#: Names the PS.
+#: Environment variable with the addresses of the PS.
 PS_VARIABLE = "THINWIRE_PS"
-#: How many workers a Kubernetes Job has, which its pods do not know.
+#: Environment variable with the number of workers, which pods of a Kubernetes Job do not know.
 WORKERS_VARIABLE = "THINWIRE_NB_WORKERS"
 _DEFAULT_PORT = 2223
 
@@ -23,15 +24,18 @@ Environment = Mapping[str, str]
 
 
 def position(environment: Environment) -> tuple[str, ClusterPosition] | None:
-    """Return who gives this process a place, and the place; None: nobody does.
+    """Return the scheduler's name and this process's position; None outside a scheduler's job.
+
+    Args:
+        environment: The environment variables.
 
     Raises:
-        ConfigurationError: Variables that are no numbers, or a PS that none of them names.
+        ConfigurationError: A variable is not a number, or no variable gives the PS address.
     """
     for name, read in _SCHEDULERS.items():
-        found = read(environment)
-        if found is not None:
-            return name, found
+        place = read(environment)
+        if place is not None:
+            return name, place
     return None
 
 
@@ -56,7 +60,7 @@ def _kubernetes(environment: Environment) -> ClusterPosition | None:
     rank = _number(environment, "JOB_COMPLETION_INDEX")
     if WORKERS_VARIABLE not in environment:
         raise ConfigurationError(
-            f"JOB_COMPLETION_INDEX={rank} and {PS_VARIABLE} are set, and the number of workers is "
+            f"JOB_COMPLETION_INDEX={rank} and {PS_VARIABLE} are set, but the number of workers is "
             f"not known; set {WORKERS_VARIABLE} to the Job's completions."
         )
     return _worker(rank, _number(environment, WORKERS_VARIABLE), _shards(environment, "", ""))
@@ -69,24 +73,24 @@ _SCHEDULERS: dict[str, Callable[[Environment], ClusterPosition | None]] = {
 }
 
 
-#: Who gives places to workers.
+#: Names of the schedulers.
 NAMES = tuple(_SCHEDULERS)
 
 
 def _worker(rank: int, count: int, shards: tuple[str, ...]) -> ClusterPosition:
     if not 0 <= rank < count:
         raise ConfigurationError(
-            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Mend the "
+            f"this process has rank {rank} of {count}; expected 0 to {count - 1}. Correct the "
             "scheduler's variables, or give distribute() id_worker and nb_workers."
         )
     return ClusterPosition("Worker", rank + 1, shards, count)
 
 
 def _shards(environment: Environment, host: str, variable: str) -> tuple[str, ...]:
-    """Return the addresses of the PS."""
-    given = environment.get(PS_VARIABLE, "")
-    if given:
-        return tuple(each.strip() for each in given.split(","))
+    """Return host:port of every shard: from ``THINWIRE_PS``, else the default port of a host."""
+    addresses = environment.get(PS_VARIABLE, "")
+    if addresses:
+        return tuple(address.strip() for address in addresses.split(","))
     if not host:
         raise ConfigurationError(
             f"{variable} names no host, so the PS is not known; set {PS_VARIABLE}=host:port."

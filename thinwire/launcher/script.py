@@ -1,12 +1,13 @@
-"""Runs a user's script as one worker of a run, or its evaluator, as ``python script.py`` would.
+"""Runs a user's script as a worker or the evaluator of a run, as ``python script.py`` would.
 
 ``script.py [--flag=value ...] -- SCRIPT [ARGUMENT ...]``, by its path or as a module; `thinwire
-run` starts it. The flags go to a file that only this user can read, where
-`thinwire.script.settings` finds them; seeds and threads are set as soon as the script imports what
-they concern. A script that fails leaves one line for the launcher (`failures`), which shows it
-once, and the run is ended. In the evaluator it writes its traceback, and ends nothing.
+run` starts it. The flags are written to a file that only this user can read, for
+`thinwire.script.settings`. The seeds and threads of a library are set when the script imports the
+library. A script that fails as a worker writes one line for the launcher (`failures`); the launcher
+shows the failure once and ends the run. A script that fails as the evaluator writes its traceback,
+and the run continues.
 
-This module may be the program itself, so it holds nothing that others import from it.
+This module may run as the main program, so no other module imports from it.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-if not __package__:  # run by its path, without a module path of ours: see `program`
+if not __package__:
+    # Run by its path: the module path, which belongs to the user's script, lacks the package. Once
+    # imported, the package finds its modules by its own path. Its folder must not stay on the
+    # module path, where it could hide modules of the user.
     _ROOT = str(pathlib.Path(__file__).resolve().parents[2])
     sys.path.insert(0, _ROOT)
-    importlib.import_module("thinwire")  # found by its own path from here on
+    importlib.import_module("thinwire")
     sys.path.remove(_ROOT)
 
 from thinwire.launcher.error_reasons import (
@@ -73,37 +77,38 @@ from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow, share_dow
 from thinwire.worker.script import RECORD
 from thinwire.worker.temporary import record_temporary, remove_temporary
 
-#: Ends of a run that are reported elsewhere.
+#: Stop reasons of a run that another process reports.
 _OTHERS_CAUSES = (SCRIPT_FAILED, "interrupted")
-#: Where everybody is interrupted, it is the PS that ends the run; where this script is alone, it.
+#: Delay before an interrupted script ends the run. If all nodes were interrupted, the PS end the
+#: run during the delay. If only this script was interrupted, this script ends the run.
 _INTERRUPTED_SECONDS = 0.5
 _STEP_VARIABLE = "SLURM_STEP_ID"
 _SEPARATOR = "--"
 _HASH_SEED = "PYTHONHASHSEED"
-#: The signal by which the launcher has ended this script.
+#: The SIGTERM by which the launcher has ended this script; empty before that.
 _ENDED: list[int] = []
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the script that the arguments name; return its exit code."""
-    # At its end an interpreter looks for cycles among TensorFlow's million objects, several times,
-    # which takes a second of processor time; frozen ones are left alone.
+    # At exit the interpreter searches TensorFlow's million objects for reference cycles, several
+    # times, which takes a second of CPU time. The search skips frozen objects.
     atexit.register(gc.freeze)
     arguments = list(arguments)
     at = arguments.index(_SEPARATOR)
     words, script = [_absolute(word) for word in arguments[:at]], arguments[at + 1 :]
-    given = _values(words)
-    _fix_hashes(int(given["seed"]))
-    _prepare_process(given)
+    values = _values(words)
+    _fix_hashes(int(values["seed"]))
+    _prepare_process(values)
     if IN_SCRIPT_FOLDER in words:
         words.remove(IN_SCRIPT_FOLDER)
         _go_to_folder(script)
     evaluates = EVALUATES in words
-    node = "evaluator" if evaluates else f"worker-{int(given['id_worker'])}"
-    settings = write_settings(pathlib.Path(given["run_dir"]), node, words, script)
+    node = "evaluator" if evaluates else f"worker-{int(values['id_worker'])}"
+    settings = write_settings(pathlib.Path(values["run_dir"]), node, words, script)
     os.environ[SETTINGS_VARIABLE] = str(settings)
-    _hold_files(given, node)
-    _prepare_libraries(given)
+    _hold_files(values, node)
+    _prepare_libraries(values)
     try:
         return _evaluate(script) if evaluates else _run(script)
     finally:
@@ -111,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _go_to_folder(script: list[str]) -> None:
-    """Change to the script's folder; of a module, to the copy of the launcher's."""
+    """Change to the script's folder; for a module, to the copy of the launcher's folder."""
     if script[0] == MODULE_OPTION:
         os.chdir(SENT_SCRIPT)
         return
@@ -121,29 +126,29 @@ def _go_to_folder(script: list[str]) -> None:
 
 
 def _name_of(script: Sequence[str]) -> str:
-    """Return what messages call the script: its file's name, or -m and the module."""
+    """Return the script's name for messages: the name of its file, or -m and the module."""
     if script[0] == MODULE_OPTION:
         return " ".join(script[:2])
     return pathlib.Path(script[0]).name
 
 
 def _absolute(word: str) -> str:
-    """Return a flag that names a file with its whole path: the script may go elsewhere."""
+    """Return a flag with its file's path made absolute: the script may change the folder."""
     name, equals, value = word.partition("=")
     is_path = name == "--run_dir" or name.endswith("_file") or name.startswith("--tls_")
     return f"{name}={os.path.abspath(value)}" if is_path and equals else word
 
 
 def _values(words: Sequence[str]) -> dict[str, str]:
-    """Return flag -> value of words such as --seed=1; the last one counts."""
+    """Return name -> value of flags written as --name=value; the last value of a name counts."""
     pairs = (word.removeprefix("--").partition("=") for word in words)
     return {name: value for name, _, value in pairs}
 
 
 def _hold_files(given: Mapping[str, str], node: str) -> None:
-    """Keep what the chief writes from this script, from its first line on; see `held_files`."""
+    """Stop this script from deleting or truncating the chief's files; see `held_files`."""
     began = given.get(RUN_BEGAN.strip("-="))
-    if began is None:  # nobody trains here
+    if began is None:  # not started by a run's launcher: no other worker writes the same files
         return
     number = 0 if node == "evaluator" else int(given["id_worker"])
     is_first = bool(number) and not int(given.get("num_restarts", "0"))
@@ -157,9 +162,10 @@ def _hold_files(given: Mapping[str, str], node: str) -> None:
 
 
 def _fix_hashes(seed: int) -> None:
-    """Begin again with the run's seed of hashes, unless one is set: sets of words have an order.
+    """Restart the interpreter with the run's seed for hashes, unless a hash seed is set.
 
-    Every worker would otherwise number the words of a vocabulary by itself.
+    The order of a set of strings depends on this seed. With different seeds, workers would number
+    the words of a vocabulary differently.
     """
     if os.environ.get(_HASH_SEED, "random") != "random":
         return
@@ -169,23 +175,24 @@ def _fix_hashes(seed: int) -> None:
 
 
 def _prepare_process(given: Mapping[str, str]) -> None:
-    """Set device, output and signals."""
-    configure_libraries(tensorflow_log_level=2)  # else its greeting comes once per worker
+    """Configure the device, output streams and signals of this process."""
+    configure_libraries(tensorflow_log_level=2)  # hides the greeting that every worker would log
     device = given.get("device", "auto")
     if device != "auto":
         os.environ["CUDA_VISIBLE_DEVICES"] = device.removeprefix("gpu:").replace("cpu", "-1")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # it is a pipe, and somebody looks
+            stream.reconfigure(line_buffering=True)  # a pipe is block-buffered by default
     record_temporary()
     signal.signal(signal.SIGTERM, _end_evaluator if EVALUATES[2:] in given else _end)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _prepare_libraries(given: Mapping[str, str]) -> None:
-    """Set seeds and threads, and hold files back, in the libraries that the script imports."""
+    """Set seeds and threads, and protect the chief's files, in the libraries that are imported."""
     seed, threads = int(given["seed"]), int(given.get("worker_threads", "0"))
-    # A step waits within TensorFlow, in one of its threads, for an exchange that calls it, too.
+    # A step blocks one of TensorFlow's threads while it waits for an exchange. With --kernels=tf
+    # the exchange itself calls TensorFlow and needs threads in addition to the blocked ones.
     calls = 2 if given.get("kernels") == "tf" else 1
     random.seed(seed)
     _act_after_imports(
@@ -207,7 +214,7 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 
 def _end(number: int, frame: Any) -> None:
-    """End the script from outside, so that it cleans up what it has opened."""
+    """End the script on SIGTERM by SystemExit, so that the script releases its resources."""
     del frame
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
@@ -216,27 +223,27 @@ def _end(number: int, frame: Any) -> None:
 
 
 def _end_evaluator(number: int, frame: Any) -> None:
-    """End the evaluator, whose script has nothing else to clean up."""
+    """End the evaluator on SIGTERM; its temporary files are all that must be removed."""
     del frame
     remove_temporary()
     os._exit(128 + number)
 
 
 def _act_after_imports(actions: Mapping[str, Callable[[Any], None]]) -> None:
-    """Call each action with its module: now if that is imported already, else when it is."""
+    """Call each action with its module: now if the module is imported, else after its import."""
     later = dict(actions)
     for name, action in actions.items():
-        if name in sys.modules:  # a start-up file of this Python may import anything
+        if name in sys.modules:  # Python's start-up files (sitecustomize) may import any module
             action(sys.modules[name])
             del later[name]
     sys.meta_path.insert(0, _AfterImport(later))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """Does something as soon as a module has been imported, whoever imports it.
+    """Import hook that calls an action once, as soon as a module has been imported.
 
     Args:
-        actions: Name of the module -> what is done with it, once.
+        actions: Name of a module -> action, called with the module.
     """
 
     def __init__(self, actions: dict[str, Callable[[Any], None]]) -> None:
@@ -245,17 +252,19 @@ class _AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, with the action added to what executes it."""
+        """Return the module's spec from the other finders; its loader also calls the action."""
+        # The action is removed first: `importlib.util.find_spec` below calls this method again,
+        # which must then return None to let the other finders find the module.
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
-        spec = importlib.util.find_spec(fullname)  # by the other finders
+        spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             loader: Any = spec.loader
             execute = loader.exec_module
 
             def execute_and_act(module: types.ModuleType) -> None:
-                del loader.exec_module  # the class has it still
+                del loader.exec_module  # restores the method of the loader's class
                 with quiet_stderr() if fullname == "tensorflow" else contextlib.nullcontext():
                     execute(module)
                 action(module)
@@ -279,7 +288,7 @@ def _run(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         code, failure = EXIT_INTERRUPTED, None
         time.sleep(_INTERRUPTED_SECONDS)
-    except BaseException as error:  # noqa: BLE001 - the script's own
+    except BaseException as error:  # noqa: BLE001 - any error of the script
         if (ended := _code_of_signal(error)) is not None:
             return ended
         failure = _failure(error)
@@ -295,7 +304,7 @@ def _run(words: Sequence[str]) -> int:
         return code
     if (failure is not None and (failure.is_lost or failure.is_refused)) or _is_cancelled(code):
         RECORD.abandon()
-    with contextlib.suppress(Exception):  # the launcher ends the run anyway
+    with contextlib.suppress(Exception):  # the launcher also ends the run
         RECORD.end(code != EXIT_DONE, "" if failure is None else failure.headline)
     if code == EXIT_DONE:
         report_completion()
@@ -303,7 +312,7 @@ def _run(words: Sequence[str]) -> int:
 
 
 def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
-    """Return what a script that has left by `sys.exit` leaves behind; None: it ended well."""
+    """Return the failure of a script that called `sys.exit`; None if the exit is no failure."""
     if _ENDED or code == EXIT_INTERRUPTED:
         return None
     if code:
@@ -312,16 +321,16 @@ def _failure_of_exit(error: SystemExit, code: int, name: str) -> Failure | None:
     if RECORD.has_left_fit_by(error):
         text = (
             f"{name} ended with exit code 0 in the middle of fit, which the other workers "
-            "would go on with; expected fit to return: set self.model.stop_training = True."
+            "would continue; expected fit to return: set self.model.stop_training = True."
         )
         return Failure(EXIT_SCRIPT, text, Cause.THINWIRE)
     return None
 
 
 def _note_thread_errors() -> list[BaseException]:
-    """Return a list that gets each error of Thinwire's own that ends a thread of the script.
+    """Return a list that collects each error of Thinwire that ends a thread of the script.
 
-    Its training has failed, although the main thread may come to the end of the script.
+    The training in that thread has failed, even if the main thread runs the script to its end.
     """
     errors: list[BaseException] = []
     before = threading.excepthook
@@ -337,17 +346,18 @@ def _note_thread_errors() -> list[BaseException]:
 
 
 def _is_cancelled(code: int) -> bool:
-    """Return whether a signal of Slurm has ended this script, as all other nodes of the step.
+    """Return whether a signal of Slurm has ended this script and all other nodes of the step.
 
-    Slurm sends it to every process by itself, and this one may be the first to act on it.
+    Slurm sends the signal to every process of the step, and this process may be the first to act.
     """
     return _STEP_VARIABLE in os.environ and (bool(_ENDED) or code == EXIT_INTERRUPTED)
 
 
 def _code_of_signal(error: BaseException) -> int | None:
-    """Return the exit code where a signal is behind an error; None: where none is.
+    """Return the exit code of the signal that caused an error; None if no signal did.
 
-    TensorFlow makes others of a SystemExit, and of Ctrl-C where that meets an import.
+    TensorFlow replaces a SystemExit by another error. A KeyboardInterrupt during an import of
+    TensorFlow becomes the cause or context of an ImportError.
     """
     if _ENDED:
         return 128 + _ENDED[0]
@@ -360,12 +370,12 @@ def _code_of_signal(error: BaseException) -> int | None:
 
 
 def _evaluate(words: Sequence[str]) -> int:
-    """Run the script as the evaluator, whose end is that of the run; return the exit code."""
+    """Run the script as the evaluator, which ends with the run; return the exit code."""
     try:
         _execute(words)
     except SystemExit as error:
         return _code_of(error)
-    except BaseException as error:  # noqa: BLE001 - the script's own
+    except BaseException as error:  # noqa: BLE001 - any error of the script
         failure = _failure(error)
         sys.stderr.write("" if failure.cause is Cause.ELSEWHERE else f"{failure.text}\n")
         return failure.code
@@ -373,8 +383,8 @@ def _evaluate(words: Sequence[str]) -> int:
 
 
 def _execute(words: Sequence[str]) -> None:
-    """Run the script as the main module, which it then stays."""
-    admit_signals()  # from here on what they raise is caught
+    """Run the script as the main module; it stays the main module after its end."""
+    admit_signals()  # the callers catch exceptions that signal handlers raise from this line on
     if words[0] == MODULE_OPTION:
         _execute_module(words[1], words[2:])
         return
@@ -391,10 +401,10 @@ def _execute(words: Sequence[str]) -> None:
 def _execute_module(name: str, arguments: Sequence[str]) -> None:
     """Run a module as ``python -m`` does, with its packages and its spec.
 
-    `runpy.run_module` would put the former main module back at the end, where threads and exit
-    handlers of the script still need theirs.
+    `runpy.run_module` is not used: at its end it restores the previous main module, but the
+    script's threads and exit handlers still need the script as main module.
     """
-    sys.argv[:] = [MODULE_OPTION, *arguments]  # as long as packages are imported
+    sys.argv[:] = [MODULE_OPTION, *arguments]  # as `python -m` sets it while it imports packages
     _begin_module_path(os.getcwd())
     spec = importlib.util.find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
@@ -417,7 +427,7 @@ def _execute_module(name: str, arguments: Sequence[str]) -> None:
 
 
 def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> Any:
-    """Return an empty main module, which stands in `sys.modules`."""
+    """Create an empty main module and install it in `sys.modules`."""
     main_module: Any = types.ModuleType("__main__")
     main_module.__file__ = file
     main_module.__builtins__ = builtins
@@ -430,13 +440,16 @@ def _new_main_module(file: str, spec: importlib.machinery.ModuleSpec | None) -> 
 
 
 def _begin_module_path(folder: str) -> None:
-    if not sys.flags.safe_path:  # -m, by which this module runs, puts the current folder there
+    if not sys.flags.safe_path:  # without -P, `python -m` puts the current folder first
         del sys.path[0]
     sys.path.insert(0, folder)
 
 
 def _code_of(error: SystemExit) -> int:
-    """Return the exit code as the interpreter finds it, writing what is none to stderr."""
+    """Return the exit code that the interpreter would use for a SystemExit.
+
+    A code that is neither None nor a number is written to stderr, as the interpreter does.
+    """
     if error.code is None:
         return EXIT_DONE
     if isinstance(error.code, int):
@@ -446,21 +459,21 @@ def _code_of(error: SystemExit) -> int:
 
 
 def _idleness(name: str) -> Failure | None:
-    """Return what is wrong with a script that has ended well and trained with nobody."""
+    """Return the failure of a script that exchanged nothing with the PS; None if it did."""
     if not RECORD.is_distributed:
         return Failure(
             EXIT_CONFIGURATION,
             f"{name} ended without a call of thinwire.distribute(): this worker exchanged "
-            "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or start "
-            f"it alone: python {name}.",
+            "nothing. Add `model = thinwire.distribute(model)` between compile and fit, or run "
+            f"the script without Thinwire: python {name}.",
             Cause.THINWIRE,
         )
     if not RECORD.has_exchanged:
         return Failure(
             EXIT_CONFIGURATION,
-            f"{name} called thinwire.distribute() and ended without an exchange: what it "
-            "trained, if anything, this worker trained alone. Expected fit of the model that "
-            "distribute() was given; in a training loop of its own, steps of `optimizer = "
+            f"{name} called thinwire.distribute() and ended without an exchange: any training on "
+            "this worker was not shared with the other workers. Expected a call of fit of the "
+            "model that distribute() was given; in a custom training loop, steps of `optimizer = "
             "thinwire.distribute(optimizer, model=model)`.",
             Cause.THINWIRE,
         )
@@ -468,7 +481,7 @@ def _idleness(name: str) -> Failure | None:
 
 
 def _failure(error: BaseException) -> Failure:
-    """Return what a script that raised leaves behind."""
+    """Return the failure that describes an error that a script raised."""
     original = original_of(error)
     code, stop_reason = exit_code_of(original), stop_reason_of(original)
     place, reason = place_of(error), reason_of(error)
@@ -476,7 +489,7 @@ def _failure(error: BaseException) -> Failure:
     if code is None:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-            trace = trace.tb_next  # of this module
+            trace = trace.tb_next  # skips the frames of this module
         text = "".join(traceback.format_exception(type(error), error, trace))
         return Failure(EXIT_SCRIPT, text.rstrip(), reason=placed)
     if stop_reason in _OTHERS_CAUSES:

@@ -1,6 +1,7 @@
-"""Nodes as processes of this task of a Slurm step; its other tasks start the others.
+"""Starts the nodes of one task of a Slurm step; the step's other tasks start the other nodes.
 
-Slurm ends what a task has started: by signals to all of its processes, and with the job.
+Slurm ends all processes that a task has started: it sends them signals, and kills them at the end
+of the job.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ class SlurmLauncher:
         self._overwrite = ("--overwrite",) if run.overwrite else ()
 
     def start(self, node: Node) -> SupervisedProcess:
-        """Start a node; it ends with the task, whichever way that ends."""
-        own = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
-        anew = self._overwrite if not node.num_restarts else ()  # a restarted worker resumes
-        return start_here(node, f"--worker_threads={self._threads}", *own, *anew)
+        """Start a node; its watchdog ends the node when the task ends or dies."""
+        bind = (f"--ip_PS={self._bind}",) if node.role == "PS" else ()
+        # A restarted node resumes. With --overwrite it would delete its checkpoints.
+        overwrite = self._overwrite if not node.num_restarts else ()
+        return start_here(node, f"--worker_threads={self._threads}", *bind, *overwrite)
 
     def settle(self) -> None:
         """Return immediately: processes of this machine are started when `start` returns."""
@@ -45,14 +47,15 @@ class SlurmLauncher:
         """Do nothing: the system closes the pipes of a launcher that has died."""
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give back."""
+        """Do nothing: the launcher holds no resources."""
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLauncher:
     """Return the launcher of this task's part of a run.
 
     Raises:
-        ConfigurationError: Several hosts without certificates, a token or --insecure.
+        ConfigurationError: The step has several hosts, and neither certificates, nor a token, nor
+            --insecure are given.
     """
     del script_folder
     return SlurmLauncher(run, launch.step_here())

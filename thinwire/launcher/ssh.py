@@ -1,9 +1,9 @@
-"""Nodes on the hosts of a file, reached through ssh; the Supervisor stays on the launching node.
+"""Starts nodes over ssh on the hosts of a hosts file; the Supervisor runs on the launching host.
 
-First every host is probed (`Ssh.probe`): one that cannot be reached is named and nothing is
-started. Then the code is copied, if --sync_dst_dir is given (`thinwire.launcher.deployment`). Then
-each node runs at the far end of an ssh of its own, under a watchdog that ends it when this end is
-gone.
+First the launcher probes every host (`Ssh.probe`). If a host is not usable, an error names the host
+and no node is started. Then the launcher copies the code, if --sync_dst_dir is given
+(`thinwire.launcher.deployment`). Then each node is started through a separate ssh connection, under
+a watchdog that ends the node when the connection closes.
 
 ssh never prompts (``BatchMode``) and checks host keys according to the user's configuration.
 """
@@ -40,7 +40,7 @@ FLAGS = flags.FLAGS
 Result = TypeVar("Result")
 _PROBE = pathlib.Path(__file__).resolve().parent / "host_probe.py"
 _PROBE_MARK = "thinwire-probe "
-#: After the user's own options: the first value of an option counts.
+#: Options that follow the user's options: ssh uses the first value of an option.
 _OPTIONS = (
     "-T",
     "-o",
@@ -54,22 +54,22 @@ _OPTIONS = (
     "-o",
     "ServerAliveCountMax=3",
 )
-_PROBE_SECONDS = 30.0
-_COPY_SECONDS = 600.0
-_BEAT_SECONDS = 1.0
-_MOST_CONNECTIONS = 16  # hosts at a time
-_SSH_FAILED = 255
+_PROBE_SECONDS = 30.0  # limit of one probe
+_COPY_SECONDS = 600.0  # limit of one copy to one host
+_BEAT_SECONDS = 1.0  # between two calls of `tend` while the input is copied
+_MOST_CONNECTIONS = 16  # hosts that are probed, or receive the code, in parallel
+_SSH_FAILED = 255  # ssh's exit code for a failed connection
 _NOT_FOUND = (126, 127)  # a shell's exit codes for a program that it cannot run
-_START_SECONDS = 30.0
+_START_SECONDS = 30.0  # limit of the wait for a node's start
 _ANY = ("0.0.0.0", "::")
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbedHost:
-    """The probe's result of one host."""
+    """Result of probing one host."""
 
-    num_cpus: int
-    address: str | None  # of --interface
+    num_cpus: int  # number of CPUs that a process may use
+    address: str | None  # IPv4 address of --interface; None if no interface is named
 
 
 class HostFailed(Exception):
@@ -77,26 +77,35 @@ class HostFailed(Exception):
 
 
 class Ssh:
-    """How hosts are reached."""
+    """Runs commands on hosts over ssh.
+
+    Args:
+        options: The user's options for ssh.
+    """
 
     def __init__(self, options: Sequence[str]) -> None:
         self._options = tuple(options)
 
     def command(self, host: Host, remote: str) -> list[str]:
-        """Return the command line that runs a shell's line on a host."""
+        """Return ssh's command line.
+
+        Args:
+            host: Host to reach.
+            remote: Line for the host's shell.
+        """
         return ["ssh", *self._arguments(host), "--", host.target, remote]
 
     def run(self, host: Host, remote: str, given: bytes | IO[bytes], seconds: float) -> str:
-        """Run a line on a host to its end; return its output.
+        """Run a shell line on a host, wait for its end, and return its standard output.
 
         Args:
-            host: Where.
-            remote: A line for the host's shell.
-            given: Its standard input; a file is read from its position, and not into memory.
-            seconds: Patience.
+            host: Host to run the line on.
+            remote: Line for the host's shell.
+            given: Standard input of the line. A file is streamed from its current position.
+            seconds: Time limit, in seconds.
 
         Raises:
-            HostFailed: It did not end well, or in time.
+            HostFailed: The line failed, or did not end in time.
         """
         sent, read = (given, None) if isinstance(given, bytes) else (None, given)
         try:
@@ -118,7 +127,7 @@ class Ssh:
         return done.stdout.decode(errors="replace")
 
     def host_name(self, host: Host) -> str:
-        """Return the name that stands behind an alias of ssh's configuration."""
+        """Return the host name to which ssh's configuration resolves a host's name or alias."""
         done = subprocess.run(
             ["ssh", "-G", *self._arguments(host), "--", host.target],
             capture_output=True,
@@ -126,39 +135,39 @@ class Ssh:
             check=False,
             timeout=_PROBE_SECONDS,
         )
-        found = [
+        names = [
             line.split(" ", 1)[1]
             for line in done.stdout.splitlines()
             if line.startswith("hostname ")
         ]
-        return found[0] if found else host.name
+        return names[0] if names else host.name
 
     def probe(
         self, host: Host, python: str, interface: str, needed: Sequence[str] = ()
     ) -> ProbedHost:
-        """Probe a host's CPUs, packages and interfaces; see `host_probe`.
+        """Probe a host's CPUs, packages and interfaces with `host_probe`.
 
         Args:
-            host: Which.
-            python: Its Python.
-            interface: Name of the one whose address is wanted; empty for none.
-            needed: Packages that it must have beside the requirements.
+            host: Host to probe.
+            python: Python interpreter on the host.
+            interface: Name of the interface to look up the address of; empty for no interface.
+            needed: Packages that the host must have in addition to the requirements.
 
         Raises:
-            HostFailed: It cannot be reached, or lacks Python, packages or that interface.
+            HostFailed: The host cannot be reached, or lacks Python, a package or the interface.
         """
-        found = self.run_probe(host, python, _PROBE, [interface, *needed], _PROBE_SECONDS)
-        if found["missing"]:
+        report = self.run_probe(host, python, _PROBE, [interface, *needed], _PROBE_SECONDS)
+        if report["missing"]:
             raise HostFailed(
-                f"{python} lacks {', '.join(found['missing'])} there; install the requirements, "
-                "or set --remote_python"
+                f"{python} on that host lacks {', '.join(report['missing'])}; install the "
+                "requirements, or set --remote_python"
             )
-        if interface and found["address"] is None:
+        if interface and report["address"] is None:
             raise HostFailed(
-                f"--interface={interface} has no IPv4 address there; it has "
-                f"{', '.join(found['interfaces'])}"
+                f"--interface={interface} has no IPv4 address on that host; its interfaces are "
+                f"{', '.join(report['interfaces'])}"
             )
-        return ProbedHost(found["cpus"], found["address"])
+        return ProbedHost(report["cpus"], report["address"])
 
     def run_probe(
         self,
@@ -168,23 +177,33 @@ class Ssh:
         arguments: Sequence[str],
         seconds: float,
     ) -> dict[str, Any]:
-        """Run a program of the standard library alone on a host; return what it reports.
+        """Run a probe program on a host; return the JSON object that the program reports.
 
         Args:
-            host: Where.
-            python: Its Python.
-            program: A file of this host, which writes a line of `_PROBE_MARK` and a JSON object.
-            arguments: Of the program.
-            seconds: Patience.
+            host: Host to run the program on.
+            python: Python interpreter on the host.
+            program: File on this host. It imports only the standard library, and writes a line of
+                `_PROBE_MARK` and a JSON object.
+            arguments: Arguments of the program.
+            seconds: Time limit, in seconds.
 
         Raises:
-            HostFailed: The host cannot be reached, or the program does not end well.
+            HostFailed: The host cannot be reached, or the program failed.
         """
         line = f"exec {shlex.join([python, '-I', '-', *arguments])}"
         return probe_answer(self.run(host, line, program.read_bytes(), seconds))
 
     def unpack(self, host: Host, archive: bytes, folder: str) -> None:
-        """Unpack a .tar.gz into a folder of a host, which is made; raises HostFailed."""
+        """Unpack a .tar.gz on a host.
+
+        Args:
+            host: Host to unpack on.
+            archive: Content of the .tar.gz.
+            folder: Folder on the host; created if it does not exist.
+
+        Raises:
+            HostFailed: The host cannot be reached, or unpacking failed.
+        """
         logging.info("copying the code to %s:%s", host, folder)
         line = (
             f"mkdir -p -- {shlex.quote(folder)} && exec tar -x -z -o -f - -C {shlex.quote(folder)}"
@@ -197,10 +216,17 @@ class Ssh:
 
 
 def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Result]:
-    """Do something on every host, several in parallel.
+    """Call a function for every host, with up to `_MOST_CONNECTIONS` calls in parallel.
+
+    Args:
+        hosts: The hosts.
+        do: Function of one host; raises HostFailed if the host is not usable.
+
+    Returns:
+        Host -> result of the function.
 
     Raises:
-        Unreachable: On some hosts it failed; all of these are named.
+        Unreachable: The function failed for at least one host; the message names all these hosts.
     """
     results: dict[Host, Result] = {}
     failures: list[str] = []
@@ -220,7 +246,7 @@ def on_all(hosts: Sequence[Host], do: Callable[[Host], Result]) -> dict[Host, Re
 
 
 def probe_answer(written: str) -> dict[str, Any]:
-    """Return what a probe reports; a shell's greetings may stand around it."""
+    """Return the JSON object in a probe's output; ignore other lines, for example a greeting."""
     for line in written.splitlines():
         if line.startswith(_PROBE_MARK):
             return dict(json.loads(line.removeprefix(_PROBE_MARK)))
@@ -228,18 +254,18 @@ def probe_answer(written: str) -> dict[str, Any]:
 
 
 class SshLauncher:
-    """Starts nodes on the hosts of a file."""
+    """Starts nodes on the hosts of --hosts_file."""
 
     def __init__(self, run: Run, script_folder: pathlib.Path | None = None) -> None:
         """Probe every host and copy the code.
 
         Args:
             run: The run's settings.
-            script_folder: That of the workers' script; None: they play their role.
+            script_folder: Folder of the workers' script; None if the workers run no script.
 
         Raises:
-            ConfigurationError: Flags or a hosts file that cannot be used.
-            Unreachable: Hosts that cannot be used, by name; nothing was started.
+            ConfigurationError: A flag or the hosts file is invalid.
+            Unreachable: At least one host is not usable; the message names these hosts.
         """
         launch.refuse_chosen_addresses()
         self._overwrite = ["--overwrite"] if run.overwrite else []
@@ -247,14 +273,14 @@ class SshLauncher:
         self._input: IO[bytes] | None = None
         self._is_input_known = False
         self._has_input: set[Host] = set()
-        self._screen = Screen()  # of nodes whose output nobody else takes
+        self._screen = Screen()  # shows the output of nodes that have no `output`
         self._ssh = Ssh(_ssh_options())
         self._placement = place(read_hosts(), run.nb_ps, run.nb_workers)
         self._code = deployment.code_deployment(script_folder)
         self._python = launch.remote_python()
         interface = "" if _is_address(FLAGS.interface) else FLAGS.interface or ""
         hosts = self._placement.hosts
-        # A wheel is installed on every host, unless this one's package is copied there.
+        # If this host has a wheel and its code is not copied, every host must have a wheel too.
         is_installed = program.CHECKOUT is None and self._code.archive is None
         needed = [program.PACKAGE.name] if is_installed else []
         self._probed = on_all(
@@ -273,16 +299,20 @@ class SshLauncher:
         """Start a node.
 
         Raises:
-            Unreachable: The node before it, on the same host, could not be started.
+            Unreachable: An earlier node on the same host has not started.
         """
         if node.role == "Supervisor":
             self._supervisor = start_here(node)
             return self._supervisor
         host = self._host_of(node)
         self._started = [
-            (at, each) for at, each in self._started if each.poll() is None or not node.num_restarts
+            (at, started)
+            for at, started in self._started
+            if started.poll() is None or not node.num_restarts
         ]
-        for earlier, process in self._started:  # sshd drops connections that come all together
+        # sshd drops connections when too many arrive together (MaxStartups), so connections to one
+        # host are opened one after another.
+        for earlier, process in self._started:
             if earlier == host:
                 _demand_start(earlier, process)
         output = node.output or NamedLines(f"{node.name}@{host}", self._screen)
@@ -293,25 +323,29 @@ class SshLauncher:
         return process
 
     def settle(self) -> None:
-        """Wait until every node has been started; raises Unreachable, naming the host."""
+        """Wait until every node has started.
+
+        Raises:
+            Unreachable: A node has not started; the message names its host.
+        """
         for host, process in self._started:
             _demand_start(host, process)
 
     def tend(self) -> None:
-        """Show the watchdogs that the launcher is alive."""
+        """Send heartbeats to the watchdogs."""
         for _, process in self._started:
             process.beat()
         if self._supervisor is not None:
             self._supervisor.beat()
 
     def close(self) -> None:
-        """Finish the nodes' output. The copied code stays for the next time."""
+        """Close the nodes' output. The copied code stays on the hosts for the next run."""
         if self._input is not None:
             self._input.close()
         self._screen.close()
         report_losses(self._screen.copies)
 
-    # -- where ------------------------------------------------------------------------------
+    # -- hosts, inputs and addresses of nodes -----------------------------------------------
 
     def _host_of(self, node: Node) -> Host:
         if node.role == "PS":
@@ -319,14 +353,17 @@ class SshLauncher:
         return self._placement.workers[node.number - 1]
 
     def _send_input(self, node: Node, host: Host) -> str:
-        """Copy the standard input to a host, once; return it as the watchdog takes it.
+        """Copy the standard input to a node's host, once per host.
 
-        Each host has a copy of its own, because hosts may share the folder. A node that is started
-        again gets another copy: the last node of a host removes the copy. Nodes that run already
-        get their heartbeats meanwhile.
+        Each host's copy has a different name, because hosts may share the folder. The last node of
+        a host deletes the copy, so a restarted node needs a new copy. Running nodes get heartbeats
+        during the copy.
+
+        Returns:
+            The watchdog's argument for the copy, ``file:PATH``; empty if the node has no input.
 
         Raises:
-            Unreachable: The host does not take it.
+            Unreachable: The copy failed.
         """
         if node.input is not None and not self._is_input_known:
             self._input, self._is_input_known = whole_input(node.input), True
@@ -337,7 +374,7 @@ class SshLauncher:
         path = f"{folder}/{INPUT_COPY}{number}"
         if host not in self._has_input or node.num_restarts:
             self._input.seek(0)
-            words = [shlex.quote(each) for each in (self._code.folder, folder, f"{path}.new", path)]
+            words = [shlex.quote(word) for word in (self._code.folder, folder, f"{path}.new", path)]
             line = "cd {0} && umask 077 && mkdir -p -- {1} && cat > {2} && exec mv -- {2} {3}"
             remote = line.format(*words)
             try:
@@ -348,27 +385,34 @@ class SshLauncher:
                     copied.result()
             except HostFailed as error:
                 raise Unreachable(
-                    f"{_where(host)}: stdin cannot be copied there: {error}"
+                    f"{_where(host)}: stdin cannot be copied to this host: {error}"
                 ) from error
             self._has_input.add(host)
         return f"file:{path}"
 
     def _line(self, node: Node, host: Host, given_input: str = "") -> str:
-        """Return the line for the host's shell that runs a node there."""
-        workers = sum(each == host for each in self._placement.workers)
+        """Return the shell line that runs a node on a host.
+
+        Args:
+            node: Node to start.
+            host: Host of the node.
+            given_input: The watchdog's argument for the node's standard input; empty for /dev/null.
+        """
+        workers = sum(worker_host == host for worker_host in self._placement.workers)
         threads = threads_of(self._probed[host].num_cpus, workers)
-        own = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
-        own.append(f"--worker_threads={threads}")
-        if not node.num_restarts:  # a restarted worker resumes
-            own += self._overwrite
-        command = [self._python, *self._code.words(node, own)]
+        more_flags = [f"--ip_PS={self._binds[node.number]}"] if node.role == "PS" else []
+        more_flags.append(f"--worker_threads={threads}")
+        # A restarted node resumes. With --overwrite it would delete its checkpoints.
+        if not node.num_restarts:
+            more_flags += self._overwrite
+        command = [self._python, *self._code.words(node, more_flags)]
         supervised = watchdog_command(
             self._python, self._code.watchdog, command, given_input=given_input
         )
         return f"cd {shlex.quote(self._code.folder)} && exec {shlex.join(supervised)}"
 
     def _bind(self, host: Host) -> str:
-        """Return the address at which a host's PS listens."""
+        """Return the IP address on which a host's PS listens, by --interface or the hosts file."""
         if FLAGS.interface is None:
             return self._resolve(host)
         if _is_address(FLAGS.interface):
@@ -380,31 +424,34 @@ class SshLauncher:
         if _is_address(name):
             return name
         try:
-            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
         except OSError as error:
             raise ConfigurationError(
                 f"{_where(host)}: no address is known for {name!r} ({error}); write the address "
-                "into the file, or give the --interface of that host that a PS shall use."
+                "into the file, or give --interface, the interface of that host for its PS."
             ) from error
-        ordered = sorted(found, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
+        ordered = sorted(infos, key=lambda each: each[0] != socket.AF_INET)  # IPv4 first
         return str(ordered[0][4][0])
 
     def _choose_addresses(self, given: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the addresses that workers dial: those given, else those where the PS listen."""
+        """Return host:port of every shard for workers: --ps_hosts, else the PS's own addresses."""
         if FLAGS.ps_hosts:
             return given
-        dialled = [
+        dialed = [
             self._resolve(host) if bind in _ANY else bind
             for host, bind in zip(self._placement.shards, self._binds, strict=True)
         ]
-        return tuple(host_and_port(each, FLAGS.port + shard) for shard, each in enumerate(dialled))
+        return tuple(
+            host_and_port(address, FLAGS.port + shard) for shard, address in enumerate(dialed)
+        )
 
     def _check_binds(self) -> None:
-        """Refuse addresses that cannot serve every host.
+        """Reject listening addresses of PS that other hosts cannot reach or that are unprotected.
 
         Raises:
-            ConfigurationError: One address for several hosts, loopback where others have to dial,
-                or an address beyond one machine without --insecure.
+            ConfigurationError: --interface is one address for several hosts, a PS listens on
+                loopback although other hosts must reach it, or a PS listens beyond its machine
+                unprotected and without --insecure.
         """
         shards = self._placement.shards
         for host, bind in zip(shards, self._binds, strict=True):
@@ -413,27 +460,32 @@ class SshLauncher:
                     f"--interface={bind} is the address of one host, and {len(set(shards))} hosts "
                     "have a PS; give the interface's name, or 0.0.0.0 for all addresses."
                 )
-            strangers = [
-                each
-                for each in self._placement.hosts
-                if each.name != host.name and not is_loopback(each.name)
+            remote_hosts = [
+                other
+                for other in self._placement.hosts
+                if other.name != host.name and not is_loopback(other.name)
             ]
-            if is_loopback(bind) and strangers:
+            if is_loopback(bind) and remote_hosts:
                 raise ConfigurationError(
-                    f"{_where(host)}: its PS would listen on {bind}, where {strangers[0]} cannot "
-                    "reach it; write an address that all hosts reach, or set --interface."
+                    f"{_where(host)}: the PS of this host would listen on {bind}, which "
+                    f"{remote_hosts[0]} cannot reach; write an address that all hosts can reach, "
+                    "or set --interface."
                 )
         for bind in dict.fromkeys(self._binds):
             check_bind(bind, FLAGS.insecure, security.protection(FLAGS))
 
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SshLauncher:
-    """Return the launcher of a run; raises as `SshLauncher` does."""
+    """Return the launcher of a run; raises the errors of `SshLauncher`."""
     return SshLauncher(run, script_folder)
 
 
 def read_hosts() -> tuple[Host, ...]:
-    """Return a host per slot of --hosts_file; raises ConfigurationError."""
+    """Read --hosts_file; return a host per slot.
+
+    Raises:
+        ConfigurationError: The file cannot be read, or a line is invalid.
+    """
     try:
         text = read_bounded(FLAGS.hosts_file).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -451,14 +503,14 @@ def _ssh_options() -> list[str]:
 
 
 def _demand_start(host: Host, process: SupervisedProcess) -> None:
-    """Wait until a node runs.
+    """Wait until a node has started.
 
     Raises:
-        Unreachable: It does not.
+        Unreachable: The node has ended, or has not started within `_START_SECONDS`.
     """
     if not process.wait_until_started(_START_SECONDS):
         why = process.last_output or f"no answer within {_START_SECONDS:g} s"
-        raise Unreachable(f"{_where(host)}: a node could not be started there: {why}")
+        raise Unreachable(f"{_where(host)}: a node could not be started on this host: {why}")
 
 
 def _where(host: Host) -> str:

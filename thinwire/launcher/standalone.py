@@ -1,6 +1,6 @@
-"""The Standalone role: the worker's trainer and the Supervisor's records, no network.
+"""The Standalone role: trains in one process without a network; writes a Supervisor's records.
 
-The reference for accuracy and speed of every distributed run.
+A Standalone run is the reference for the accuracy and speed of distributed runs.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _PLAIN_LINE_SECONDS = 10.0
 
 
 def main(run: Run) -> int:
-    """Train on this device alone until the run ends; return the exit code.
+    """Train in this process until the run ends; return the exit code.
 
     Raises:
-        ConfigurationError: Data, model or batch size do not fit.
-        Diverged: The loss is no longer finite.
+        ConfigurationError: Data, model or batch size do not fit together.
+        Diverged: The loss is not finite.
     """
-    own = worker_flags.read(run.nb_workers)
-    limit_threads(own.threads)
+    settings = worker_flags.read(run.nb_workers)
+    limit_threads(settings.threads)
     if run.overwrite:
         clear_node(run.run_dir, _NAME)
     if not run.overwrite and (finished := finished_summary(run)):
@@ -60,7 +60,7 @@ def main(run: Run) -> int:
     evaluated = dataclasses.replace(run, batch_size=max(run.batch_size, 500))
     scorer = ModelScorer(evaluated, shared, dataset.test_images, dataset.test_labels)
     recorder = Recorder(evaluated, scorer)
-    trainer = LocalTrainer(shared, run.method, own.clip_norm, own.weight_decay)
+    trainer = LocalTrainer(shared, run.method, settings.clip_norm, settings.weight_decay)
     return _Standalone(run, trainer, dataset, recorder).train()
 
 
@@ -78,13 +78,13 @@ class _Standalone:
         self.checkpoints = Checkpoints(directory, keep=run.keep_checkpoints)
         self.num_parameters = len(trainer.flat())
         self.version = 0
-        self.seconds = 0.0  # of training, evaluations and compilation left out
+        self.seconds = 0.0  # training time, without evaluations and compilation
         self.loss: float | None = None
         self.interrupted = False
         self.dashboard = Dashboard()
 
     def train(self) -> int:
-        """Step until the budget is spent."""
+        """Train until the budget is spent; return the exit code."""
         port = open_port(
             self.run, _NAME, lambda: collect(self._status(None), self.recorder.evaluations)
         )
@@ -148,7 +148,7 @@ class _Standalone:
         return self.budget.end(self.version, self.version * self.run.batch_size)
 
     def _evaluate(self, final: bool) -> bool:
-        """Evaluate; return whether the target is reached."""
+        """Evaluate the model; return whether the target is reached."""
         weights = self.trainer.flat()
         self.recorder.evaluate(self._status(None), weights, [self.version], final)
         return self.recorder.has_reached_target()
@@ -186,11 +186,14 @@ class _Standalone:
         )
 
     def _compile(self) -> None:
-        """Trace the step on the first batch and put everything back."""
-        kept = self.trainer.save()
+        """Trace the step on the first batch and restore the trainer's state.
+
+        Tracing before the first step keeps the compilation out of `seconds`.
+        """
+        state = self.trainer.save()
         batch = slice(0, self.run.batch_size)
         self.trainer.train(self.shard.images[batch], self.shard.labels[batch], 0.0)
-        self.trainer.restore(kept)
+        self.trainer.restore(state)
 
     def _save(self) -> None:
         state = {
@@ -203,11 +206,11 @@ class _Standalone:
         self.checkpoints.save(self.version, state)
 
     def _resume(self) -> None:
-        found = self.checkpoints.load_latest()
-        if found is None:
+        checkpoint = self.checkpoints.load_latest()
+        if checkpoint is None:
             logging.info("run %s: begins", self.run.run_dir)
             return
-        state = found[1]
+        state = checkpoint[1]
         change = first_setting(state.get(SETTINGS, {}), resumed_settings(self.run))
         if change is not None and not self.run.resume:
             place = f"--run_dir={self.run.run_dir}"

@@ -1,13 +1,13 @@
-"""``TF_CONFIG``: role, number and addresses of a node, where its flags do not give them.
+"""Reads a node's role, number and addresses from ``TF_CONFIG``, where flags do not give them.
 
 Cluster managers set this variable for TensorFlow's own strategies, as JSON::
 
     {"cluster": {"ps": ["host:port", ...], "worker": [...], "chief": [...], "evaluator": [...]},
      "task": {"type": "worker", "index": 0}}
 
-``ps`` i is shard i; ``chief`` is worker 1 and the ``worker`` list follows it (without a chief,
-``worker`` i is worker i + 1); ``evaluator`` is the Supervisor. Workers only dial out here: their
-addresses are counted, not used.
+``ps`` i is shard i. ``chief`` is worker 1 and the ``worker`` list follows it; without a chief,
+``worker`` i is worker i + 1. ``evaluator`` is the Supervisor. Workers of Thinwire accept no
+connections, so their addresses are counted but not used.
 """
 
 from __future__ import annotations
@@ -30,29 +30,33 @@ _ROLES = {
     "master": "Worker",  # the chief's older name
     "evaluator": "Supervisor",
 }
-#: --type_node -> the flag of its number.
+#: --type_node -> name of the flag with the node's number.
 _NUMBERED = {"PS": "id_ps", "Worker": "id_worker"}
-_FIRST = ("chief", "master")  # the worker before all others
+_FIRST = ("chief", "master")  # task types of worker 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterPosition:
-    """A node's place in the cluster; None: the variable does not give it."""
+    """Role, number and addresses of a node in its cluster."""
 
-    role: str | None  # --type_node
-    number: int | None  # shard from 0, worker from 1, 0 for the Supervisor
-    shards: tuple[str, ...]  # host:port
-    nb_workers: int
+    role: str | None  # --type_node; None if TF_CONFIG has no task
+    number: int | None  # shard id from 0, worker id from 1, 0 for the Supervisor; None without task
+    shards: tuple[str, ...]  # host:port of every shard
+    nb_workers: int  # number of workers in the cluster
 
 
 def parse(text: str) -> ClusterPosition | None:
-    """Read the variable's value.
+    """Parse the value of ``TF_CONFIG``.
 
     Args:
-        text: JSON; empty or ``{}`` is no configuration.
+        text: JSON text; empty or ``{}`` for no configuration.
+
+    Returns:
+        The node's position; None for no configuration.
 
     Raises:
-        ConfigurationError: It is no JSON, or names a node that is not in its own cluster.
+        ConfigurationError: The text is not valid JSON of the expected form, or its task is not in
+            its cluster.
     """
     if not text.strip():
         return None
@@ -65,7 +69,7 @@ def parse(text: str) -> ClusterPosition | None:
     if not isinstance(config, dict):
         raise _bad(f"it is {config!r}, not an object")
     if config.get("rpc_layer", "grpc") != "grpc":
-        raise _bad(f"its rpc_layer is {config['rpc_layer']!r}; only grpc is spoken here")
+        raise _bad(f"its rpc_layer is {config['rpc_layer']!r}; Thinwire supports only grpc")
     cluster = _cluster(config.get("cluster"))
     first = sum(len(cluster.get(kind, ())) for kind in _FIRST)
     if first > 1:
@@ -79,20 +83,20 @@ def _bad(what: str) -> ConfigurationError:
     return ConfigurationError(
         f"TF_CONFIG: {what}. Expected "
         '{"cluster": {"ps": ["host:port"], "worker": ["host:port"]}, '
-        '"task": {"type": "worker", "index": 0}}; mend it, or unset it and give --type_node, '
-        "--id_worker or --id_ps, and --ps_hosts."
+        '"task": {"type": "worker", "index": 0}}; correct TF_CONFIG, or unset it and give '
+        "--type_node, --id_worker or --id_ps, and --ps_hosts."
     )
 
 
 def _cluster(given: Any) -> dict[str, tuple[str, ...]]:
-    """Return the addresses by task type."""
+    """Return task type -> addresses."""
     if not isinstance(given, dict):
         raise _bad(f"its cluster is {given!r}, not an object of lists")
     for kind, addresses in given.items():
         if kind not in _ROLES:
             raise _bad(f"its cluster has {kind!r}, which is none of {', '.join(_ROLES)}")
-        texts = isinstance(addresses, list) and all(isinstance(each, str) for each in addresses)
-        if not texts:
+        is_valid = isinstance(addresses, list) and all(isinstance(text, str) for text in addresses)
+        if not is_valid:
             raise _bad(f"its {kind} is {addresses!r}, not a list of addresses")
     return {kind: tuple(addresses) for kind, addresses in given.items()}
 
@@ -100,7 +104,7 @@ def _cluster(given: Any) -> dict[str, tuple[str, ...]]:
 def _task(
     given: Any, cluster: Mapping[str, tuple[str, ...]], first: int
 ) -> tuple[str | None, int | None]:
-    """Return role and number of this node."""
+    """Return the role and number of this node; both are None if TF_CONFIG has no task."""
     if given is None:
         return None, None
     if not isinstance(given, dict):
@@ -125,14 +129,15 @@ def _task(
 def fill(values: flags.FlagValues, text: str) -> None:
     """Set the flags that were not given to the values in ``TF_CONFIG``.
 
-    Flags win. A role that TF_CONFIG does not know (Cluster, Standalone and such) leaves it alone.
+    A given flag overrides ``TF_CONFIG``. A role without a task type, for example Cluster or
+    Standalone, ignores ``TF_CONFIG``.
 
     Args:
         values: The parsed flags.
-        text: The variable's value; empty where it is not set.
+        text: Value of ``TF_CONFIG``; empty if the variable is not set.
 
     Raises:
-        ConfigurationError: The value cannot be read, or names no PS where one must be dialled.
+        ConfigurationError: The value is invalid, or names no PS although the node needs a PS.
     """
     if values["type_node"].present and values["type_node"].value not in _ROLES.values():
         if text.strip():
@@ -144,15 +149,15 @@ def fill(values: flags.FlagValues, text: str) -> None:
 
 
 def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str) -> None:
-    """Set the flags that were not given to a place in a cluster.
+    """Set the flags that were not given to the values of a position in a cluster.
 
     Args:
         values: The parsed flags.
-        place: This node's.
-        source: Who gives it, for messages.
+        place: Position of this node.
+        source: Name of the position's source, for messages.
 
     Raises:
-        ConfigurationError: No PS is named where one must be dialled.
+        ConfigurationError: The position names no PS although the node needs a PS.
     """
     for name, value in _settings(values, place, source).items():
         if values[name].present:
@@ -163,31 +168,33 @@ def fill_position(values: flags.FlagValues, place: ClusterPosition, source: str)
 
 
 def _settings(values: flags.FlagValues, place: ClusterPosition, source: str) -> dict[str, Any]:
-    """Return flag -> value as the place has it."""
-    found: dict[str, Any] = {}
+    """Return flag -> value for a position; addresses are left out if flags give an address."""
+    settings: dict[str, Any] = {}
     if place.role is not None:
-        found["type_node"] = place.role
+        settings["type_node"] = place.role
     role = values["type_node"].value if values["type_node"].present else place.role
     if role == place.role and role in _NUMBERED:
-        found[_NUMBERED[role]] = place.number
+        settings[_NUMBERED[role]] = place.number
     if place.nb_workers:
-        found["nb_workers"] = place.nb_workers
-    dialled = ("port",) if role == "PS" else ("ip_PS", "port")  # on a PS --ip_PS is its own
-    if any(values[name].present for name in dialled) or values["ps_hosts"].present:
+        settings["nb_workers"] = place.nb_workers
+    # On a PS, --ip_PS is the address that the PS binds. It gives no addresses of other shards.
+    dialed = ("port",) if role == "PS" else ("ip_PS", "port")
+    if any(values[name].present for name in dialed) or values["ps_hosts"].present:
         logging.info("the addresses of flags win over %s's", source)
-        return found
+        return settings
     if not place.shards:
         raise _bad("its cluster has no ps, and no flag gives the address of one")
-    found["ps_hosts"] = list(place.shards)
+    settings["ps_hosts"] = list(place.shards)
     if role == "PS" and place.role == "PS" and place.number is not None:
-        found["ip_PS"] = _bind(place.shards[place.number])
-    return found
+        settings["ip_PS"] = _bind(place.shards[place.number])
+    return settings
 
 
 def _bind(address: str) -> str:
-    """Return the address that a PS binds: an address itself; for a name all, as TensorFlow does.
+    """Return the IP address that a PS binds.
 
-    A name may be that of a service, which is no address of this machine.
+    An IP address is bound itself. For a host name the PS binds all addresses, as TensorFlow does:
+    the name may belong to a service, whose address is not an address of this machine.
     """
     host = address.rpartition(":")[0].strip("[]")
     try:

@@ -1,18 +1,17 @@
-"""Runs one node of a run on a host, and ends it when the launcher is gone.
+"""Runs one node of a run on a host, and ends the node when the launcher has ended or died.
 
 ``python -I watchdog.py SILENCE_SECONDS GRACE_SECONDS announce|quiet [--input=INPUT] COMMAND...``
 
-The launcher holds the other end of the standard input, through ssh or a pipe. However the launcher
-ends, this input ends too; where a network swallows that, the missing heartbeats show it. So nothing
-is left running: on Linux not even a process that the command has started in a session of its own.
-Where its parents have ended, the system makes it a child of the watchdog, which ends all its
-children.
+The launcher holds the other end of the watchdog's standard input, through ssh or a pipe. When the
+launcher ends or dies, this input ends. If a broken network hides the end of the input, the missing
+heartbeats reveal it. The watchdog leaves no process running. On Linux it even ends processes that
+the command has started in other sessions: when their parents have ended, the system makes them
+children of the watchdog, and the watchdog kills all its children.
 
-The command has another input: /dev/null, an inherited descriptor (``--input=fd:NUMBER``), or a file
-(``--input=file:PATH``).
+The command's standard input is /dev/null, an inherited descriptor (``--input=fd:NUMBER``), or a
+file (``--input=file:PATH``).
 
-This file runs by itself on a host whose packages are not known yet: it imports the standard library
-only.
+This file imports only the standard library, because the host's packages are not known yet.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ import sys
 import time
 from collections.abc import Callable
 
-#: One byte that the launcher writes -> the signal that the command gets.
+#: Byte that the launcher writes -> signal that the watchdog sends to the command.
 SIGNALS = {b"I": signal.SIGINT, b"T": signal.SIGTERM, b"K": signal.SIGKILL}
-#: The byte that only shows that the launcher is alive.
+#: Byte that the launcher writes as a heartbeat.
 BEAT = b"."
-#: The line that is written to the standard output once the command was started.
+#: Line that an announcing watchdog writes to its standard output when the command was started.
 STARTED = "thinwire: the command has been started"
 #: Begins the argument that names the command's input.
 INPUT = "--input="
-#: What nodes are usually given to end by themselves.
+#: Default time between SIGTERM and SIGKILL.
 GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _READ_BYTES = 4096
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-#: How long killed processes are awaited: the system may still write for one.
+#: How long to wait for killed processes: a process may be in uninterruptible disk I/O.
 _END_SECONDS = 5.0
 
 
@@ -59,10 +58,11 @@ class Watchdog:
 
         Args:
             command: Program and arguments.
-            silence_seconds: The launcher is considered dead after it has written nothing this long.
-            grace_seconds: From the gentle signal to the other one, where the launcher is gone; 0:
-                without the gentle one.
-            given_input: The command's standard input, a descriptor; it is closed here then.
+            silence_seconds: The launcher counts as dead after this time without a byte from it.
+            grace_seconds: Time between SIGTERM and SIGKILL after the launcher's death, in seconds;
+                0 to send only SIGKILL.
+            given_input: File descriptor of the command's standard input. The watchdog closes its
+                copy after the command's start.
         """
         self.silence_seconds, self.grace_seconds = silence_seconds, grace_seconds
         self.last_read_at = time.monotonic()
@@ -70,17 +70,23 @@ class Watchdog:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         _adopt_orphans()
-        # A node admits them when it can handle them: an interpreter that is starting cannot.
+        # The command starts with both signals blocked and unblocks them when its handlers are
+        # installed (`admit_signals`). A signal during the interpreter's start would kill the node.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         self.child = subprocess.Popen(
             command, stdin=given_input, start_new_session=True, preexec_fn=_die_with_parent()
         )
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if given_input >= 0:  # else a launcher would not see that the command reads no more
+        # With this copy open, the writer of a pipe would not notice that the command has closed it.
+        if given_input >= 0:
             os.close(given_input)
 
     def run(self) -> int:
-        """Wait for the end; return the exit code, 128 + n for a command killed by signal n."""
+        """Wait for the command or the launcher to end, then kill the command's processes.
+
+        Returns:
+            Exit code of the command; 128 + n if signal n killed the command.
+        """
         while self.child.poll() is None and not self.orphaned:
             self._read_launcher()
             self._reap_orphans()
@@ -88,13 +94,13 @@ class Watchdog:
             self.child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.child.wait(self.grace_seconds)
-        self._signal(signal.SIGKILL)  # to the command and the processes that it has started
+        self._signal(signal.SIGKILL)  # for the command and the processes that it has started
         code = self.child.wait()
         _end_children()
         return code if code >= 0 else 128 - code
 
     def _read_launcher(self) -> None:
-        """Wait a moment for the launcher's bytes, and pass the signals among them on."""
+        """Wait up to `_POLL_SECONDS` for the launcher's bytes, and send the signals they name."""
         readable, _, _ = select.select([0], [], [], _POLL_SECONDS)
         now = time.monotonic()
         if readable:
@@ -108,14 +114,14 @@ class Watchdog:
             self.orphaned = True
 
     def _reap_orphans(self) -> None:
-        """Take the exit codes of adopted processes; that of the command is left to `subprocess`."""
+        """Reap adopted processes that have ended; `subprocess` reaps the command."""
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, flags)) and ended.si_pid != self.child.pid:
                 os.waitpid(ended.si_pid, 0)
 
     def _signal(self, number: int) -> None:
-        """Send a signal to the command; the one that cannot be caught, to all its processes."""
+        """Send a signal to the command; send SIGKILL to the command's whole process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if number == signal.SIGKILL:
                 os.killpg(self.child.pid, number)
@@ -127,13 +133,13 @@ class Watchdog:
 
 
 def _adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parents have ended (Linux)."""
+    """Become the parent of each descendant process that loses its parent (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_children() -> None:
-    """Kill all children, and theirs, which become children of this process as their parents end."""
+    """Kill all child processes, then their orphaned children, which this process adopts."""
     deadline = time.monotonic() + _END_SECONDS
     while (children := _children()) and time.monotonic() < deadline:
         for pid in children:
@@ -145,32 +151,37 @@ def _end_children() -> None:
 
 
 def _children() -> list[int]:
-    """Return the children of this process; without /proc none is known."""
-    found, own = [], str(os.getpid())
+    """Return the process ids of this process's children; an empty list without /proc."""
+    children, parent = [], str(os.getpid())
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
-                if file.read().rpartition(") ")[2].split()[1] == own:
-                    found.append(int(name))
-    return found
+                # "PID (NAME) STATE PPID ...": a name may hold spaces and brackets.
+                if file.read().rpartition(") ")[2].split()[1] == parent:
+                    children.append(int(name))
+    return children
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Return what a new process calls so that it does not outlive a killed watchdog (Linux)."""
+    """Return a function for `preexec_fn`: the kernel kills the command with a killed watchdog.
+
+    None on other systems than Linux.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    system = ctypes.CDLL(None)  # loaded here: a new process should do as little as it can
+    # The library is loaded before the fork: a forked process should do as little as possible.
+    system = ctypes.CDLL(None)
     return lambda: system.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _open_input(place: str) -> int:
-    """Return the descriptor of ``fd:NUMBER`` or of ``file:PATH``."""
+    """Return the file descriptor for an input given as ``fd:NUMBER`` or ``file:PATH``."""
     kind, _, name = place.partition(":")
     return int(name) if kind == "fd" else os.open(name, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def main(arguments: list[str]) -> int:
-    """Supervise the command that the arguments name; return its exit code."""
+    """Supervise the command that the arguments name; return the command's exit code."""
     silence_seconds, grace_seconds, manner, *command = arguments
     given_input = subprocess.DEVNULL
     if command[0].startswith(INPUT):

@@ -1,4 +1,4 @@
-"""The argument RUN of `status` and `stop`, and the flags that open its PS."""
+"""The argument RUN of `status` and `stop`, and the credential flags for contacting a PS."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.tools.recorded import RecordedRun
 
-#: As nodes have them.
+#: Credential flags, named as the flags of a node: name -> help.
 CREDENTIAL_FLAGS = {
     "tls_cert": "Certificate of a Supervisor of the run, in PEM form.",
-    "tls_key": "Its private key.",
-    "tls_ca": "Certificate of the authority that signed the PS's.",
+    "tls_key": "Private key of the certificate in --tls_cert.",
+    "tls_ca": "Certificate of the authority that signed the PS's certificate.",
     "token_file": "File with the run's token.",
 }
 
 
 def make_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Return a parser of RUN and of the credentials."""
+    """Return a parser of the argument RUN and the credential flags."""
     parser = argparse.ArgumentParser(
         prog=f"thinwire {command}",
         description=about,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", metavar="RUN", help="Run directory, or host:port of shard 0.")
-    add_credential_flags(parser, "that of the run's flags")
+    add_credential_flags(parser, "the run's flag")
     return parser
 
 
 def add_credential_flags(parser: argparse.ArgumentParser, default: str) -> None:
-    """Add the flags of certificates and token, with what holds where they are not given."""
-    for name, what in CREDENTIAL_FLAGS.items():
-        parser.add_argument(f"--{name}", metavar="FILE", help=f"{what} [file; default {default}]")
+    """Add the credential flags; ``default`` is the help text for a flag that is not given."""
+    for name, text in CREDENTIAL_FLAGS.items():
+        parser.add_argument(f"--{name}", metavar="FILE", help=f"{text} [file; default {default}]")
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is ``host:port``, which a client can dial."""
+    """Return True if a text has the form ``host:port`` with a valid port."""
     host, _, port = text.rpartition(":")
     return bool(host) and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
 
 
 def find(run: str) -> RecordedRun | str:
-    """Return the run directory that a user names, or the address.
+    """Return the run directory, or the address of shard 0, that a user names.
 
     Raises:
-        ConfigurationError: It is neither.
+        ConfigurationError: The text names neither a run directory nor an address.
     """
     from thinwire.ops.types import ConfigurationError
     from thinwire.tools.recorded import RecordedRun
 
     if pathlib.Path(run).is_dir():
-        found = RecordedRun(pathlib.Path(run))
-        if found.is_run:
-            return found
+        recorded = RecordedRun(pathlib.Path(run))
+        if recorded.is_run:
+            return recorded
         raise ConfigurationError(
             f"{run} is a folder without a run: it has no locks, flags, summary.json or "
-            "metrics.jsonl; name a run's --run_dir, or host:port of its shard 0."
+            "metrics.jsonl; give the --run_dir of a run, or host:port of its shard 0."
         )
     if is_address(run):
         return run
     raise ConfigurationError(
-        f"{run} is neither a folder nor host:port; name a run's --run_dir, or the address of its "
-        "shard 0, such as 127.0.0.1:2223."
+        f"{run} is neither a folder nor host:port; give the --run_dir of a run, or the address of "
+        "its shard 0, for example 127.0.0.1:2223."
     )

@@ -1,4 +1,4 @@
-"""``thinwire doctor``: whether this machine, its hosts and a PS are fit for a run, in 20 s."""
+"""``thinwire doctor``: checks in 20 s if this machine, other hosts and PS are fit for a run."""
 
 from __future__ import annotations
 
@@ -16,98 +16,101 @@ from thinwire.tools.arguments import add_credential_flags
 if TYPE_CHECKING:
     from thinwire.tools.findings import Finding
 
-_ABOUT = """Whether this machine, and the hosts and shards that are named, are fit for a run.
+_ABOUT = """Checks if this machine, and the named hosts and shards, are fit for a run.
 
-A line for each thing that was examined: ok, warning or problem, what was found, what to do. Exits
-with 0 if all is well, 1 with warnings, 2 with problems; 2 also where a file cannot be read.
+Writes a line for each check: ok, warning or problem, then the finding and what to do. Exits with 0
+if every check is ok, 1 with warnings, 2 with problems or if a file cannot be read.
 """
 _SECONDS = 20.0
 _PORT = 2223
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Examine what the command line names; return the exit code."""
-    given = parser().parse_args(arguments)
+    """Run the checks for the command line; return the exit code."""
+    options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION
     from thinwire.tools.findings import worst_code
 
     try:
-        found = []
-        for finding in examine(given):
-            found.append(finding)
-            if not given.json:
+        findings = []
+        for finding in examine(options):
+            findings.append(finding)
+            if not options.json:
                 sys.stdout.write(f"{finding}\n")
                 sys.stdout.flush()
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
-    if given.json:
-        text = json.dumps([dataclasses.asdict(each) for each in found], indent=2)
+    if options.json:
+        text = json.dumps([dataclasses.asdict(item) for item in findings], indent=2)
         sys.stdout.write(f"{text}\n")
-    return worst_code(found)
+    return worst_code(findings)
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = argparse.ArgumentParser(
+    argument_parser = argparse.ArgumentParser(
         prog="thinwire doctor",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = made.add_argument
+    add = argument_parser.add_argument
     add(
         *("--run_dir",),
         metavar="DIR",
         type=pathlib.Path,
         default=pathlib.Path("runs"),
-        help="Where runs will write. [folder; default %(default)s]",
+        help="Directory that runs will write to. [folder; default %(default)s]",
     )
     add(
         *("--port",),
         type=int,
         default=_PORT,
-        help="Where shard 0 will listen; 0: any free one. [port; default %(default)s]",
+        help="Port of shard 0; 0: any free port. [port; default %(default)s]",
     )
     add(
         *("--ps_hosts",),
         metavar="LIST",
         default="",
-        help="Shards to reach, with commas. [host:port; default none]",
+        help="Shards to check, separated by commas. [host:port; default none]",
     )
     add(
         *("--hosts_file",),
         metavar="FILE",
         type=pathlib.Path,
-        help="Hosts of a run by ssh, as a Cluster takes it. [file; default none]",
+        help="Hosts file of a Cluster over ssh. [file; default none]",
     )
     add(
         *("--ssh_options",),
         metavar="TEXT",
         default="",
-        help="More options for ssh. [options; default none]",
+        help="Additional options for ssh. [options; default none]",
     )
     add(
         *("--remote_python",),
         metavar="PATH",
-        help="Python of the hosts. [path or name; default the path of this one]",
+        help="Python of the hosts. [path or name; default the path of this Python]",
     )
     add(
         *("--seconds",),
         type=float,
         default=_SECONDS,
-        help="Patience with TensorFlow. [seconds; default %(default)g]",
+        help="Time limit for TensorFlow's check. [seconds; default %(default)g]",
     )
     add("--json", action="store_true", help="Write one JSON list. [switch; default text]")
-    add_credential_flags(made, "none")
-    return made
+    add_credential_flags(argument_parser, "none")
+    return argument_parser
 
 
 def examine(given: argparse.Namespace) -> Iterator[Finding]:
-    """Yield all findings, in order; those that wait for others run side by side.
+    """Yield all findings in order; the checks of shards and hosts run in parallel threads.
+
+    Args:
+        given: Parsed command line.
 
     Raises:
-        ConfigurationError: A hosts file, or credentials, that cannot be read.
+        ConfigurationError: The hosts file, or the credentials, cannot be read.
     """
     from thinwire.tools import machine, network, observer
 
@@ -122,7 +125,7 @@ def examine(given: argparse.Namespace) -> Iterator[Finding]:
             start(lambda address=address: network.shard(address, credentials))  # type: ignore[misc]
             for address in addresses
         ]
-        there = start(
+        host_findings = start(
             lambda: (
                 network.hosts(
                     given.hosts_file,
@@ -142,7 +145,8 @@ def examine(given: argparse.Namespace) -> Iterator[Finding]:
         yield from machine.run_directory(given.run_dir)
         if not (given.hosts_file or addresses):
             yield machine.port(given.port)
-        for each in shards:
-            yield from each()
-        yield from there()  # before the step below, which wants the processors alone
+        for shard_findings in shards:
+            yield from shard_findings()
+        # The TensorFlow check measures a training step, so all threads must have finished before.
+        yield from host_findings()
         yield from machine.tensorflow(given.seconds)

@@ -1,4 +1,4 @@
-"""What an examination finds: one line each, with what to do about it."""
+"""Findings of the checks of `thinwire doctor`: one line each, with advice."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _CODES: dict[Level, int] = {"ok": 0, "warning": 1, "problem": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that was examined.
+    """Result of one check.
 
     Attributes:
-        what: Was examined, for example ``clock``.
-        level: ok, warning (a run works, less well) or problem (a run will not work).
-        text: What was found.
-        advice: What to do; empty if nothing.
+        what: Name of the checked thing, for example ``clock``.
+        level: ok, warning (a run works less well) or problem (a run does not work).
+        text: Measured value or observed state.
+        advice: Advice to the user. Empty if there is nothing to do.
     """
 
     what: str
@@ -27,14 +27,14 @@ class Finding:
     advice: str = ""
 
     def __str__(self) -> str:
-        """Return it as a line."""
+        """Return the finding as a line of text."""
         line = f"{self.level:8} {self.what:22} {self.text}"
         return f"{line}; {self.advice}" if self.advice else line
 
 
 def worst_code(findings: Iterable[Finding]) -> int:
-    """Return the exit code: 0 all ok, 1 a warning, 2 a problem."""
-    return max((_CODES[each.level] for each in findings), default=0)
+    """Return the exit code: 0 if all findings are ok, 1 with a warning, 2 with a problem."""
+    return max((_CODES[finding.level] for finding in findings), default=0)
 
 
 def graded(
@@ -45,7 +45,16 @@ def graded(
     warn_above: float,
     fail_above: float = float("inf"),
 ) -> Finding:
-    """Return a finding by a value of which less is better."""
+    """Return a finding for a value; smaller values are better.
+
+    Args:
+        what: Name of the checked thing.
+        value: Measured value.
+        text: Text of the finding.
+        advice: Advice for a warning or a problem.
+        warn_above: Largest value that is ok.
+        fail_above: Largest value that is only a warning.
+    """
     if value <= warn_above:
         return Finding(what, "ok", text)
     return Finding(what, "problem" if value > fail_above else "warning", text, advice)

@@ -1,9 +1,9 @@
-"""``thinwire health HOST:PORT``: queries a PS, or a worker that accepts peers, for its health.
+"""``thinwire health HOST:PORT``: queries the health of a PS or of a worker that accepts peers.
 
-It writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for a command line or files
-that are of no use, and 3 where nobody answers. A token is not needed.
+The command writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for an invalid
+command line or unusable files, and 3 if the node does not answer. The command needs no token.
 
-gRPC is imported when it is used, so that ``--help`` is instant.
+gRPC is imported after the command line is parsed, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from thinwire.tools.arguments import is_address
 
-_ABOUT = """Queries a PS, or a worker that accepts peers, for its health.
+_ABOUT = """Queries the health of a PS or of a worker that accepts peers.
 
-It writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for a command line or files
-that are of no use, and 3 where nobody answers. A token is not needed.
+The command writes the answer and exits with 0 for SERVING, 1 for NOT_SERVING, 2 for an invalid
+command line or unusable files, and 3 if the node does not answer. The command needs no token.
 """
 _EXIT_NOT_SERVING = 1
 _PATIENCE_SECONDS = 5.0
@@ -31,39 +31,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("address", help="Where the node listens. [host:port]")
+    add("address", help="Address of the node. [host:port]")
     add(
         *("--seconds",),
         type=float,
         default=_PATIENCE_SECONDS,
         help="Time to wait for an answer. [seconds; default %(default)g]",
     )
-    for name, what in (
-        ("ca", "Certificate of the authority that signed the node's, in PEM form."),
-        ("cert", "Own certificate, for a node that wants one."),
-        ("key", "Its private key."),
+    for name, text in (
+        ("ca", "Certificate of the authority that signed the node's certificate, in PEM form."),
+        ("cert", "This client's certificate, for a node that requires one."),
+        ("key", "Private key of the certificate in --tls_cert."),
     ):
         default = "no TLS" if name == "ca" else "none"
-        add(f"--tls_{name}", metavar="FILE", help=f"{what} [file; default {default}]")
-    given = parser.parse_args(arguments)
-    if (given.tls_cert is None) != (given.tls_key is None) or (given.tls_cert and not given.tls_ca):
-        parser.error("--tls_cert and --tls_key go together, and with --tls_ca")
-    if not is_address(given.address):
-        parser.error(f"{given.address} is not host:port; give for example 127.0.0.1:2223")
+        add(f"--tls_{name}", metavar="FILE", help=f"{text} [file; default {default}]")
+    args = parser.parse_args(arguments)
+    if (args.tls_cert is None) != (args.tls_key is None) or (args.tls_cert and not args.tls_ca):
+        parser.error("--tls_cert and --tls_key need each other, and --tls_ca")
+    if not is_address(args.address):
+        parser.error(f"{args.address} is not host:port; expected for example 127.0.0.1:2223")
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc.health import HealthCheckFailed, probe
     from thinwire.proto.security import credentials as trust
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION, EXIT_DONE, EXIT_UNREACHABLE
 
-    files = trust.CredentialFiles(given.tls_cert, given.tls_key, given.tls_ca)
+    files = trust.CredentialFiles(args.tls_cert, args.tls_key, args.tls_ca)
     try:
         credentials = trust.read(files, "", None, serves=False)
-        status = probe(given.address, given.seconds, credentials)
+        status = probe(args.address, args.seconds, credentials)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
     except HealthCheckFailed as error:
-        sys.stderr.write(f"{given.address}: {error}\n")
+        sys.stderr.write(f"{args.address}: {error}\n")
         return EXIT_UNREACHABLE
     sys.stdout.write(f"{status}\n")
     return EXIT_DONE if status == "SERVING" else _EXIT_NOT_SERVING

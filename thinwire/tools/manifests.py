@@ -1,6 +1,6 @@
 """``thinwire manifests kubernetes``: writes a run's objects for ``kubectl apply -f -``.
 
-`kubernetes.yaml` is the template of the objects. Workers find their places in their pods'
+`kubernetes.yaml` is the template of the objects. A worker reads its number from its pod's
 environment (`thinwire.launcher.schedulers`).
 """
 
@@ -17,13 +17,13 @@ import string
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-_ABOUT = """Writes Kubernetes' objects of a run as YAML, for kubectl apply -f -.
+_ABOUT = """Writes the Kubernetes objects of a run as YAML, for kubectl apply -f -.
 
-The workers are an indexed Job that runs a script of the image. What is written holds secrets: keep
-it as you keep keys.
+The workers are an indexed Job that runs a script from the image. The output holds secrets: protect
+it as you protect private keys.
 """
 _TEMPLATE = pathlib.Path(__file__).with_name("kubernetes.yaml")
-#: Flags of files that are in the folders where the template mounts volumes and certificates.
+#: Flags with paths in the folders where the template mounts volumes and certificates.
 _RUN_DIR_FLAG = "--run_dir=/var/lib/thinwire/run"
 _TLS_FLAGS = (
     *("--tls_cert=/etc/thinwire/{node}.crt", "--tls_key=/etc/thinwire/{node}.key"),
@@ -32,7 +32,7 @@ _TLS_FLAGS = (
 _LABELS = "app.kubernetes.io"
 _EXIT_CONFIGURATION = 2
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-#: What the objects give every node by themselves.
+#: Flags that the objects set for every node, so that --flags must not contain them.
 _OWN = (
     *("nb_workers", "nb_ps", "ps_hosts", "ip_PS", "port", "run_dir", "id_ps", "id_worker"),
     *("type_node", "model_from", "token_file", "tls_cert", "tls_key", "tls_ca"),
@@ -41,30 +41,30 @@ _OWN = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the objects that the command line describes; return the exit code."""
-    given = _parser().parse_args(arguments)
+    options = _parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.files import read_bounded
 
     try:
-        flags = tuple(shlex.split(given.flags))
-        _check(given, flags)
+        flags = tuple(shlex.split(options.flags))
+        _check(options, flags)
         token, certificates = "", {}
-        if given.certificates:
-            certificates = _certificates(given.certificates, given.workers, given.shards)
-        elif given.token_file:
-            token = read_bounded(given.token_file).decode().strip()
+        if options.certificates:
+            certificates = _certificates(options.certificates, options.workers, options.shards)
+        elif options.token_file:
+            token = read_bounded(options.token_file).decode().strip()
             if not token:
                 raise ConfigurationError(
-                    f"--token_file={given.token_file} is empty; expected the run's token, such as "
-                    "`openssl rand -hex 32` makes."
+                    f"--token_file={options.token_file} is empty; expected the run's token, for "
+                    "example from `openssl rand -hex 32`."
                 )
         else:
             token = secrets.token_hex(32)
     except (ConfigurationError, OSError, ValueError) as error:
         sys.stderr.write(f"{error}\n")
         return _EXIT_CONFIGURATION
-    flags = (f"--method={given.method}", *flags)
-    sys.stdout.write(_filled_template(given, flags, token, certificates))
+    flags = (f"--method={options.method}", *flags)
+    sys.stdout.write(_filled_template(options, flags, token, certificates))
     return 0
 
 
@@ -74,10 +74,10 @@ def _filled_template(
     """Return the objects as YAML.
 
     Args:
-        given: The command line.
+        given: Parsed command line.
         flags: Flags of every node.
-        token: The run's; empty: it has certificates.
-        certificates: File -> content; empty: it has a token.
+        token: The run's token. Empty: the run uses certificates.
+        certificates: File name -> content. Empty: the run uses a token.
     """
     from thinwire.runtime.run.settings import (
         EXIT_BAD_FLAG,
@@ -86,7 +86,7 @@ def _filled_template(
         EXIT_REFUSED,
     )
 
-    service = f"{given.name}-ps"  # names of pods outlive the pods and their addresses
+    service = f"{given.name}-ps"  # pod names stay valid when Kubernetes replaces a pod
     hosts = (f"{service}-{shard}.{service}" for shard in range(given.shards))
     addresses = ",".join(f"{host}:{given.port}" for host in hosts)
     flags = (_RUN_DIR_FLAG, *flags, *(_TLS_FLAGS if certificates else ()))
@@ -99,7 +99,7 @@ def _filled_template(
     }
     values = {name: _escaped(str(value)) for name, value in texts.items()}
     values["labels"] = f'{_LABELS}/name: thinwire, {_LABELS}/instance: "{values["name"]}"'
-    values["node_flags"] = ", ".join(f'"{_escaped(each)}"' for each in (*place, *flags))
+    values["node_flags"] = ", ".join(f'"{_escaped(flag)}"' for flag in (*place, *flags))
     final = (EXIT_BAD_FLAG, EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_DIVERGED)
     values["final_codes"] = ", ".join(map(str, final))
     for role in ("ps", "supervisor", "worker"):
@@ -114,19 +114,19 @@ def _filled_template(
 
 
 def _template_with(parts: Iterable[str]) -> str:
-    """Return the template's documents and lines for a run that has these parts."""
-    lines, is_kept, kept = [], False, {"", *parts}
+    """Return the template's common documents and lines, and those marked with one of the parts."""
+    lines, is_kept, kept_parts = [], False, {"", *parts}
     for line in _TEMPLATE.read_text().splitlines():
         text, _, part = line.partition("  # with ")
         if text == "---":
-            is_kept = part in kept
-        if is_kept and part in kept:
+            is_kept = part in kept_parts
+        if is_kept and part in kept_parts:
             lines.append(f"{text}\n")
     return "".join(lines)
 
 
 def _escaped(text: str) -> str:
-    """Return a text as it stands in a string in double quotes, in YAML."""
+    """Return a text escaped for a double-quoted YAML string."""
     escaped = json.dumps(text, ensure_ascii=False)[1:-1]
     return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", escaped)
 
@@ -138,48 +138,48 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("system", choices=["kubernetes"], help="For whom.")
-    add("--name", default="thinwire", help="Begins all names. [name; default %(default)s]")
+    add("system", choices=["kubernetes"], help="Cluster system to write objects for.")
+    add("--name", default="thinwire", help="Prefix of all names. [name; default %(default)s]")
     add("--image", required=True, help="Image with the script. [image; no default]")
-    add("--script", default="train.py", help="Its path in there. [file; default %(default)s]")
+    add("--script", default="train.py", help="Script in the image. [file; default %(default)s]")
     add("--workers", type=int, default=2, help="Number of workers. [count; default %(default)d]")
     add("--shards", type=int, default=1, help="Number of PS shards. [count; default %(default)d]")
     add("--method", default="bsp", help="The run's method. [name; default %(default)s]")
-    add("--port", type=int, default=2223, help="Of every shard. [port; default %(default)d]")
-    add("--storage", default="10Gi", help="Each PS's volume. [quantity; default %(default)s]")
+    add("--port", type=int, default=2223, help="Port of every shard. [port; default %(default)d]")
+    add("--storage", default="10Gi", help="Volume of each PS. [quantity; default %(default)s]")
     add(
         "--storage_class",
         metavar="NAME",
         default="",
-        help="Of volumes. [name; default the cluster's]",
+        help="Storage class of the volumes. [name; default the cluster's default]",
     )
-    add("--cpus", default="2", help="What each pod requests. [quantity; default %(default)s]")
-    add("--memory", default="4Gi", help="What each pod gets. [quantity; default %(default)s]")
-    add("--gpus", type=int, default=0, help="Of each worker. [count; default %(default)d]")
-    add("--token_file", metavar="FILE", help="The run's token. [file; default a new one]")
+    add("--cpus", default="2", help="CPU request of each pod. [quantity; default %(default)s]")
+    add("--memory", default="4Gi", help="Memory of each pod. [quantity; default %(default)s]")
+    add("--gpus", type=int, default=0, help="GPUs of each worker. [count; default %(default)d]")
+    add("--token_file", metavar="FILE", help="File with the token. [file; default a new token]")
     add(
         "--certificates",
         metavar="DIR",
         type=pathlib.Path,
-        help="Folder that `thinwire certificates` made, in place of a token. [folder; "
+        help="Folder from `thinwire certificates`, to use instead of a token. [folder; "
         "default none]",
     )
     add(
         "--flags",
         default="",
-        help="Flags of every node, such as --flags='--lease_seconds=30'. [words; default none]",
+        help="Flags of every node, for example '--lease_seconds=30'. [words; default none]",
     )
     return parser
 
 
 def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
-    """Refuse what Kubernetes or the nodes would; raises ConfigurationError."""
+    """Raise ConfigurationError for values that Kubernetes or the nodes would reject."""
     from thinwire.ops.types import ConfigurationError
 
     if not _NAME.fullmatch(given.name):
         raise ConfigurationError(
-            f"--name={given.name}: expected up to 40 small letters, digits and hyphens, a letter "
-            "first."
+            f"--name={given.name}: expected up to 40 lower-case letters, digits and hyphens, "
+            "starting with a letter."
         )
     if min(given.workers, given.shards) < 1 or given.gpus < 0:
         raise ConfigurationError(
@@ -190,13 +190,18 @@ def _check(given: argparse.Namespace, flags: Sequence[str]) -> None:
         name = flag.removeprefix("--").partition("=")[0]
         if not flag.startswith("--") or name in _OWN:
             raise ConfigurationError(
-                f"{flag}: expected --flag=value that all nodes share, and the objects bring "
-                f"{', '.join(f'--{each}' for each in _OWN)} themselves; leave it out."
+                f"{flag}: expected --flag=value for all nodes; omit it. The objects set "
+                f"{', '.join(f'--{each}' for each in _OWN)}."
             )
 
 
 def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, bytes]:
-    """Return the files of every node; raises ConfigurationError or OSError."""
+    """Return the credential files of all nodes as a dict from file name to content.
+
+    Raises:
+        ConfigurationError: A file is missing.
+        OSError: A file cannot be read.
+    """
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.files import read_bounded
 
@@ -206,7 +211,7 @@ def _certificates(folder: pathlib.Path, workers: int, shards: int) -> dict[str, 
     missing = [name for name in ("ca.crt", *files) if not (folder / name).is_file()]
     if missing:
         raise ConfigurationError(
-            f"--certificates={folder} has no {missing[0]}; make it by `thinwire certificates "
+            f"--certificates={folder} has no {missing[0]}; create it with `thinwire certificates "
             f"--out {folder} --shards {shards} --workers {workers} --hosts ...`."
         )
     return {name: read_bounded(folder / name) for name in ("ca.crt", *files)}

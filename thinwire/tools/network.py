@@ -1,4 +1,4 @@
-"""Examines the shards that `--ps_hosts` names, and the hosts of a hosts file."""
+"""Checks of `thinwire doctor` for the shards of `--ps_hosts` and the hosts of a hosts file."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ _CONNECTIONS = 5
 _CONNECT_SECONDS = 3.0
 _HOST_SECONDS = 15.0
 _SERVE_SECONDS = 15.0
-#: Hosts whose link is measured: one after the other, for they share it.
+#: Maximum number of hosts with a measured link to the first host. The hosts share the first host's
+#: link, so they measure one after the other.
 _MOST_MEASURED = 4
 _SLOW_ROUND_TRIP_SECONDS, _SLOW_MBPS = 0.2, 1.0
 _CLOCK_OFF_SECONDS, _CLOCK_WRONG_SECONDS = 1.0, 60.0
-_ADVICE_LINK = "sparse methods are made for such links: thinwire advise"
+_ADVICE_LINK = "sparse methods suit slow links; run `thinwire advise`"
 
 
 # -- shards ------------------------------------------------------------------------------------
 
 
 def shard(address: str, credentials: Credentials) -> Iterator[Finding]:
-    """Yield whether a shard can be reached, whether it serves, and how fast its link is.
+    """Check that a shard can be reached and serves, and measure its link.
 
     Args:
-        address: ``host:port``.
-        credentials: Of an observer.
+        address: ``host:port`` of the shard.
+        credentials: Credentials of an observer.
     """
     what = f"PS {address}"
     host, _, number = address.rpartition(":")
@@ -53,7 +54,7 @@ def shard(address: str, credentials: Credentials) -> Iterator[Finding]:
         yield _unreached(what, error)
         return
     except ValueError:
-        yield Finding(what, "problem", "is not host:port", "give addresses such as 10.0.0.1:2223")
+        yield Finding(what, "problem", "is not host:port", "give an address like 10.0.0.1:2223")
         return
     text = f"reached, round trip {1e3 * seconds:.1f} ms"
     yield graded(what, seconds, text, _ADVICE_LINK, _SLOW_ROUND_TRIP_SECONDS)
@@ -73,8 +74,8 @@ def _unreached(what: str, error: OSError) -> Finding:
     if isinstance(error, socket.gaierror):
         return Finding(what, "problem", f"no such host ({error.strerror})", "correct the name")
     if error.errno == errno.ECONNREFUSED:
-        advice = "start the PS, or correct --port; else nothing is wrong yet"
-        return Finding(what, "warning", "the host answers and nobody listens at this port", advice)
+        advice = "start the PS, or correct --port; before the PS starts this is normal"
+        return Finding(what, "warning", "the host answers, but the port is closed", advice)
     text = "no answer" if isinstance(error, TimeoutError) else str(error.strerror or error)
     return Finding(what, "problem", text, "is the address right, and the port open in firewalls?")
 
@@ -88,11 +89,11 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
     try:
         status = probe(address, _CONNECT_SECONDS, credentials)
     except HealthCheckFailed as error:
-        advice = "is it a PS of Thinwire, and are --tls_ca and its like those of the run?"
+        advice = "is it a Thinwire PS, and are --tls_ca, --tls_cert and --tls_key right?"
         yield Finding(what, "problem", str(error)[:200], advice)
         return
     if status != "SERVING":
-        yield Finding(what, "warning", status, "the run has ended, or has not begun yet")
+        yield Finding(what, "warning", status, "the run has ended or has not started")
         return
     try:
         contact = observer.Contact(address, credentials, _CONNECT_SECONDS)
@@ -100,7 +101,7 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
     except RequestRejected as error:
         yield Finding(what, "problem", str(error)[:300], "see docs/reference/security.md")
     except Unreachable:
-        text = f"the model did not come within {_CONNECT_SECONDS:g} s"
+        text = f"the model was not received within {_CONNECT_SECONDS:g} s"
         yield Finding(what, "warning", text, _ADVICE_LINK)
     else:
         text = "SERVING" if mbps is None else f"SERVING, {mbps:.1f} Mbit/s down"
@@ -111,38 +112,38 @@ def _serving(what: str, address: str, credentials: Credentials) -> Iterator[Find
 
 
 def hosts(path: pathlib.Path, ssh_options: str, python: str, port: int) -> Iterator[Finding]:
-    """Yield what each host of a hosts file has, and how well the others reach the first one.
+    """Check each host of a hosts file, and measure the links from other hosts to the first host.
 
-    The first host is the one that shard 0 goes to.
+    A Cluster starts shard 0 on the first host.
 
     Args:
-        path: The hosts file.
-        ssh_options: More options for ssh.
-        python: Python of the hosts.
-        port: That shard 0 will listen at.
+        path: Path of the hosts file.
+        ssh_options: Additional options for ssh.
+        python: Path or name of Python on the hosts.
+        port: Port at which shard 0 will listen.
 
     Raises:
-        ConfigurationError: The file, or the options, cannot be read.
+        ConfigurationError: The file or the options cannot be parsed.
     """
     from thinwire.launcher.hosts import parse_hosts
     from thinwire.launcher.ssh import Ssh
 
     try:
-        named = parse_hosts(read_bounded(path).decode(), str(path))
+        listed_hosts = parse_hosts(read_bounded(path).decode(), str(path))
         ssh = Ssh(shlex.split(ssh_options))
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"--hosts_file={path}: {error}.") from error
-    every = list(dict.fromkeys(named))
-    with concurrent.futures.ThreadPoolExecutor(len(every)) as pool:
-        found = list(pool.map(lambda host: list(_host(ssh, host, python)), every))
-    for findings in found:
+    unique_hosts = list(dict.fromkeys(listed_hosts))
+    with concurrent.futures.ThreadPoolExecutor(len(unique_hosts)) as pool:
+        results = list(pool.map(lambda host: list(_host(ssh, host, python)), unique_hosts))
+    for findings in results:
         yield from findings
     good = [
         host
-        for host, findings in zip(every, found, strict=True)
-        if not any(each.level == "problem" for each in findings)
+        for host, findings in zip(unique_hosts, results, strict=True)
+        if not any(finding.level == "problem" for finding in findings)
     ]
-    if every[0] in good:
+    if unique_hosts[0] in good:
         yield from _links(ssh, good, python, port)
 
 
@@ -156,22 +157,23 @@ def _host(ssh: Ssh, host: Host, python: str) -> Iterator[Finding]:
         clock = ssh.run_probe(host, python, _PROBE, ["clock"], _HOST_SECONDS)
         offset = clock["seconds"] - (began + time.time()) / 2
     except HostFailed as error:
-        yield Finding(what, "problem", str(error), "try `ssh HOST true` by hand")
+        yield Finding(what, "problem", str(error), "run `ssh HOST true` manually")
         return
-    yield Finding(what, "ok", f"{probed.num_cpus} processors, all packages")
-    # Half the time that the look took is all that is known of the offset.
+    yield Finding(what, "ok", f"{probed.num_cpus} processors, all packages installed")
+    # The remote clock was read at an unknown moment within the elapsed time. So the offset is known
+    # only to within half the elapsed time.
     uncertain = (time.time() - began) / 2
     text = f"clock off by {offset:+.2f} s, to within {uncertain:.2f} s"
-    advice = "certificates and logs need alike clocks: run chrony or ntpd there"
+    advice = "certificates and logs need synchronized clocks: run chrony or ntpd on the host"
     off = max(0.0, abs(offset) - uncertain)
     yield graded(what, off, text, advice, _CLOCK_OFF_SECONDS, _CLOCK_WRONG_SECONDS)
 
 
 def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[Finding]:
-    """Yield how well the others, and this machine, reach the first host."""
+    """Measure the links from this machine and from the other hosts to the first host."""
     from thinwire.launcher.ssh import HostFailed, probe_answer
 
-    first, others = good[0], good[1:]
+    first, other_hosts = good[0], good[1:]
     name, what = ssh.host_name(first), f"host {first}"
     line = f"exec {shlex.join([python, '-I', '-', 'serve', str(port), str(_SERVE_SECONDS)])}"
     server = subprocess.Popen(
@@ -181,27 +183,28 @@ def _links(ssh: Ssh, good: Sequence[Host], python: str, port: int) -> Iterator[F
         stderr=subprocess.PIPE,
     )
     try:
-        if server.stdin is None or server.stdout is None:  # not so with the arguments above
+        # For the type checker: with the PIPE arguments neither is None.
+        if server.stdin is None or server.stdout is None:
             return
         server.stdin.write(_PROBE.read_bytes())
         server.stdin.close()
         try:
             bound = int(probe_answer(server.stdout.readline().decode(errors="replace"))["port"])
         except HostFailed:
-            advice = "choose another --port, or end what listens there"
-            yield Finding(what, "problem", f"nobody can listen at port {port} there", advice)
+            advice = "choose another --port, or stop the program that uses the port"
+            yield Finding(what, "problem", f"port {port} is not free on the host", advice)
             return
         yield _link(f"here -> {first}", lambda: link_probe.measure(name, bound))
-        for other in others[:_MOST_MEASURED]:
+        for other in other_hosts[:_MOST_MEASURED]:
 
             def from_other(host: Host = other) -> tuple[float, float]:
                 words = ["measure", name, str(bound)]
-                found = ssh.run_probe(host, python, _PROBE, words, _HOST_SECONDS)
-                return found["round_trip_seconds"], found["mbps"]
+                link = ssh.run_probe(host, python, _PROBE, words, _HOST_SECONDS)
+                return link["round_trip_seconds"], link["mbps"]
 
             yield _link(f"{other} -> {first}", from_other)
-        if len(others) > _MOST_MEASURED:
-            text = f"{len(others) - _MOST_MEASURED} more hosts were not measured"
+        if len(other_hosts) > _MOST_MEASURED:
+            text = f"{len(other_hosts) - _MOST_MEASURED} more hosts were not measured"
             yield Finding("links", "ok", text)
     finally:
         server.kill()

@@ -1,6 +1,7 @@
-"""Contacts shard 0 of a run as an observer: reads its status, or ends the run.
+"""Contacts shard 0 of a run as an observer: reads the run's status, or ends the run.
 
-An observer is a Supervisor's stream without a model: it evaluates nothing and takes nobody's place.
+An observer connects with the role of a Supervisor but without a model. It evaluates nothing and
+does not replace the run's Supervisor.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from thinwire.runtime.run.credentials import Credentials
 from thinwire.runtime.telemetry.run_status import RunStatus
 from thinwire.tools.arguments import CREDENTIAL_FLAGS
 
-#: A status has no payload.
+#: Maximum payload of an answer with a status, which has no payload.
 _NO_PAYLOAD = 0
-#: Of a model that is pulled to measure the link.
+#: Maximum size of a model that is pulled to measure the link.
 _MOST_PULLED_BYTES = 1 << 28
 _NODE = "supervisor-0"
 
 
 @dataclasses.dataclass(frozen=True)
 class Contact:
-    """Where shard 0 listens, and what it is shown.
+    """Address of shard 0, and the credentials and time limit for contacting it.
 
     Attributes:
-        address: ``host:port``.
-        credentials: Of a Supervisor of the run.
-        seconds: How long to try.
+        address: ``host:port`` of shard 0.
+        credentials: Credentials of a Supervisor of the run.
+        seconds: Time limit of a request, in seconds.
     """
 
     address: str
@@ -44,10 +45,14 @@ class Contact:
 
 
 def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -> Credentials:
-    """Return an observer's credentials: of the command line, else of the run's flags.
+    """Return an observer's credentials, from the command line or else from the run's flags.
+
+    Args:
+        given: Parsed command line.
+        flags_of_run: Flag -> value of a node of the run.
 
     Raises:
-        ConfigurationError: Files that cannot be read or do not fit together.
+        ConfigurationError: A credential file cannot be read, or the files do not match.
     """
     values = [getattr(given, name) for name in CREDENTIAL_FLAGS]
     if not any(values):
@@ -58,10 +63,10 @@ def credentials_of(given: argparse.Namespace, flags_of_run: Mapping[str, str]) -
 
 
 def read_status(contact: Contact) -> RunStatus:
-    """Return the run's status as shard 0 has it now.
+    """Return the run's present status from shard 0.
 
     Raises:
-        Unreachable: No status in time.
+        Unreachable: Shard 0 sent no status in time.
         RequestRejected: The shard rejects this observer.
     """
     with _Conversation(contact) as shard:
@@ -70,18 +75,18 @@ def read_status(contact: Contact) -> RunStatus:
             return RunStatus.from_json(message.report.document)
         except ValueError as error:
             raise Unreachable(
-                f"{contact.address} sent a status of another version: {error}"
+                f"{contact.address} sent a status that this version cannot read: {error}"
             ) from error
 
 
 @dataclasses.dataclass(frozen=True)
 class EndedRun:
-    """What shard 0 has answered to a request to end the run.
+    """Answer of shard 0 to a request to end the run.
 
     Attributes:
-        cause: The stop reason; a run that has ended for another reason keeps that one.
-        had_model: Whether the run had begun. Workers of one that had not learn nothing: they go
-            on looking for a PS.
+        cause: Stop reason of the run. A run that ended before the request keeps its reason.
+        had_model: True if the run had a model. False if no worker had offered a model yet: shard 0
+            ends without notifying the workers, which continue to look for a PS.
     """
 
     cause: str
@@ -89,16 +94,20 @@ class EndedRun:
 
 
 def end_run(contact: Contact, cause: str) -> EndedRun:
-    """Let shard 0 end the run.
+    """Request shard 0 to end the run.
+
+    Args:
+        contact: Address and credentials of shard 0.
+        cause: Stop reason to record.
 
     Raises:
-        Unreachable: The end was not announced in time.
+        Unreachable: Shard 0 did not confirm the end in time.
         RequestRejected: The shard rejects this observer.
     """
     try:
         with _Conversation(contact, halts=True) as shard:
             shard.session.send_control(pb.ToServer(halt=pb.Halt(cause=cause)))
-            message, _ = shard.wait_for("halt", "announced no end")
+            message, _ = shard.wait_for("halt", "did not confirm the end")
             return EndedRun(message.halt.cause)
     except RequestRejected as error:
         if error.reason != pb.REASON_ENDS:
@@ -107,10 +116,10 @@ def end_run(contact: Contact, cause: str) -> EndedRun:
 
 
 def measure_downlink(contact: Contact) -> float | None:
-    """Return the Mbit/s at which this shard's part of the model comes; None: it is too large.
+    """Pull a shard's part of the model and return the rate in Mbit/s; None: it is too large.
 
     Raises:
-        Unreachable: It did not come in time.
+        Unreachable: The shard's part did not arrive in time.
         RequestRejected: The shard rejects this observer.
     """
     if 4 * read_status(contact).num_parameters > _MOST_PULLED_BYTES:
@@ -126,12 +135,13 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
     """One stream to shard 0, for one request.
 
     Args:
-        contact: Of the shard.
-        most_payload_bytes: That an answer may have.
-        halts: Whether a shard without model shall end.
+        contact: Address and credentials of the shard.
+        most_payload_bytes: Maximum payload of an answer.
+        halts: True to make a shard without a model end.
 
     Raises:
-        Unreachable, RequestRejected: It does not answer, or rejects this observer.
+        Unreachable: The shard does not answer.
+        RequestRejected: The shard rejects this observer.
     """
 
     def __init__(
@@ -145,16 +155,20 @@ class _Conversation(contextlib.AbstractContextManager["_Conversation"]):
         self.session.close(0.0)
 
     def wait_for(self, body: str, failing: str) -> tuple[pb.ToClient, memoryview]:
-        """Return the first message of a kind, and its payload; others are passed over.
+        """Return the next message with a given body, and its payload; ignore other messages.
+
+        Args:
+            body: Name of the body's field in the message.
+            failing: Verb and object for the error message, for example "sent no status".
 
         Raises:
-            Unreachable: It did not come in time, and the shard is `failing`.
+            Unreachable: No message with this body arrived in time.
             RequestRejected: The shard rejects the request.
         """
         address, seconds = self._contact.address, self._contact.seconds
         try:
-            while (left := self._deadline - time.monotonic()) > 0:
-                message, payload = self.session.receive(left)
+            while (remaining := self._deadline - time.monotonic()) > 0:
+                message, payload = self.session.receive(remaining)
                 if message.WhichOneof("body") == body:
                     return message, payload
                 if message.WhichOneof("body") == "refusal":

@@ -1,6 +1,6 @@
-"""What a run directory holds about its run: processes, flags, summary, newest status.
+"""Reads a run directory: the run's processes, flags, summary and newest status.
 
-Only files are read, and no lock is taken, so a run is never disturbed.
+The reader only reads files and acquires no lock, so it does not disturb the run.
 """
 
 from __future__ import annotations
@@ -18,109 +18,121 @@ from thinwire.runtime.run.script_target import module_words
 from thinwire.runtime.telemetry.evaluation import ranges_in
 from thinwire.runtime.telemetry.run_status import RunStatus
 
-#: Of the end of metrics.jsonl; a status has some kilobytes for every worker.
+#: Bytes to read from the end of metrics.jsonl, first and at most. A status has some kilobytes per
+#: worker.
 _FIRST_TAIL_BYTES, _MOST_TAIL_BYTES = 1 << 16, 1 << 26
-#: Flags files in the order in which they are trusted to know shard 0's address.
+#: Names of flags files, the most reliable source of shard 0's address first.
 _FLAGS_FILES = ("flags-supervisor-0", "flags-worker-*", "flags-ps-0", "flags-*")
 _ANY_HOST = ("0.0.0.0", "[::]", "::", "")
 
 
 @dataclasses.dataclass(frozen=True)
 class NodeProcess:
-    """A process that holds a lock of the run directory, or held it last."""
+    """A process that holds a lock of the run directory, or was the last to hold it.
 
-    node: str  # of the lock, such as ps-0; records: whoever writes the records
-    owner: LockOwner | None  # None: the lock names nobody
-    alive: bool | None  # None: the file system has no locks
+    Attributes:
+        node: Name of the lock: a node's name, for example ps-0, or "records" for the process that
+            writes the run's records.
+        owner: Owner in the lock file. None if the lock file names no owner.
+        alive: True if the process runs. None if the file system has no locks.
+    """
+
+    node: str
+    owner: LockOwner | None
+    alive: bool | None
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs on this host and can be signalled."""
+        """True if the process is on this host, so that it can receive a signal."""
         return self.owner is not None and self.owner.host == os.uname().nodename
 
     @property
     def is_launcher(self) -> bool:
-        """Whether it starts and ends others."""
+        """True if the process is a launcher, which starts and ends other processes."""
         return not self.node.startswith(("records", "ps-", "worker-"))
 
     def __str__(self) -> str:
-        """Return what messages call it."""
+        """Return the name of the process in messages."""
         return self.node if self.owner is None else str(self.owner)
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-    """A run directory."""
+    """Content of a run directory.
+
+    Attributes:
+        directory: Path of the run directory.
+    """
 
     directory: pathlib.Path
 
     @functools.cached_property
     def processes(self) -> list[NodeProcess]:
-        """Everything that has ever written there, launchers first."""
-        found = [
+        """All processes that have written to the run directory, launchers first."""
+        processes = [
             NodeProcess(path.stem, owner_of(path), is_held(path))
             for path in lock_files(self.directory)
         ]
-        return sorted(found, key=lambda each: (not each.is_launcher, each.node))
+        return sorted(processes, key=lambda each: (not each.is_launcher, each.node))
 
     @property
     def alive(self) -> list[NodeProcess]:
-        """Those that live; where there are no locks, none is known to."""
-        return [each for each in self.processes if each.alive]
+        """The running processes. Empty if the file system has no locks."""
+        return [process for process in self.processes if process.alive]
 
     @functools.cached_property
     def flags(self) -> dict[str, str]:
-        """Flag -> value of the node that knows most of the run's addresses; empty: none."""
+        """Flag -> value of the node that knows most addresses of the run; empty if unknown."""
         for pattern in _FLAGS_FILES:
             for path in sorted(self.directory.glob(f"{pattern}.txt")):
-                if found := _flags_in(path):
-                    return found
+                if flags := _flags_in(path):
+                    return flags
         return {}
 
     @functools.cached_property
     def script(self) -> list[str]:
-        """The script that `thinwire run` runs, and its arguments; empty: it runs none."""
+        """The script that `thinwire run` runs, with its arguments; empty if it runs no script."""
         try:
-            found = json.loads((self.directory / LAUNCH_FILE).read_text())["script"]
-            module, path = str(found.get("module", "")), str(found["path"])
-            return module_words(module, path, [*map(str, found["arguments"])])
+            script = json.loads((self.directory / LAUNCH_FILE).read_text())["script"]
+            module, path = str(script.get("module", "")), str(script["path"])
+            return module_words(module, path, [*map(str, script["arguments"])])
         except (OSError, ValueError, KeyError, TypeError):
             return []
 
     @functools.cached_property
     def summary(self) -> dict[str, Any] | None:
-        """summary.json; None where there is none that can be read."""
+        """Content of summary.json, or None if the file is missing or unreadable."""
         try:
-            found = json.loads((self.directory / SUMMARY_FILE).read_text())
+            summary = json.loads((self.directory / SUMMARY_FILE).read_text())
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and "stop_reason" in found else None
+        return summary if isinstance(summary, dict) and "stop_reason" in summary else None
 
     @property
     def metrics(self) -> dict[str, dict[str, float | None]]:
-        """Last, least and largest value of each metric in the summary."""
+        """Last, smallest and largest value of each metric in the summary."""
         return ranges_in(self.summary or {})
 
     @functools.cached_property
     def status(self) -> RunStatus | None:
-        """The newest status in metrics.jsonl; None where there is none that can be read."""
+        """The newest status in metrics.jsonl, or None if the file has no readable status."""
         return newest_status(self.directory / METRICS_FILE)
 
     @property
     def is_run(self) -> bool:
-        """Whether this is a run directory at all."""
+        """True if the directory is a run directory."""
         return bool(self.processes or self.flags or self.summary or self.status)
 
     @property
     def address(self) -> str | None:
-        """Where shard 0 listens, as far as files know; None: they do not.
+        """Address of shard 0 from the lock or the flags files, or None if it is unknown.
 
-        The lock of a shard that runs is newer than any flags file.
+        The lock of a running shard is newer than any flags file, so the lock has priority.
         """
-        for each in self.processes:
-            known = each.owner is not None and each.owner.address
-            if each.node == "ps-0" and each.alive is not False and each.owner and known:
-                return _dialled(each.owner)
+        for process in self.processes:
+            known = process.owner is not None and process.owner.address
+            if process.node == "ps-0" and process.alive is not False and process.owner and known:
+                return _dialled(process.owner)
         shards = self.flags.get("ps_hosts", "")
         if shards:
             return shards.split(",")[0]
@@ -129,7 +141,7 @@ class RecordedRun:
 
 
 def newest_status(path: pathlib.Path) -> RunStatus | None:
-    """Return the newest status in a metrics file, reading from its end; None: there is none."""
+    """Return the newest status in a metrics file, read from its end, or None without a status."""
     tail_bytes = _FIRST_TAIL_BYTES
     try:
         with open(path, "rb") as file:
@@ -153,7 +165,7 @@ def _status_in(line: bytes) -> RunStatus | None:
         fields = json.loads(line)
         fields.pop("kind")
         return RunStatus.from_dict(fields)
-    except (ValueError, AttributeError):  # a torn line, or of another version
+    except (ValueError, AttributeError):  # an incomplete line, or a line of another version
         return None
 
 
@@ -167,7 +179,7 @@ def _flags_in(path: pathlib.Path) -> dict[str, str]:
 
 
 def _dialled(owner: LockOwner) -> str:
-    """Return where a shard is dialled that listens at the address of its lock."""
+    """Return the address at which to dial a shard that listens at its lock's address."""
     host, _, port = owner.address.rpartition(":")
     if host not in _ANY_HOST:
         return owner.address

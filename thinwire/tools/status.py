@@ -1,6 +1,6 @@
-"""``thinwire status RUN``: what a run is, how far it is, and whether its processes live.
+"""``thinwire status RUN``: shows a run's settings, progress, and running processes.
 
-Shard 0 is contacted where it lives, else the files of the run directory answer.
+The status comes from shard 0 if it runs, else from the files of the run directory.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ if TYPE_CHECKING:
     from thinwire.runtime.telemetry.run_status import RunStatus
     from thinwire.tools.recorded import RecordedRun
 
-_ABOUT = """What a run is, how far it is, and whether its processes live.
+_ABOUT = """Shows a run's settings, progress, and running processes.
 
-Exits with 0 for a run that goes on or has reached its end; 2 where there is no such run; 3 for one
-that has died or does not answer; 4 where its PS rejects this observer; else as the nodes of a run
-that was stopped: 130 interrupted, 5 diverged, 1 a script that failed or returned early.
+Exits with 0 for a run that is running or finished; 2 if the run does not exist; 3 for a run that
+has died or does not answer; 4 if the run's PS rejects this observer. For a stopped run it exits
+with the code of the run's nodes: 130 interrupted, 5 diverged, 1 a script that failed or returned
+early.
 """
 _PATIENCE_SECONDS = 3.0
-#: A PS imports what it needs and reads its checkpoint before it listens.
+#: Time after its start in which a PS may not listen yet: the PS imports modules and reads its
+#: checkpoint first.
 _START_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class RunReport:
-    """A run at one moment.
+    """State of a run at one moment.
 
     Attributes:
-        run: As it was named.
+        run: Run directory or address, as the user gave it.
         state: starting, running, finished, stopped, dead, unanswered or rejected.
-        code: The exit code of that.
-        why: More on the state; may be empty.
-        source: Where the figures are from: shard 0, summary.json, metrics.jsonl or nothing.
-        status: The figures; None: there are none.
-        recorded: The run directory; None where only an address is known.
+        code: Exit code of the command for this state.
+        why: Reason of the state; may be empty.
+        source: Source of the figures: shard 0, summary.json, metrics.jsonl or nothing.
+        status: Status with the figures. None: no status is known.
+        recorded: Content of the run directory. None if only an address is known.
     """
 
     run: str
@@ -55,17 +57,17 @@ class RunReport:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write what is known of the run that the command line names; return the exit code."""
-    given = parser().parse_args(arguments)
+    """Write the report on the run that the command line names; return the exit code."""
+    options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 
     try:
-        report = inspect(given)
+        report = inspect(options)
     except ConfigurationError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_CONFIGURATION
-    if given.json:
+    if options.json:
         sys.stdout.write(json.dumps(document(report), indent=2, allow_nan=False) + "\n")
     else:
         sys.stdout.write("\n".join(lines(report)) + "\n")
@@ -74,44 +76,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = make_parser("status", _ABOUT)
-    made.add_argument(
+    argument_parser = make_parser("status", _ABOUT)
+    argument_parser.add_argument(
         "--seconds",
         type=float,
         default=_PATIENCE_SECONDS,
         help="Time for shard 0 to answer. [seconds; default %(default)g]",
     )
-    made.add_argument(
+    argument_parser.add_argument(
         "--json", action="store_true", help="Write one JSON object. [switch; default text]"
     )
-    return made
+    return argument_parser
 
 
 def inspect(given: argparse.Namespace) -> RunReport:
     """Return the report on the run that the command line names.
 
     Raises:
-        ConfigurationError: There is no such run, or credentials that cannot be read.
+        ConfigurationError: The run does not exist, or the credentials cannot be read.
     """
-    found = find(given.run)
-    if isinstance(found, str):
-        return _answer(given, found, None)
-    if found.alive:
-        address = found.address
-        if address is not None and not _is_alone(found):
-            return _answer(given, address, found)
-        return RunReport(given.run, "running", 0, "", "metrics.jsonl", found.status, found)
-    return _ended(given.run, found)
+    recorded = find(given.run)
+    if isinstance(recorded, str):
+        return _answer(given, recorded, None)
+    if recorded.alive:
+        address = recorded.address
+        if address is not None and not _is_alone(recorded):
+            return _answer(given, address, recorded)
+        return RunReport(given.run, "running", 0, "", "metrics.jsonl", recorded.status, recorded)
+    return _ended(given.run, recorded)
 
 
 def _is_alone(found: RecordedRun) -> bool:
-    """Whether who runs there has no PS, as Standalone and Simulator."""
+    """Return True if only processes without a PS run: Standalone or Simulator."""
     alone = ("Standalone", "Simulator")
-    return all(each.owner is not None and each.owner.role in alone for each in found.alive)
+    return all(process.owner is not None and process.owner.role in alone for process in found.alive)
 
 
 def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) -> RunReport:
-    """Return the report of a run whose shard 0 may live."""
+    """Return the report on a run after contacting its shard 0, which may be running."""
     from thinwire.proto import thinwire_pb2 as pb
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
@@ -140,25 +142,26 @@ def _answer(given: argparse.Namespace, address: str, found: RecordedRun | None) 
 
 
 def _is_starting(found: RecordedRun) -> bool:
-    """Whether shard 0 may not listen yet: it is awaited, or was started a moment ago."""
-    shards = [each.owner for each in found.alive if each.node == "ps-0"]
-    ages = [each.age_seconds(time.time()) for each in shards if each is not None]
-    return not shards or any(age < _START_SECONDS for age in ages)
+    """Return True if shard 0 may not listen yet: not started, or started less than 60 s ago."""
+    owners = [process.owner for process in found.alive if process.node == "ps-0"]
+    ages = [owner.age_seconds(time.time()) for owner in owners if owner is not None]
+    return not owners or any(age < _START_SECONDS for age in ages)
 
 
 def _ended(run: str, found: RecordedRun) -> RunReport:
-    """Return the report of a run of which nothing lives."""
+    """Return the report on a run without running processes."""
     from thinwire.runtime.run.settings import EXIT_UNREACHABLE
 
     summary, status = found.summary, found.status
-    # A run that was resumed and then killed leaves the summary of its former end.
+    # A run that ended, was resumed and then killed still has the summary of its earlier end. Its
+    # newest status has no stop reason then, so the summary does not describe the present state.
     is_of_end = summary is not None and (status is None or status.stop_reason is not None)
     if summary is not None and is_of_end:
         state, code, why = _end(summary["stop_reason"])
         return RunReport(run, state, code, why, "summary.json", status, found)
     why = (
-        "no process of it lives, and it has not reached an end; the same command again goes on "
-        f"from its last checkpoint; logs: {found.directory / 'logs'}"
+        "no process of the run is running, and the run has not ended; the same command again "
+        f"resumes it from its last checkpoint; logs: {found.directory / 'logs'}"
     )
     source = "nothing" if status is None else "metrics.jsonl"
     return RunReport(run, "dead", EXIT_UNREACHABLE, why, source, status, found)
@@ -172,20 +175,20 @@ def _end(reason: str | None) -> tuple[str, int, str]:
     return ("stopped" if code else "finished"), code, reason or ""
 
 
-# -- what is written ------------------------------------------------------------------------------
+# -- output ---------------------------------------------------------------------------------------
 
 
 def document(report: RunReport) -> dict[str, Any]:
-    """Return the report as the object of ``--json``."""
+    """Return the report as the JSON object of ``--json``."""
     from thinwire.ops.privacy.accountant import BLOCK
 
     status, recorded = report.status, report.recorded
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: getattr(report, name) for name in ("run", "state", "code", "why", "source")
     }
     summary = {} if recorded is None else recorded.summary or {}
     if status is not None:
-        found |= {
+        fields |= {
             name: getattr(status, name)
             for name in (
                 *("run_id", "method", "nb_workers", "nb_ps", "num_parameters", "seed", "iter_max"),
@@ -193,32 +196,32 @@ def document(report: RunReport) -> dict[str, Any]:
                 *("bytes_down", "pushes", "rejected_pushes", "stop_reason"),
             )
         }
-        found["loss"] = _finite(status.loss)
-        found["updates_per_second"] = status.version / status.seconds if status.seconds else None
-        found["workers"] = [worker.to_dict() for worker in status.workers]
-        found |= {name: status.policies[name] for name in (BLOCK,) if name in status.policies}
+        fields["loss"] = _finite(status.loss)
+        fields["updates_per_second"] = status.version / status.seconds if status.seconds else None
+        fields["workers"] = [worker.to_dict() for worker in status.workers]
+        fields |= {name: status.policies[name] for name in (BLOCK,) if name in status.policies}
     elif report.source == "summary.json":
         names = ("method", "nb_workers", "nb_ps", "num_parameters", "seed", "samples", "seconds")
-        found |= {name: summary.get(name) for name in names}
-        found |= {"version": summary.get("updates"), "workers": summary.get("workers", [])}
-        found["stop_reason"] = summary.get("stop_reason")
-        found |= {name: summary[name] for name in (BLOCK,) if name in summary}
+        fields |= {name: summary.get(name) for name in names}
+        fields |= {"version": summary.get("updates"), "workers": summary.get("workers", [])}
+        fields["stop_reason"] = summary.get("stop_reason")
+        fields |= {name: summary[name] for name in (BLOCK,) if name in summary}
     if report.source == "summary.json":
         for name in ("test_accuracy", "best_test_accuracy", "test_loss"):
-            found[name] = summary.get(name)
-        found["metrics"] = {} if recorded is None else recorded.metrics
+            fields[name] = summary.get(name)
+        fields["metrics"] = {} if recorded is None else recorded.metrics
     if recorded is not None:
-        found["script"] = script_of(recorded)
-        found["processes"] = [
-            {"node": each.node, "alive": each.alive}
-            | ({} if each.owner is None else dataclasses.asdict(each.owner))
-            for each in recorded.processes
+        fields["script"] = script_of(recorded)
+        fields["processes"] = [
+            {"node": process.node, "alive": process.alive}
+            | ({} if process.owner is None else dataclasses.asdict(process.owner))
+            for process in recorded.processes
         ]
-    return found
+    return fields
 
 
 def script_of(recorded: RecordedRun) -> str | None:
-    """Return the script and its arguments, or the model, that the run trains; None: unknown."""
+    """Return the run's script with its arguments, or else its model; None if unknown."""
     if recorded.script:
         return shlex.join(recorded.script)
     for name in ("model", "network"):
@@ -228,22 +231,22 @@ def script_of(recorded: RecordedRun) -> str | None:
 
 
 def lines(report: RunReport) -> Iterator[str]:
-    """Yield the report as text."""
+    """Yield the report as lines of text."""
     head = f"{report.run}: {report.state}"
     yield f"{head} ({report.why})" if report.why else head
-    found = document(report)
-    if "method" in found:
-        yield from _run_lines(report, found)
-    elif found.get("script"):
-        yield f"  run         {found['script']}"
+    fields = document(report)
+    if "method" in fields:
+        yield from _run_lines(report, fields)
+    elif fields.get("script"):
+        yield f"  run         {fields['script']}"
     if report.recorded is not None:
         living = report.recorded.alive
-        for each in living:
-            yield f"  process     {each}"
-        if any(each.alive is None for each in report.recorded.processes):
+        for process in living:
+            yield f"  process     {process}"
+        if any(process.alive is None for process in report.recorded.processes):
             yield "  process     unknown: the run directory's file system has no locks"
         elif not living:
-            yield "  process     none lives"
+            yield "  process     no process is running"
 
 
 def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
@@ -271,8 +274,8 @@ def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
             f"  bytes       up {format_bytes(status.bytes_up)}, "
             f"down {format_bytes(status.bytes_down)}"
         )
-    for name, each in found.get("metrics", {}).items():
-        last, best = format_metric(each.get("last")), best_of(name, each)
+    for name, metric in found.get("metrics", {}).items():
+        last, best = format_metric(metric.get("last")), best_of(name, metric)
         yield f"  test        {name} {last}" + (
             "" if best is None else f", best {format_metric(best)}"
         )
@@ -282,7 +285,7 @@ def _run_lines(report: RunReport, found: dict[str, Any]) -> Iterator[str]:
         for line in worker_table(status):
             yield f"  {line}"
     if report.source == "metrics.jsonl" and report.recorded is not None:
-        yield f"  figures     of {_age(report.recorded)} ago (metrics.jsonl)"
+        yield f"  figures     from {_age(report.recorded)} ago (metrics.jsonl)"
 
 
 def _age(recorded: RecordedRun) -> str:

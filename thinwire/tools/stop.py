@@ -1,7 +1,8 @@
-"""``thinwire stop RUN``: ends a run gracefully, and waits until it has ended.
+"""``thinwire stop RUN``: ends a run gracefully, and waits until the run has ended.
 
-The launcher is interrupted where it runs on this host, as Ctrl-C does; else shard 0 is contacted,
-which ends the run for all its nodes; else each process that lives on this host is interrupted.
+If the launcher runs on this host, the command sends SIGINT to the launcher, as Ctrl-C does. Else
+the command contacts shard 0, which ends the run for all nodes. If shard 0 does not answer, the
+command sends SIGINT to each process of the run on this host.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from thinwire.tools.arguments import find, make_parser
 if TYPE_CHECKING:
     from thinwire.tools.recorded import NodeProcess, RecordedRun
 
-_ABOUT = """Ends a run as Ctrl-C does, and waits until it has ended; it can be resumed.
+_ABOUT = """Ends a run as Ctrl-C does, and waits until it has ended; the run can be resumed.
 
-Exits with 0 when nothing of the run lives any more, or nothing did before; 2 where there is no such
-run; 3 where it cannot be reached, or something still lives after the time limit; 4 where its PS
-rejects this command.
+Exits with 0 if no process of the run is running; 2 if the run does not exist; 3 if the run cannot
+be reached, or a process is still running after the time limit; 4 if the run's PS rejects this
+command.
 """
 _PATIENCE_SECONDS = 60.0
 _CONTACT_SECONDS = 10.0
@@ -35,17 +36,17 @@ _CAUSE = "interrupted"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """End the run that the command line names; return the exit code."""
-    given = parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from thinwire.ops.types import ConfigurationError
     from thinwire.proto.grpc import Unreachable
     from thinwire.proto.grpc.session import RequestRejected
     from thinwire.runtime.run.settings import EXIT_CONFIGURATION, EXIT_REFUSED, EXIT_UNREACHABLE
 
     try:
-        found = find(given.run)
-        if isinstance(found, str):
-            return _end_remote(given, found)
-        return _end_directory(given, found)
+        recorded = find(options.run)
+        if isinstance(recorded, str):
+            return _end_remote(options, recorded)
+        return _end_directory(options, recorded)
     except ConfigurationError as error:
         code, text = EXIT_CONFIGURATION, str(error)
     except RequestRejected as error:
@@ -58,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = make_parser("stop", _ABOUT)
-    made.add_argument(
+    argument_parser = make_parser("stop", _ABOUT)
+    argument_parser.add_argument(
         "--seconds",
         type=float,
         default=_PATIENCE_SECONDS,
         help="Time for the run to end. [seconds; default %(default)g]",
     )
-    return made
+    return argument_parser
 
 
 def _report(text: str) -> None:
@@ -74,7 +75,7 @@ def _report(text: str) -> None:
 
 
 def _end_remote(given: argparse.Namespace, address: str) -> int:
-    """End the run of a shard 0 of which only the address is known."""
+    """End a run by its shard 0's address, without a run directory."""
     from thinwire.tools import observer
 
     contact = observer.Contact(address, observer.credentials_of(given, {}), given.seconds)
@@ -87,7 +88,7 @@ def _end_remote(given: argparse.Namespace, address: str) -> int:
 def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
     """End the run of a run directory."""
     if not found.alive:
-        _report(f"{given.run}: nothing of this run lives")
+        _report(f"{given.run}: no process of this run is running")
         return 0
     deadline = time.monotonic() + given.seconds
     _report(f"{given.run}: {_request_end(given, found)}")
@@ -95,18 +96,20 @@ def _end_directory(given: argparse.Namespace, found: RecordedRun) -> int:
 
 
 def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
-    """Let the run end by the gentlest means there is; return what was done.
+    """Request the end of the run by the gentlest means; return a text that describes the means.
 
     Raises:
-        ConfigurationError, Unreachable, RequestRejected: There is none that works.
+        ConfigurationError: The credentials cannot be read.
+        Unreachable: No process can be reached.
+        RequestRejected: Shard 0 rejects this command.
     """
     from thinwire.proto.grpc import Unreachable
     from thinwire.tools import observer
 
-    launchers = [each for each in found.alive if each.is_launcher and each.is_here]
+    launchers = [process for process in found.alive if process.is_launcher and process.is_here]
     if launchers and (interrupted := _interrupt(launchers)):
         return interrupted
-    here = [each for each in found.alive if each.is_here]
+    local_processes = [process for process in found.alive if process.is_here]
     address = found.address
     if address is not None:
         credentials = observer.credentials_of(given, found.flags)
@@ -114,46 +117,49 @@ def _request_end(given: argparse.Namespace, found: RecordedRun) -> str:
         try:
             ended = observer.end_run(contact, _CAUSE)
         except Unreachable:
-            if not here:
+            if not local_processes:
                 raise
         else:
-            if not ended.had_model:  # nobody but this shard learns of it
-                _interrupt([each for each in here if each.node != "ps-0"])
+            # Without a model shard 0 ends alone: its workers are not connected and would continue
+            # to look for a PS.
+            if not ended.had_model:
+                _interrupt([process for process in local_processes if process.node != "ps-0"])
             return f"shard 0 at {address} ends the run ({ended.cause})"
-    if interrupted := _interrupt(here):
+    if interrupted := _interrupt(local_processes):
         return interrupted
     where = ", ".join(map(str, found.alive))
-    raise Unreachable(f"{given.run}: {where} cannot be reached from here; stop it there.")
+    raise Unreachable(f"{given.run}: {where} cannot be reached from this host; stop it there.")
 
 
 def _interrupt(processes: Sequence[NodeProcess]) -> str:
-    """Send SIGINT to processes of this host; return what was done, empty if nothing."""
+    """Send SIGINT to processes of this host; return a text that lists them, empty if none."""
     done = []
-    for each in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, another user's
-            if each.owner is not None:
-                os.kill(each.owner.pid, signal.SIGINT)
-                done.append(f"interrupted {each}")
+    for process in processes:
+        # The process may have ended, or may belong to another user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if process.owner is not None:
+                os.kill(process.owner.pid, signal.SIGINT)
+                done.append(f"interrupted {process}")
     return "; ".join(done)
 
 
 def _wait(name: str, directory: pathlib.Path, deadline: float) -> int:
-    """Wait until nothing of the run lives; return the exit code."""
+    """Wait until no process of the run is running; return the exit code."""
     from thinwire.runtime.run.settings import EXIT_UNREACHABLE
     from thinwire.tools.recorded import RecordedRun
 
     began = time.monotonic()
     while True:
-        found = RecordedRun(directory)
-        alive = found.alive
+        recorded = RecordedRun(directory)
+        alive = recorded.alive
         if not alive:
             _report(f"{name}: has ended, after {time.monotonic() - began:.1f} s")
             return 0
         if time.monotonic() >= deadline:
-            left = "; ".join(map(str, alive))
+            running = "; ".join(map(str, alive))
             sys.stderr.write(
-                f"{name}: still lives: {left}. Repeat the command to wait on, or end it there by "
-                "`kill -9`; a killed run can be resumed too.\n"
+                f"{name}: still running: {running}. Repeat the command to continue waiting, or end "
+                "the process on its host with `kill -9`; a killed run can be resumed too.\n"
             )
             return EXIT_UNREACHABLE
         time.sleep(_POLL_SECONDS)

@@ -1,9 +1,9 @@
-"""Imports TensorFlow and trains a small model for a moment: a program of its own.
+"""A program that imports TensorFlow and trains a small model for a few steps.
 
 ``python tensorflow_probe.py`` writes one JSON object to standard output: ``import_seconds``,
-``version``, ``keras``, ``gpus`` (names), ``built_with_cuda``, ``step_seconds`` (median of a step of
-Keras' mnist_cnn network, batch 64). A process of its own can be given up, and keeps `thinwire
-doctor` itself small.
+``version``, ``keras``, ``backend``, ``gpus`` (names), ``built_with_cuda``, ``step_seconds`` (median
+time of a training step of Keras' mnist_cnn network, batch 64). `thinwire doctor` runs the program
+in a separate process, which it can end after a time limit, and so imports no TensorFlow itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _import() -> dict[str, Any]:
         "version": tf.__version__,
         "keras": keras.__version__,
         "backend": keras.backend.backend(),
-        "gpus": [each.name for each in tf.config.list_physical_devices("GPU")],
+        "gpus": [device.name for device in tf.config.list_physical_devices("GPU")],
         "built_with_cuda": tf.test.is_built_with_cuda(),
     }
 
@@ -54,7 +54,7 @@ def _step_seconds() -> float:
     model.compile("sgd", loss)
     images = np.zeros((_BATCH, 28, 28, 1), np.float32)
     labels = np.zeros(_BATCH, np.int32)
-    model.train_on_batch(images, labels)  # compiles
+    model.train_on_batch(images, labels)  # compiles the step, outside of the measurement
     seconds = []
     for _ in range(_STEPS):
         began = time.perf_counter()

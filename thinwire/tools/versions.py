@@ -1,6 +1,7 @@
-"""``thinwire version``: the versions of everything that matters, for reports of bugs.
+"""``thinwire version``: the versions of Thinwire, its packages and the system, for bug reports.
 
-Nothing slow is imported: TensorFlow's build is read from its files, devices from the system.
+The command imports no slow module: it reads TensorFlow's build information from TensorFlow's files,
+and the GPUs from the NVIDIA driver's files.
 """
 
 from __future__ import annotations
@@ -27,17 +28,18 @@ _GPUS = pathlib.Path("/proc/driver/nvidia/gpus")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write one line for each part; return the exit code."""
+    """Write one line per component; return the exit code."""
     parser = argparse.ArgumentParser(
-        prog="thinwire version", description="Show the versions of everything that matters."
+        prog="thinwire version",
+        description="Show the versions of Thinwire and its packages.",
     )
     parser.parse_args(arguments)
-    sys.stdout.write("".join(f"{name:24}{found}\n" for name, found in versions()))
+    sys.stdout.write("".join(f"{name:24}{version}\n" for name, version in versions()))
     return 0
 
 
 def versions() -> Iterator[tuple[str, str]]:
-    """Yield (part, version)."""
+    """Yield a pair (component, version) for each component."""
     from thinwire.proto.messages import PROTOCOL_VERSION
 
     where = "checkout" if program.CHECKOUT else "package"
@@ -61,17 +63,17 @@ def _version(name: str) -> str | None:
 
 
 def _tensorflow() -> str:
-    """Return its version, the package that brought it, and whether it was built with CUDA."""
-    found = [f"{version} ({name})" for name in _TENSORFLOW if (version := _version(name))]
+    """Return TensorFlow's version, its package, and if TensorFlow was built with CUDA."""
+    packages = [f"{version} ({name})" for name in _TENSORFLOW if (version := _version(name))]
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:
         return "not installed"
     build = _build(pathlib.Path(spec.origin or "").parent / "python/platform/build_info.py")
-    return ", ".join([*found, *build]) or "of unknown version"
+    return ", ".join([*packages, *build]) or "unknown version"
 
 
 def _build(path: pathlib.Path) -> list[str]:
-    """Return what TensorFlow's own table of its build has of CUDA; nothing if there is none."""
+    """Return the CUDA entry of TensorFlow's build_info.py as a list; empty if it is unknown."""
     if not path.is_file():
         return []
     values = dict(re.findall(r"'(is_cuda_build|cuda_version)', '?([\w.]+)", path.read_text()))
@@ -81,7 +83,7 @@ def _build(path: pathlib.Path) -> list[str]:
 
 
 def _gpus() -> Iterator[str]:
-    """Yield the models of the GPUs that the driver knows."""
+    """Yield the model names of the GPUs that the NVIDIA driver lists."""
     for path in sorted(_GPUS.glob("*/information")):
         for line in path.read_text().splitlines():
             if line.startswith("Model:"):

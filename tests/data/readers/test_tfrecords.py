@@ -132,11 +132,11 @@ def text_label() -> tf.train.Feature:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda data: data[:-1], "record 1: it ends 1 bytes before"),
-        (lambda data: data[: len(data) // 2 + 5], "record 1: it ends after 5 of 12 bytes"),
-        (lambda data: b"\xff" + data[1:], "record 0: the checksum of its length"),
-        (lambda data: b"not a record at all", "record 0: the checksum"),
-        (lambda data: data + header(2**40), "record 2: it ends 10995[0-9]* bytes before"),
+        (lambda data: data[:-1], "record 1: .* ends 1 bytes before"),
+        (lambda data: data[: len(data) // 2 + 5], "record 1: .*after 5 of 12 bytes"),
+        (lambda data: b"\xff" + data[1:], "record 0: .*checksum"),
+        (lambda data: b"not a record at all", "record 0: .*checksum"),
+        (lambda data: data + header(2**40), "record 2: .* ends 10995[0-9]* bytes"),
         (lambda data: data[:20] + b"?" + data[21:], "record 0: corrupted record at 12"),
         (lambda data: data[:-20] + b"?" + data[-19:], r"record 1: corrupted record at \d+\. Exp"),
     ],

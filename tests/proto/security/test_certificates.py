@@ -98,26 +98,26 @@ def test_what_is_wrong_with_a_file_is_said(papers, tmp_path, make, words):
 
 def test_a_shard_with_an_authority_alone_is_told(papers, tmp_path):
     files = papers.write(tmp_path, "ps-0", papers.by_name["ps-0"])
-    with pytest.raises(ConfigurationError, match="a PS needs a certificate of its own"):
+    with pytest.raises(ConfigurationError, match="without --tls_cert and --tls_key"):
         read(CredentialFiles(authority=files.authority), SHARD, serves=True)
     assert not read(CredentialFiles(authority=files.authority)).certificate
 
 
 def test_expired_and_other_peoples_certificates_are_told(papers, tmp_path):
     files = papers.write(tmp_path, "old", papers.expired("worker-1", WORKER))
-    with pytest.raises(ConfigurationError, match=r"old\.crt is of no use: certificate has expired"):
+    with pytest.raises(ConfigurationError, match=r"old\.crt.*certificate has expired"):
         read(files)
     files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
     with pytest.raises(ConfigurationError, match=r"names thinwire://worker/1, and this node is"):
         read(files, OTHER_WORKER)
     files = papers.write(tmp_path, "s", papers.by_name["supervisor-0"])
-    with pytest.raises(ConfigurationError, match="of no use: .*purpose"):
+    with pytest.raises(ConfigurationError, match=r"s\.crt.*purpose"):
         read(files, SHARD, serves=True)
 
 
 def test_a_shard_with_the_papers_of_another_part_is_told(papers, tmp_path):
     files = papers.write(tmp_path, "worker-1", papers.by_name["worker-1"])
-    words = r"names thinwire://worker/1, and this node is thinwire://ps/0; give it its own"
+    words = r"names thinwire://worker/1, and this node is thinwire://ps/0;"
     with pytest.raises(ConfigurationError, match=words):
         read(files, SHARD, serves=True)
     files = papers.write(tmp_path, "ps-0", papers.by_name["ps-0"])
@@ -129,7 +129,7 @@ def test_a_certificate_of_another_authority_is_warned_of(papers, tmp_path, warni
     files = papers.write(tmp_path, "worker-1", Papers().by_name["worker-1"])
     read(files)
     (warning,) = warnings
-    assert "does not stand the test of --tls_ca" in warning
+    assert "--tls_ca" in warning
 
 
 def test_keys_and_tokens_that_others_can_read_are_warned_of(papers, tmp_path, warnings):

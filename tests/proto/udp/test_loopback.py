@@ -105,7 +105,7 @@ def test_a_refused_option_is_one_warning_and_no_error(monkeypatch):
     for each in udp_sockets.connect("127.0.0.1", (9, 10, 11), "cs"):
         each.close()
     ((text, names),) = warnings
-    assert "refuses" in text and "IP_TOS" in names
+    assert "rejects" in text and "IP_TOS" in names
 
 
 def test_unknown_hosts_are_named():

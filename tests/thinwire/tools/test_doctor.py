@@ -153,7 +153,7 @@ def test_a_serving_shard_is_reached_and_its_link_measured(tmp_path):
 @pytest.mark.parametrize(
     ("address", "level", "text"),
     [
-        ("127.0.0.1:{}", "warning", "nobody listens"),
+        ("127.0.0.1:{}", "warning", "port"),
         ("no-such-host.invalid:1", "problem", "no such host"),
         ("nonsense", "problem", "not host:port"),
     ],

@@ -72,7 +72,7 @@ def test_an_address_is_enough(tmp_path, capsys):
 def test_it_may_be_repeated(tmp_path, capsys):
     folder = write_run(tmp_path / "run")
     assert stop.main([str(folder)]) == 0
-    assert "nothing of this run lives" in capsys.readouterr().out
+    assert "no process of this run" in capsys.readouterr().out
 
 
 def test_what_is_no_run_or_does_not_answer_is_refused(tmp_path, capsys):
