@@ -179,5 +179,5 @@ def test_a_large_claim_allocates_nothing():
 
 def test_messages_refuse_plain_values_of_few_bits():
     block = pb.Block(slot=0, count=2, value_dtype=pb.VALUE_DTYPE_INT2)
-    with pytest.raises(messages.Malformed, match="plain values, int2"):
+    with pytest.raises(messages.Malformed, match="plain int2 values"):
         messages.blocks_from_message([block], memoryview(b""), [2])

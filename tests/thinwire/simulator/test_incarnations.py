@@ -107,7 +107,7 @@ def test_who_finds_no_shard_gives_up_after_its_patience(tmp_path):
     simulation.clock.at(7.3, shard.kill)
     assert play(simulation, until=60.0) == "interrupted"
     assert not any(worker.alive for worker in simulation.workers)
-    with pytest.raises(ValueError, match="keeps nothing"):
+    with pytest.raises(ValueError, match="shard 0"):
         simulated("asgd", 1).shards[0].start()
 
 

@@ -236,7 +236,7 @@ def test_results_that_a_train_step_returns_itself_are_those_of_all_rows(
         assert history.get("rows") == ([BATCH / 2] * 2 if named else None), "of this worker alone"
     warnings = [each for each in caplog.messages if "training metrics" in each]
     assert len(warnings) == bool(named)
-    assert all("alone: rows. " in each for each in warnings)
+    assert all(": rows. " in each for each in warnings)
 
 
 def test_a_number_that_two_metrics_have_is_that_of_its_name():
