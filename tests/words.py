@@ -55,6 +55,7 @@ ALLOWED: tuple[tuple[str, str], ...] = (
     ("tests/supervisor/samples.py", r'"seams"'),
     ("tests/supervisor/report/test_report.py", r"'seams'"),
     ("docs/reference/operations.md", r"\(\.\./\.\./tests/"),  # names of tests
+    ("docs/guide/refusals.md", r"`no_room`"),  # the same reason
     ("docs/reference/security.md", r"`no_room`"),  # a reason in summary.json and in metrics
     ("docs/reference/security.md", r"::test_"),  # names of tests
     ("tests/proto/samples.py", r'message="no room"'),  # golden bytes

@@ -264,7 +264,7 @@ def table(results: Results, methods: Sequence[str], seeds: Sequence[int]) -> str
         value = f"{statistics.fmean(_value(row) for row in alone):.3f}"
         metric = str(alone[0]["metric"])
         cells = " | ".join(cell(results, name, method, seeds) for method in methods)
-        link = f"[{name}](../tests/scripts/{path.name})"
+        link = f"[{name}](../../tests/scripts/{path.name})"
         lines.append(f"| {link} | {what} | {metric} | {value} | {cells} |")
     return "\n".join(lines)
 
