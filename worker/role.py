@@ -394,6 +394,5 @@ class Worker:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Stop after the open exchange, on a termination signal."""
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()

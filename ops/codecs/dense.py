@@ -31,7 +31,6 @@ class StatelessCodec:
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the empty state."""
-        del spec, kernels
         return {}
 
     def feed(
@@ -46,7 +45,6 @@ class StatelessCodec:
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Return the state unchanged: the codec keeps no residual."""
-        del packet
         return state
 
 

@@ -40,17 +40,14 @@ class _WithoutReplicas:
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
         """Return the base version: workers with the same base version share a reply."""
-        del state
         return request.base_version
 
     def forget(self, worker: int, state: State) -> State:
         """Return the state unchanged: the state has no entries per worker."""
-        del worker
         return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
         """Return None: the down codec keeps no replicas."""
-        del worker, base_version, state
         return None
 
 
@@ -107,7 +104,6 @@ class DownDense(_WithoutReplicas):
 
     def init(self, size: int) -> State:
         """Return the empty state."""
-        del size
         return {}
 
     def record_update(
@@ -120,12 +116,10 @@ class DownDense(_WithoutReplicas):
         before_change: BeforeChange = unguarded,
     ) -> State:
         """Return the state unchanged: replies do not depend on what changed."""
-        del indices, version, own, relayed, before_change
         return state
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a reply with the whole shard."""
-        del request, state
         return full_reply(shard)
 
 
@@ -171,7 +165,6 @@ class DownDelta(_WithoutReplicas):
         before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the version of the update at each changed entry."""
-        del relayed
         if indices is None:
             state["dense_version"] = version
             return state

@@ -82,7 +82,6 @@ class DownSparse:
         """Return the state without replicas; `thinwire.ops.downlink.replicas` describes it."""
         import numpy as np
 
-        del size
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
         resync = {"iterations": 0, "step": 0, "pending": [], "snapshot": np.empty(0, np.float32)}
         return {"replicas": {}, "resync": resync, "scratch": scratch}
@@ -97,12 +96,10 @@ class DownSparse:
         before_change: BeforeChange = unguarded,
     ) -> State:
         """Return the state unchanged: the replicas show each worker's differences."""
-        del indices, version, own, relayed, before_change
         return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
         """Return the request itself: no two requests share a reply."""
-        del state
         return request
 
     def forget(self, worker: int, state: State) -> State:
@@ -151,7 +148,6 @@ class DownSparse:
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of each slice's entries to send in this reply."""
-        del request, shard
         return self.ratio
 
 

@@ -98,7 +98,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         """Return the slots for the shard's weights `theta` [n]: arrays [n] float32, and a count."""
         import numpy as np
 
-        del spec
         if self.keeps_sparse:
             return {}
         slots = {name: np.full_like(theta, self._start_of(name)) for name in self.slot_names}
@@ -117,7 +116,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         """Step `theta` in place; see ServerUpdate. If there are slots, all entries are stepped."""
         import numpy as np
 
-        del number
         sign = -1.0 if kind is Kind.DELTA else rate  # see `_pseudo_gradient`
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.factor(kind, rate)
@@ -153,17 +151,14 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     def _start_of(self, slot: str) -> float:
         """Return the initial value of the slot with the given name."""
-        del slot
         return 0.0
 
     def _correction(self, steps: int) -> float:
         """Return the factor for the outer rate after `steps` steps."""
-        del steps
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slots."""
-        del number
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
@@ -172,13 +167,11 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: `apply` gets the weights with every call."""
-        del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load the slots and the step count that `save` returned."""
         import numpy as np
 
-        del theta
         for name in self.slot_names:
             np.copyto(state[name], saved[name])
         return {**state, **({"steps": np.int64(saved["steps"])} if state else {})}

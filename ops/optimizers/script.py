@@ -55,17 +55,14 @@ class GradientsOnly:
 
     def adds(self, kind: Kind) -> bool:
         """Return False: a gradient is never added, and workers push no changes of weights."""
-        del kind
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return None: no shortcut replaces the step of the script's optimizer."""
-        del kind, rate
         return None
 
     def outer_rate(self, fraction: float) -> float:
         """Return 1, which is never used: workers push no changes of weights."""
-        del fraction
         return 1.0
 
 
@@ -90,7 +87,6 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Raise ConfigurationError: no worker has offered an optimizer."""
-        del theta, spec
         return {"described": self.described}
 
     def apply(
@@ -104,26 +100,21 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Raise ConfigurationError: no worker has offered an optimizer."""
-        del update, kind, rate, kernels, state, number
         return None, self.init(theta)
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return no arrays: a placeholder has no state."""
-        del state, number
         return ()
 
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return an empty state: a placeholder has no slots."""
-        del state, keep
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: a placeholder has no slots."""
-        del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Return the state unchanged: a placeholder has no slots."""
-        del saved, theta
         return state
 
 
@@ -237,7 +228,6 @@ class ScriptUpdate(GradientsOnly):
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the rate that the script set last, else its schedule's rate, else a constant."""
-        del scheduled, number
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
@@ -246,12 +236,10 @@ class ScriptUpdate(GradientsOnly):
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
         """Return the optimizer's step count if the offer's clock is "steps", else `batches`."""
-        del number
         return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Set the learning rate of all further steps; it replaces the script's schedule."""
-        del number
         state["set_rate"] = rate
         return state
 
@@ -266,7 +254,6 @@ class ScriptUpdate(GradientsOnly):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
-        del number
         state["steps"] += 1
         touched = None
         if not len(theta):
@@ -293,7 +280,6 @@ class ScriptUpdate(GradientsOnly):
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
-        del number
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 

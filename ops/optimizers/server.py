@@ -47,22 +47,18 @@ class RunsOwnRate:
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the rate of the run's schedule."""
-        del batches, state, number
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
         """Return `batches`: if a script has a schedule, its workers evaluate the schedule."""
-        del state, number
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Return the state unchanged: the run's schedule gives the rate."""
-        del rate, number
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
         """Return an empty list: no script has this optimizer."""
-        del state
         return []
 
 
@@ -193,7 +189,6 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
-        del number
         if "optimizer" in state:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
@@ -203,7 +198,6 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
-        del number
         arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
         return arrays
 

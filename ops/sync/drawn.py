@@ -205,12 +205,10 @@ class DrawnRounds:
 
     def group_of(self, worker: int) -> int:
         """Return 0: there is one group."""
-        del worker
         return 0
 
     def name_of(self, worker: int) -> str:
         """Return the name of the group in metrics."""
-        del worker
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
@@ -227,7 +225,6 @@ class DrawnRounds:
 
     def regroup(self, groups: Groups) -> None:
         """Raise an error: there is one group, which does not change."""
-        del groups
         self.pause()
 
     # -- draws ------------------------------------------------------------------------------
@@ -331,7 +328,6 @@ class DrawnRounds:
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
         """Add an arrival of a live worker. An arrival that is added twice counts once."""
-        del now
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if arrival not in arrivals:
@@ -359,7 +355,6 @@ class DrawnRounds:
 
         If all workers of a round have left, the round is drawn again from the live workers.
         """
-        del now
         for worker in self._joining:
             bisect.insort(self._live, worker)
             self._clocks.setdefault(worker, 0)
@@ -388,7 +383,6 @@ class DrawnRounds:
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
         """Release nothing: draws name the steps of each round."""
-        del over
         return ()
 
     def next_deadline(self) -> float | None:

@@ -70,7 +70,6 @@ class GroupSync:
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
@@ -84,7 +83,6 @@ class FollowingGroupSync(GroupSync):
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return FollowingRounds(self.groups)
 
 
@@ -97,7 +95,6 @@ class ClosedGroupSync(GroupSync):
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return GroupRounds(self.groups, self.bound, closed=True)
 
 
@@ -263,7 +260,6 @@ class GroupRounds:
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
         """Add an arrival of a live worker. An arrival that is added twice counts once."""
-        del now
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]
@@ -290,7 +286,6 @@ class GroupRounds:
         Returns:
             Released rounds, and workers that may proceed. A new worker that may proceed may pull.
         """
-        del now
         released: list[tuple[ArrivalToken, ...]] = []
         dirty, self._dirty = self._dirty, []
         num_joining = len(self._joining)
@@ -508,7 +503,6 @@ class FollowingRounds(GroupRounds):
 
     def _admit(self, number: int, at_boundary: bool) -> None:
         """Make the joiners of the group live that shard 0 has let in, even in mid-round."""
-        del at_boundary
         for worker in self._joining_of(number):
             if self._may_enter(worker):
                 self._enter(worker)

@@ -160,7 +160,6 @@ class ShardModel:
 
     def in_step(self, base_version: int) -> bool:
         """Return whether a worker at this version may push now; otherwise it must pull again."""
-        del base_version
         return True
 
     @property
@@ -615,7 +614,6 @@ class CollectiveShardModel(ShardModel):
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
         """Return True: the workers' optimizers have their own rates."""
-        del arrivals
         return True
 
     def apply(
@@ -626,7 +624,6 @@ class CollectiveShardModel(ShardModel):
         empty_parts: int = 0,
     ) -> list[Arrival]:
         """Count one round, and copy the weights if a push of the round holds them."""
-        del oldest_base, share
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:

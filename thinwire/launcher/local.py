@@ -255,7 +255,6 @@ class LocalLauncher:
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
     """Return the launcher of a run; a script needs nothing more on this machine."""
-    del script_folder
     return LocalLauncher(run)
 
 

@@ -208,7 +208,6 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 def _end(number: int, frame: Any) -> None:
     """End the script from outside, so that it cleans up what it has opened."""
-    del frame
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
@@ -217,7 +216,6 @@ def _end(number: int, frame: Any) -> None:
 
 def _end_evaluator(number: int, frame: Any) -> None:
     """End the evaluator, whose script has nothing else to clean up."""
-    del frame
     remove_temporary()
     os._exit(128 + number)
 

@@ -54,5 +54,4 @@ def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLaunche
     Raises:
         ConfigurationError: Several hosts without certificates, a token or --insecure.
     """
-    del script_folder
     return SlurmLauncher(run, launch.step_here())
