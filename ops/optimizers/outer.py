@@ -24,7 +24,7 @@ from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import ServerUpdate
-from thinwire.ops.optimizers.server import OPTIMIZERS, FollowsOuterSchedule, RunsOwnRate
+from thinwire.ops.optimizers.server import OPTIMIZERS, FollowsOuterSchedule
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PIECE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
+class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     """Base class of optimizers that step by pseudo-gradients.
 
     The slots are arrays of the weights' size.
@@ -52,11 +52,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     optimizer: ClassVar[str]
     slot_names: ClassVar[Sequence[str]]
-    weight_decay: ClassVar[float] = 0.0
-    awaits_offer: ClassVar[bool] = False
-    needs_whole_variables: ClassVar[bool] = False
-    needs_one_shard: ClassVar[bool] = False
-    needs_dense: ClassVar[bool] = False
 
     global_lr: float = 1.0
     global_lr_schedule: str = ""
@@ -83,10 +78,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
     def keeps_sparse(self) -> bool:
         """True if there are no slots: a sparse update then changes only the entries it names."""
         return not self.slot_names
-
-    def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times the outer rate."""
-        return kind is Kind.DELTA and self.keeps_sparse
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if a step is ``theta -= f * update``; None if the step uses slots."""
@@ -231,7 +222,6 @@ class _Adaptive(OuterUpdate):
         server_v_start: Initial value of v: "zero", or the paper's "tau_squared" for tau^2.
     """
 
-    momentum: ClassVar[float] = 0.0
     slot_names: ClassVar[Sequence[str]] = ("mean", "square")
 
     global_lr: float = 0.01

@@ -20,6 +20,7 @@ from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
+from thinwire.ops.optimizers.base import ServerUpdate
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
@@ -40,18 +41,10 @@ _ONLY_KERAS = (
 )
 
 
-class GradientsOnly:
-    """Mixin of script optimizers: workers push gradients to them, never changes of weights."""
+class GradientsOnly(ServerUpdate):
+    """Base of script optimizers: workers push gradients to them, never changes of weights."""
 
     optimizer = SCRIPT
-    momentum = 0.0
-    weight_decay = 0.0
-    keeps_sparse = False
-    awaits_offer = False
-    needs_whole_variables = False
-    needs_one_shard = False
-    needs_dense = False
-    num_optimizers = 1
 
     def adds(self, kind: Kind) -> bool:
         """Return False: a gradient is never added, and workers push no changes of weights."""
@@ -139,22 +132,22 @@ class ScriptUpdate(GradientsOnly):
         return self.offer.optimizer
 
     @property
-    def keeps_sparse(self) -> bool:  # type: ignore[override]
+    def keeps_sparse(self) -> bool:
         """True for plain SGD: a sparse update changes only the entries that the update names."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if the optimizer clips gradients by their norm over all variables."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return self.described.name in allow_list.DENSE_ONLY
 
@@ -359,7 +352,7 @@ class ScriptUpdates(GradientsOnly):
     updates: tuple[ScriptUpdate, ...]
 
     @property
-    def num_optimizers(self) -> int:  # type: ignore[override]
+    def num_optimizers(self) -> int:
         """Number of optimizers."""
         return len(self.updates)
 
@@ -369,17 +362,17 @@ class ScriptUpdates(GradientsOnly):
         return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if one of the optimizers clips gradients by their norm over all its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if an optimizer divides by zero when workers send only a part of a gradient."""
         return any(update.needs_dense for update in self.updates)
 

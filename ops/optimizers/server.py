@@ -33,13 +33,11 @@ OPTIMIZERS = {
 }
 
 
-class RunsOwnRate:
-    """Mixin of optimizers from flags: the run's schedule gives the rate, and no script is involved.
+class RunsOwnRate(ServerUpdate):
+    """Base of optimizers from flags: the run's schedule gives the rate, and no script is involved.
 
     A script can neither set the rate nor get the slots.
     """
-
-    num_optimizers = 1
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Raise ValueError: this optimizer has no slots from a script."""
@@ -62,8 +60,8 @@ class RunsOwnRate:
         return []
 
 
-class FollowsOuterSchedule:
-    """Mixin of optimizers that apply changes of weights at an outer rate.
+class FollowsOuterSchedule(RunsOwnRate):
+    """Base of optimizers that apply changes of weights at an outer rate.
 
     Attributes:
         global_lr: The outer rate, the factor of a change of weights.
@@ -79,9 +77,13 @@ class FollowsOuterSchedule:
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
+    def adds(self, kind: Kind) -> bool:
+        """Return True if an update of this kind is added to the weights, times the outer rate."""
+        return kind is Kind.DELTA and self.keeps_sparse
+
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
+class OptimizerUpdate(FollowsOuterSchedule):
     """A Keras optimizer on the PS. A change of weights counts as a negative gradient.
 
     Attributes:
@@ -137,28 +139,14 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
-    def awaits_offer(self) -> bool:
-        """Always False: the flags name the optimizer."""
-        return False
-
-    @property
     def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
-    def needs_one_shard(self) -> bool:
-        """Always False: no flag clips by the norm of all variables."""
-        return False
-
-    @property
     def needs_dense(self) -> bool:
         """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
-
-    def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times the outer rate."""
-        return kind is Kind.DELTA and self.keeps_sparse
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's state for the shard's flat weights; see ServerUpdate."""
