@@ -18,8 +18,8 @@ CREDENTIAL_FLAGS = {
 }
 
 
-def make_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Return a parser of RUN and of the credentials."""
+def make_parser(command: str, about: str, seconds: float, purpose: str) -> argparse.ArgumentParser:
+    """Return a parser of RUN, of the credentials, and of a time limit with this default."""
     parser = argparse.ArgumentParser(
         prog=f"thinwire {command}",
         description=about,
@@ -27,6 +27,12 @@ def make_parser(command: str, about: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="Run directory, or host:port of shard 0.")
     add_credential_flags(parser, "that of the run's flags")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=seconds,
+        help=f"Time for {purpose}. [seconds; default %(default)g]",
+    )
     return parser
 
 

@@ -74,13 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = make_parser("status", _ABOUT)
-    made.add_argument(
-        "--seconds",
-        type=float,
-        default=_PATIENCE_SECONDS,
-        help="Time for shard 0 to answer. [seconds; default %(default)g]",
-    )
+    made = make_parser("status", _ABOUT, _PATIENCE_SECONDS, "shard 0 to answer")
     made.add_argument(
         "--json", action="store_true", help="Write one JSON object. [switch; default text]"
     )

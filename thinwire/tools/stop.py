@@ -58,14 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    made = make_parser("stop", _ABOUT)
-    made.add_argument(
-        "--seconds",
-        type=float,
-        default=_PATIENCE_SECONDS,
-        help="Time for the run to end. [seconds; default %(default)g]",
-    )
-    return made
+    return make_parser("stop", _ABOUT, _PATIENCE_SECONDS, "the run to end")
 
 
 def _report(text: str) -> None:
