@@ -327,7 +327,6 @@ def _cut_equally(order: NDArray[Any], nb_workers: int) -> Shards:
 def _iid(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
-    del file_offsets
     order = np.random.default_rng([rule.seed, len(labels)]).permutation(len(labels))
     return [np.sort(owned) for owned in _cut_equally(order, rule.nb_workers)]
 
@@ -357,14 +356,12 @@ def _contiguous(
 def _class(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
-    del file_offsets
     return _cut_equally(np.argsort(labels, kind="stable"), rule.nb_workers)
 
 
 def _dirichlet(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
-    del file_offsets
     return split_dirichlet(
         labels, rule.nb_workers, rule.dirichlet_alpha, rule.batch_size, rule.seed
     )
@@ -373,7 +370,6 @@ def _dirichlet(
 def _file(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
-    del file_offsets
     owned = fractions.ranges(len(labels), rule.nb_workers, rule.fractions)
     return [np.arange(part.start, part.stop, dtype=np.int64) for part in owned]
 
@@ -381,7 +377,6 @@ def _file(
 def _positions(
     labels: NDArray[Any], rule: PartitionRule, file_offsets: NDArray[np.int64] | None
 ) -> Shards:
-    del file_offsets
     if rule.positions is None:
         raise ConfigurationError(
             "--partition=positions needs the positions of each worker's examples; set "

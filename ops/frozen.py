@@ -55,7 +55,6 @@ def copied(array: NDArray[Any]) -> NDArray[Any]:
 
 def unguarded(array: NDArray[Any], indices: Int64 | None) -> None:
     """Do nothing: a `BeforeChange` for arrays without snapshots."""
-    del array, indices
 
 
 _Readers = list["weakref.ref[FrozenArray]"]
@@ -103,7 +102,6 @@ class FrozenArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         """Return a copy of the whole array."""
-        del copy
         whole = self._copy(0, self._array.size).reshape(self.shape)
         return whole if dtype is None else whole.astype(dtype)
 

@@ -220,11 +220,6 @@ class MessageAssembler(Generic[Message]):
         self._buffer = _NO_BYTES
         self._filled = 0
 
-    @property
-    def inside_payload(self) -> bool:
-        """True while chunks of the last header are missing."""
-        return self._header is not None
-
     def feed(self, data: bytes | Arriving) -> tuple[Message, memoryview] | None:
         """Process one frame, or the received part of a payload piece.
 

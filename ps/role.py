@@ -654,7 +654,6 @@ class ShardProcess:
 
     def on_signal(self, number: int, frame: Any) -> None:
         """End the run early because of a signal."""
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupt()
 

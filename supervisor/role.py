@@ -431,7 +431,6 @@ class _Watcher:
             self.dashboard.update(status, self.recorder.latest)
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupted.set()
 

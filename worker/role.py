@@ -360,7 +360,7 @@ class Worker:
             )
             return
         session.before = WorkerMetrics.from_dict(state["metrics"])
-        if state.get("nb_workers", self.run.nb_workers) == self.run.nb_workers:
+        if state["nb_workers"] == self.run.nb_workers:
             self._restore_position(state)
         else:
             logging.info(
@@ -373,7 +373,7 @@ class Worker:
             )
             return
         self.step.restore_local(state["local"])
-        self.personal.restore(state.get("personal", {}))
+        self.personal.restore(state["personal"])
         session.exchange.restore(state["exchange"])
         if session.core.restore(state["core"], last_applied_step):
             logging.info("resumed at step %d", last_applied_step)
@@ -394,6 +394,5 @@ class Worker:
 
     def interrupt(self, number: int, frame: Any) -> None:
         """Stop after the open exchange, on a termination signal."""
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.session.interrupt()

@@ -132,7 +132,6 @@ class Lazy:
 
     def feed(self, cursor: Cursor) -> Feed:
         """Return a function that computes the training images of a cursor's batches."""
-        del cursor
         return lambda chosen, place: self[chosen]
 
     def walk(self, batches: Iterable[NDArray[np.int64]]) -> Iterator[Any]:

@@ -48,19 +48,6 @@ def holds(data_dir: Path, part: str) -> bool:
     return (data_dir / f"{_FOLDERS[part]}_images").is_dir()
 
 
-def files_of_worker(id_worker: int, nb_workers: int, num_files: int = 1200) -> range:
-    """Return the numbers of the files that a worker owns; worker ids count from 1.
-
-    Raises:
-        ConfigurationError: There are more workers than files, or ``id_worker`` is not in
-            1..nb_workers.
-
-    >>> files_of_worker(1, 7), files_of_worker(7, 7)
-    (range(0, 172), range(1029, 1200))
-    """
-    return partition.equal_range(num_files, nb_workers, id_worker, "training files")
-
-
 def read(
     data_dir: Path, part: str, image_size: int, image_depth: int, files: range | None = None
 ) -> ShardFiles:

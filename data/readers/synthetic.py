@@ -121,7 +121,6 @@ def generate_tokens(
     Returns:
         Tokens int32 [N, 32], and the next tokens int32 [N, 32].
     """
-    del image_size, image_depth
     follow = np.random.default_rng([seed, 0]).integers(
         nb_words, size=(_GRAMMARS, nb_words, len(_NEXT))
     )

@@ -65,7 +65,6 @@ class ChunkedTopK(FusedSparsifier):
         ctx: EncodeContext,
     ) -> list[Selected]:
         """Add tensors to residuals, then remove and return the (positions, values) to send."""
-        del state
         count, factors = kept_entries(rate, self.chunk), ctx.factors or (1.0,) * len(tensors)
         return [
             ctx.kernels.feedback_chunk_top_k(residual, tensor, count, self.chunk, factor)
@@ -76,6 +75,5 @@ class ChunkedTopK(FusedSparsifier):
         self, tensors: Sequence[Float32], rate: float, state: State, ctx: EncodeContext
     ) -> list[Selected]:
         """Return the (positions, values) to send, one pair per tensor."""
-        del state
         count = kept_entries(rate, self.chunk)
         return [ctx.kernels.chunk_top_k(tensor, count, self.chunk) for tensor in tensors]

@@ -13,17 +13,16 @@ from thinwire.ops.codecs.base import (
     check_value_dtype,
     kept_entries,
 )
-from thinwire.ops.codecs.packets import code_values, feed_in_turn
+from thinwire.ops.codecs.packets import FeedsInTurn, code_values
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.types import CHUNK_ENTRIES, Block, CodedValues, Kind, ModelSpec, Packet, State
 
 if TYPE_CHECKING:
-    from thinwire.ops.codecs.base import Codec
     from thinwire.ops.kernels.base import Selected
     from thinwire.ops.types import Float32, Int64
 
 
-class StatelessCodec:
+class StatelessCodec(FeedsInTurn):
     """Base of codecs without a residual: values that are not sent, or are lost, are dropped."""
 
     takes_factors: ClassVar[bool] = False
@@ -31,22 +30,10 @@ class StatelessCodec:
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return the empty state."""
-        del spec, kernels
         return {}
-
-    def feed(
-        self: Codec,
-        residuals: Sequence[Float32],
-        tensors: Sequence[Float32],
-        state: State,
-        ctx: EncodeContext,
-    ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in separate passes over memory."""
-        return feed_in_turn(self, residuals, tensors, state, ctx)
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Return the state unchanged: the codec keeps no residual."""
-        del packet
         return state
 
 
@@ -184,7 +171,7 @@ class FusedSparsifier(Sparsifier):
         """Do one error-feedback step, in one pass over the memory of each tensor."""
         rate = self.fraction(ctx)
         if rate >= 1:
-            return feed_in_turn(self, residuals, tensors, state, ctx)
+            return super().feed(residuals, tensors, state, ctx)
         chosen = self.take(residuals, tensors, rate, state, ctx)
         packet = self.coded(tensors, chosen, ctx)
         self._keep_errors(residuals, chosen, packet, ctx)

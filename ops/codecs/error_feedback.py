@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import Codec, EncodeContext, check_finite
 from thinwire.ops.codecs.packets import (
+    FeedsInTurn,
     decoded,
     detached,
     encode_multiplied,
-    feed_in_turn,
     without_factors,
 )
 from thinwire.ops.kernels.base import Kernels
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class CodecWrapper:
+class CodecWrapper(FeedsInTurn):
     """A codec around another codec.
 
     Attributes:
@@ -61,16 +61,6 @@ class CodecWrapper:
         """Return the inner codec's packet for the tensors times `ctx.factors`, and the state."""
         packet, inner = encode_multiplied(self.inner, tensors, state["inner"], ctx)
         return packet, state | {"inner": inner}
-
-    def feed(
-        self,
-        residuals: Sequence[Float32],
-        tensors: Sequence[Float32],
-        state: State,
-        ctx: EncodeContext,
-    ) -> tuple[Packet, State]:
-        """Do one error-feedback step, in separate passes over memory."""
-        return feed_in_turn(self, residuals, tensors, state, ctx)
 
     def undelivered(self, packet: Packet, state: State) -> State:
         """Let the inner codec take back the packet, which was not applied."""

@@ -29,24 +29,28 @@ if TYPE_CHECKING:
     from thinwire.ops.types import Float32, Int64
 
 
-def feed_in_turn(
-    codec: Codec,
-    residuals: Sequence[Float32],
-    tensors: Sequence[Float32],
-    state: State,
-    ctx: EncodeContext,
-) -> tuple[Packet, State]:
-    """Do `Codec.feed` in separate passes over memory, for codecs that cannot combine the passes."""
-    factors = ctx.factors or (1.0,) * len(tensors)
-    for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
-        ctx.kernels.accumulate(residual, tensor, factor)
-    packet, state = codec.encode(residuals, state, without_factors(ctx))
-    # Values of a dense block may be views of the residuals, which the subtraction below changes.
-    packet = detached(packet, residuals)
-    for block in packet.blocks:
-        where, values = decoded(block, ctx.kernels)
-        residuals[block.slot][where] -= values
-    return packet, state
+class FeedsInTurn:
+    """Base of codecs that do an error-feedback step in separate passes over memory."""
+
+    def feed(
+        self: Codec,
+        residuals: Sequence[Float32],
+        tensors: Sequence[Float32],
+        state: State,
+        ctx: EncodeContext,
+    ) -> tuple[Packet, State]:
+        """Do one error-feedback step, in separate passes over memory."""
+        factors = ctx.factors or (1.0,) * len(tensors)
+        for residual, tensor, factor in zip(residuals, tensors, factors, strict=True):
+            ctx.kernels.accumulate(residual, tensor, factor)
+        packet, state = self.encode(residuals, state, without_factors(ctx))
+        # Values of a dense block may be views of the residuals, which the subtraction below
+        # changes.
+        packet = detached(packet, residuals)
+        for block in packet.blocks:
+            where, values = decoded(block, ctx.kernels)
+            residuals[block.slot][where] -= values
+        return packet, state
 
 
 def without_factors(ctx: EncodeContext) -> EncodeContext:

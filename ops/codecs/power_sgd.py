@@ -65,7 +65,6 @@ class PowerSgd(StatelessCodec):
 
     def init(self, spec: ModelSpec, kernels: Kernels) -> State:
         """Return Q of each tensor: zeros until the first step draws Q; empty if sent whole."""
-        del kernels
         import numpy as np
 
         return {"right": [np.zeros(self._shape(tensor), np.float32) for tensor in spec.tensors]}

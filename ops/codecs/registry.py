@@ -77,13 +77,11 @@ class CodecEntry:
 
 def _gradient_dropping(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """Aji and Heafield, EMNLP 2017: v <- v + eta h; send and zero the largest entries of v."""
-    del choices, nb_workers
     return Descend(ErrorFeedback(codec))
 
 
 def _dual_way(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """DGS, ICPP 2020: a <- a + eta h; send the largest entries of a; multiply these by m."""
-    del nb_workers
     return Descend(ErrorFeedback(codec, choices.dgs_momentum))
 
 
@@ -107,7 +105,6 @@ def _deep(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
 
 def _low_rank(codec: Codec, choices: CodecChoices, nb_workers: int) -> Codec:
     """PowerSGD, NeurIPS 2019: v <- v + h; send P Q^T, close to v; v <- v - P Q^T."""
-    del choices, nb_workers
     return ErrorFeedback(codec)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import Policy, State
@@ -19,19 +19,18 @@ class DownCodec(Policy, Protocol):
 
     An implementation is a frozen dataclass of hyper-parameters. The state belongs to the caller. A
     method may change the state in place to save a copy; only the returned state is valid then.
+
+    Attributes:
+        keeps_replicas: Whether replies depend on a replica of the worker's weights, kept on the
+            shard.
+        omits_own_entries: Whether a reply may omit entries that the worker can compute from its own
+            push.
+        relays: Whether a reply may hold the coded updates of rounds instead of new weights.
     """
 
-    @property
-    def keeps_replicas(self) -> bool:
-        """Whether replies depend on a replica of the worker's weights, kept on the shard."""
-
-    @property
-    def omits_own_entries(self) -> bool:
-        """Whether a reply may omit entries that the worker can compute from its own push."""
-
-    @property
-    def relays(self) -> bool:
-        """Whether a reply may hold the coded updates of rounds instead of new weights."""
+    keeps_replicas: ClassVar[bool] = False
+    omits_own_entries: ClassVar[bool] = False
+    relays: ClassVar[bool] = False
 
     def init(self, size: int) -> State:
         """Return the state of a shard with `size` entries that has not sent a reply yet."""
@@ -45,7 +44,7 @@ class DownCodec(Policy, Protocol):
         relayed: RelayedRound | None = None,
         before_change: BeforeChange = unguarded,
     ) -> State:
-        """Record that an update changed the weights.
+        """Record that an update changed the weights. By default the state does not depend on it.
 
         Args:
             indices: [k] int64, ascending positions of the changed entries; None: all entries.
@@ -57,15 +56,22 @@ class DownCodec(Policy, Protocol):
                 the weights, or if the down codec does not relay.
             before_change: Function to call before an array of the state changes.
         """
+        return state
 
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return a key; requests with equal keys may share the arrays of one reply."""
+        """Return a key; requests with equal keys may share the arrays of one reply.
+
+        By default it is the base version: the reply does not depend on the worker.
+        """
+        return request.base_version
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return the reply to a request; the arrays of the reply are copies."""
 
     def forget(self, worker: int, state: State) -> State:
-        """Drop the state of a worker that has left or that has wrong weights."""
+        """Drop the state of a worker that has left or that has wrong weights, if there is any."""
+        return state
 
     def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
         """Return a worker's weights [n]; None if they are the shard's weights of `base_version`."""
+        return None

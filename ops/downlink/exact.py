@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
+from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, Operation, ShardView
 from thinwire.ops.frozen import BeforeChange, unguarded
 from thinwire.ops.types import ConfigurationError, State, Update
@@ -17,7 +18,7 @@ from thinwire.ops.types import ConfigurationError, State, Update
 if TYPE_CHECKING:
     from thinwire.ops.downlink.own_entries import OwnEntries
     from thinwire.ops.downlink.types import RelayedRound
-    from thinwire.ops.types import Float32, Int64
+    from thinwire.ops.types import Int64
 
 
 def full_reply(shard: ShardView) -> ModelReply:
@@ -29,29 +30,6 @@ def check_fraction(name: str, value: float) -> None:
     """Raise ConfigurationError if the value is not from 0 to 1; `name` names the setting."""
     if not 0 <= value <= 1:  # rejects NaN too
         raise ConfigurationError(f"{name}={value}: expected a fraction from 0 to 1.")
-
-
-class _WithoutReplicas:
-    """Base of down codecs without replicas: replies depend on the base version, not the worker."""
-
-    keeps_replicas: ClassVar[bool] = False
-    omits_own_entries: ClassVar[bool] = False
-    relays: ClassVar[bool] = False
-
-    def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
-        """Return the base version: workers with the same base version share a reply."""
-        del state
-        return request.base_version
-
-    def forget(self, worker: int, state: State) -> State:
-        """Return the state unchanged: the state has no entries per worker."""
-        del worker
-        return state
-
-    def replica_of(self, worker: int, base_version: int, state: State) -> Float32 | None:
-        """Return None: the down codec keeps no replicas."""
-        del worker, base_version, state
-        return None
 
 
 #: Limits of the window of newest updates in `DownDelta`: positions of all updates, as a fraction of
@@ -102,35 +80,20 @@ def _changed_since(base: int, own: State | None, state: State) -> Int64:
 
 
 @dataclasses.dataclass(frozen=True)
-class DownDense(_WithoutReplicas):
+class DownDense(DownCodec):
     """Send the whole shard every time."""
 
     def init(self, size: int) -> State:
         """Return the empty state."""
-        del size
         return {}
-
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
-        """Return the state unchanged: replies do not depend on what changed."""
-        del indices, version, own, relayed, before_change
-        return state
 
     def gather(self, request: ModelRequest, shard: ShardView, state: State) -> ModelReply:
         """Return a reply with the whole shard."""
-        del request, state
         return full_reply(shard)
 
 
 @dataclasses.dataclass(frozen=True)
-class DownDelta(_WithoutReplicas):
+class DownDelta(DownCodec):
     """Send the new values of the entries that changed since the worker's version (SET).
 
     One int32 per entry holds the version of the entry's last change and serves every worker. The
@@ -171,7 +134,6 @@ class DownDelta(_WithoutReplicas):
         before_change: BeforeChange = unguarded,
     ) -> State:
         """Record the version of the update at each changed entry."""
-        del relayed
         if indices is None:
             state["dense_version"] = version
             return state

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, ClassVar
 
 from thinwire.ops.codecs.base import check_rate, check_value_dtype
+from thinwire.ops.downlink.base import DownCodec
 from thinwire.ops.downlink.exact import check_fraction, full_reply
 from thinwire.ops.downlink.relay import DownRelay
 from thinwire.ops.downlink.types import ModelReply, ModelRequest, RelayedRounds, ShardView
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class DownSparse:
+class DownSparse(DownCodec):
     """Send the entries of each slice in which the worker differs most from the shard.
 
     The shard keeps a replica of each worker's weights and updates the replica with the decoded
@@ -53,8 +54,6 @@ class DownSparse:
     resync_every: int = 0
     max_staleness: int = 0
     keeps_replicas: ClassVar[bool] = True
-    relays: ClassVar[bool] = False
-    omits_own_entries: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Reject ratios that send nothing, unknown value dtypes, and negative intervals."""
@@ -82,27 +81,12 @@ class DownSparse:
         """Return the state without replicas; `thinwire.ops.downlink.replicas` describes it."""
         import numpy as np
 
-        del size
         scratch = {"difference": np.empty(0, np.float32), "last": {}}
         resync = {"iterations": 0, "step": 0, "pending": [], "snapshot": np.empty(0, np.float32)}
         return {"replicas": {}, "resync": resync, "scratch": scratch}
 
-    def record_update(
-        self,
-        indices: Int64 | None,
-        version: int,
-        state: State,
-        own: OwnEntries | None = None,
-        relayed: RelayedRound | None = None,
-        before_change: BeforeChange = unguarded,
-    ) -> State:
-        """Return the state unchanged: the replicas show each worker's differences."""
-        del indices, version, own, relayed, before_change
-        return state
-
     def sharing_key(self, request: ModelRequest, state: State) -> Hashable:
         """Return the request itself: no two requests share a reply."""
-        del state
         return request
 
     def forget(self, worker: int, state: State) -> State:
@@ -151,7 +135,6 @@ class DownSparse:
 
     def _ratio_for(self, request: ModelRequest, shard: ShardView) -> float:
         """Return the fraction of each slice's entries to send in this reply."""
-        del request, shard
         return self.ratio
 
 

@@ -71,7 +71,6 @@ class DeviceArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Return a copy of the array on the host."""
-        del copy
         return np.asarray(self.value.numpy(), dtype)
 
     def __getitem__(self, where: Any) -> DeviceArray:

@@ -109,7 +109,6 @@ def as_saved(state: State) -> State:
 
 def as_kept(saved: State, fresh: State) -> State:
     """Return the saved state unchanged: its arrays are numpy arrays, as in a fresh state."""
-    del fresh
     return saved
 
 

@@ -152,7 +152,6 @@ def feedback_top_k(
 
     A numpy residual is changed on the host.
     """
-    del hint
     k = min(k, residual.size)
     if k > 0 and isinstance(residual, DeviceArray):
         inputs = residual.value, tensor_of(addend), np.float32(factor), *plan(residual.size, k)

@@ -6,7 +6,7 @@ through arithmetic that equals Keras's. A `LocalStep` is a worker's step
 the run. Each value of --server_optimizer is a row of `OPTIMIZERS`.
 """
 
-from thinwire.ops.optimizers.base import FlatOptimizer, LocalStep, ServerUpdate
+from thinwire.ops.optimizers.base import LocalStep, ServerUpdate
 from thinwire.ops.optimizers.server import OPTIMIZERS, OptimizerUpdate
 
-__all__ = ["OPTIMIZERS", "FlatOptimizer", "LocalStep", "OptimizerUpdate", "ServerUpdate"]
+__all__ = ["OPTIMIZERS", "LocalStep", "OptimizerUpdate", "ServerUpdate"]

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class ServerUpdate(Policy, Protocol):
-    """The PS's optimizer policy: it applies released updates to a shard's weights."""
+    """The PS's optimizer policy: it applies released updates to a shard's weights.
+
+    By default an optimizer has neither momentum nor weight decay, and no special needs.
+    """
 
     @property
     def optimizer(self) -> str:
@@ -34,34 +37,42 @@ class ServerUpdate(Policy, Protocol):
     @property
     def momentum(self) -> float:
         """Momentum of the optimizer; 0 means no momentum."""
+        return 0.0
 
     @property
     def weight_decay(self) -> float:
         """Decoupled weight decay of the optimizer; 0 means no decay."""
+        return 0.0
 
     @property
     def keeps_sparse(self) -> bool:
         """True if a sparse update changes only the entries that the update names."""
+        return False
 
     @property
     def awaits_offer(self) -> bool:
         """True if this is a placeholder until a worker offers the script's optimizer."""
+        return False
 
     @property
     def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
+        return False
 
     @property
     def needs_one_shard(self) -> bool:
         """True if a step depends on all variables of the model together."""
+        return False
 
     @property
     def needs_dense(self) -> bool:
         """True if the optimizer divides by zero when workers send only a part of a gradient."""
+        return False
 
     @property
     def num_optimizers(self) -> int:
         """Number of optimizers in this policy; each optimizer steps different variables."""
+        return 1
 
     def adds(self, kind: Kind) -> bool:
         """Return True if an update of this kind is added to the weights, times a rate."""
@@ -240,29 +251,3 @@ class LocalStep(Policy, Protocol):
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
         """Load slots that `save` returned; the weights are `weights` [n]."""
-
-
-class FlatOptimizer(Protocol):
-    """An optimizer with slots for a flat buffer of weights [n] float32."""
-
-    def step(self, theta: Float32, update: Update, rate: float, negate: bool) -> None:
-        """Step `theta` [n] in place by one update.
-
-        Args:
-            theta: [n] float32, the weights.
-            update: A dense gradient [n], or a sparse update.
-            rate: Learning rate.
-            negate: True if `update` is a change of weights, the negative of a gradient.
-        """
-
-    def save(self, keep: Keep = copied) -> State:
-        """Return the slots as plain data; `keep` copies an array or returns a placeholder."""
-
-    def changing(self) -> Sequence[Any]:
-        """Return the arrays that a step changes in place and that `save` passes to `keep`."""
-
-    def set_weights(self, theta: Float32) -> None:
-        """Continue from weights `theta` [n] that other code has changed; the slots stay."""
-
-    def restore(self, slots: State, theta: Float32) -> None:
-        """Load slots that `save` returned; the weights are `theta` [n]."""

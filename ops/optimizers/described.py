@@ -26,8 +26,6 @@ WAYS_OUT = (
     "Take a method whose workers step with it themselves: --method=dgs, --method=dgc, "
     "--method=gd or --method=esync."
 )
-#: Arguments of Muon that match variable paths. The worker evaluates these arguments.
-_ON_WORKER = ("exclude_layers", "exclude_embeddings")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -177,7 +177,6 @@ class LocalUpdate:
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return the gradient [n] unchanged, and the scheduled learning rate."""
-        del base
         return values, rate
 
     def restart(self, weights: Float32, state: State) -> State:
@@ -249,30 +248,25 @@ class ScriptStep:
 
     def num_averaged(self, num_parameters: int) -> int:
         """Return 0: the slots stay in the script's process."""
-        del num_parameters
         return 0
 
     def init(self, num_parameters: int, spec: ModelSpec | None = None) -> State:
         """Return an empty state: the slots are in the script's process."""
-        del num_parameters, spec
         return {}
 
     def step(
         self, weights: Float32, values: Float32, scheduled_rate: float, state: State, base: Float32
     ) -> State:
         """Copy the script's weights `values` [n] into `weights` [n]."""
-        del scheduled_rate, base
         weights[:] = values
         return state
 
     def as_gradient(self, base: Float32, values: Float32, rate: float) -> tuple[Float32, float]:
         """Return the weights before minus the weights after the step [n], and the rate 1."""
-        del rate
         return base - values, 1.0
 
     def restart(self, weights: Float32, state: State) -> State:
         """Return the state unchanged: the script's process keeps its slots."""
-        del weights
         return state
 
     forget = restart
@@ -281,12 +275,10 @@ class ScriptStep:
         """Return an empty array, [0] float32: the PS averages no slots."""
         import numpy as np
 
-        del state
         return np.empty(0, np.float32)
 
     def unpack(self, averaged: Float32, state: State) -> State:
         """Return the state unchanged: the PS averages no slots."""
-        del averaged
         return state
 
     def save(self, state: State) -> State:
@@ -295,7 +287,6 @@ class ScriptStep:
 
     def restore(self, saved: State, weights: Float32, state: State) -> State:
         """Return the state unchanged: `save` keeps nothing."""
-        del saved, weights
         return state
 
 

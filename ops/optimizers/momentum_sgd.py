@@ -63,7 +63,6 @@ class MomentumSGD:
 
     def set_weights(self, theta: Float32) -> None:
         """Do nothing: `step` gets the weights with every call."""
-        del theta
 
     def changing(self) -> Sequence[Any]:
         """Return the velocity."""
@@ -79,6 +78,5 @@ class MomentumSGD:
 
     def restore(self, slots: State, theta: Float32) -> None:
         """Load the slots that `save`, or a Keras SGD with momentum, returned."""
-        del theta
         self.num_steps, self._rate = int(slots["0"]), np.float32(slots["1"])
         self.velocity[:] = slots["2"]

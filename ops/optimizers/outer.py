@@ -24,7 +24,7 @@ from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described
 from thinwire.ops.optimizers.base import ServerUpdate
-from thinwire.ops.optimizers.server import OPTIMIZERS, FollowsOuterSchedule, RunsOwnRate
+from thinwire.ops.optimizers.server import OPTIMIZERS, FollowsOuterSchedule
 from thinwire.ops.types import ConfigurationError, Kind, State, Update
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _PIECE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True)
-class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
+class OuterUpdate(FollowsOuterSchedule, abc.ABC):
     """Base class of optimizers that step by pseudo-gradients.
 
     The slots are arrays of the weights' size.
@@ -52,11 +52,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     optimizer: ClassVar[str]
     slot_names: ClassVar[Sequence[str]]
-    weight_decay: ClassVar[float] = 0.0
-    awaits_offer: ClassVar[bool] = False
-    needs_whole_variables: ClassVar[bool] = False
-    needs_one_shard: ClassVar[bool] = False
-    needs_dense: ClassVar[bool] = False
 
     global_lr: float = 1.0
     global_lr_schedule: str = ""
@@ -84,10 +79,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         """True if there are no slots: a sparse update then changes only the entries it names."""
         return not self.slot_names
 
-    def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times the outer rate."""
-        return kind is Kind.DELTA and self.keeps_sparse
-
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return the factor f if a step is ``theta -= f * update``; None if the step uses slots."""
         if not self.keeps_sparse:
@@ -98,7 +89,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         """Return the slots for the shard's weights `theta` [n]: arrays [n] float32, and a count."""
         import numpy as np
 
-        del spec
         if self.keeps_sparse:
             return {}
         slots = {name: np.full_like(theta, self._start_of(name)) for name in self.slot_names}
@@ -117,7 +107,6 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
         """Step `theta` in place; see ServerUpdate. If there are slots, all entries are stepped."""
         import numpy as np
 
-        del number
         sign = -1.0 if kind is Kind.DELTA else rate  # see `_pseudo_gradient`
         outer = rate if kind is Kind.DELTA else self.global_lr
         factor = self.factor(kind, rate)
@@ -153,17 +142,14 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     def _start_of(self, slot: str) -> float:
         """Return the initial value of the slot with the given name."""
-        del slot
         return 0.0
 
     def _correction(self, steps: int) -> float:
         """Return the factor for the outer rate after `steps` steps."""
-        del steps
         return 1.0
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slots."""
-        del number
         return [value for value in state.values() if value.ndim]
 
     def save(self, state: State, keep: Keep = copied) -> State:
@@ -172,13 +158,11 @@ class OuterUpdate(FollowsOuterSchedule, RunsOwnRate, abc.ABC):
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: `apply` gets the weights with every call."""
-        del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Load the slots and the step count that `save` returned."""
         import numpy as np
 
-        del theta
         for name in self.slot_names:
             np.copyto(state[name], saved[name])
         return {**state, **({"steps": np.int64(saved["steps"])} if state else {})}
@@ -238,7 +222,6 @@ class _Adaptive(OuterUpdate):
         server_v_start: Initial value of v: "zero", or the paper's "tau_squared" for tau^2.
     """
 
-    momentum: ClassVar[float] = 0.0
     slot_names: ClassVar[Sequence[str]] = ("mean", "square")
 
     global_lr: float = 0.01

@@ -20,6 +20,7 @@ from thinwire.ops.frozen import Keep, copied
 from thinwire.ops.kernels.base import Kernels
 from thinwire.ops.offer import Described, Offer, OptimizerOffer
 from thinwire.ops.optimizers import allow_list
+from thinwire.ops.optimizers.base import ServerUpdate
 from thinwire.ops.optimizers.described import WAYS_OUT, build_schedule
 from thinwire.ops.optimizers.rates import check_rates, rate_at
 from thinwire.ops.optimizers.server import SCRIPT, OptimizerUpdate, RunsOwnRate
@@ -40,32 +41,21 @@ _ONLY_KERAS = (
 )
 
 
-class GradientsOnly:
-    """Mixin of script optimizers: workers push gradients to them, never changes of weights."""
+class GradientsOnly(ServerUpdate):
+    """Base of script optimizers: workers push gradients to them, never changes of weights."""
 
     optimizer = SCRIPT
-    momentum = 0.0
-    weight_decay = 0.0
-    keeps_sparse = False
-    awaits_offer = False
-    needs_whole_variables = False
-    needs_one_shard = False
-    needs_dense = False
-    num_optimizers = 1
 
     def adds(self, kind: Kind) -> bool:
         """Return False: a gradient is never added, and workers push no changes of weights."""
-        del kind
         return False
 
     def factor(self, kind: Kind, rate: float) -> float | None:
         """Return None: no shortcut replaces the step of the script's optimizer."""
-        del kind, rate
         return None
 
     def outer_rate(self, fraction: float) -> float:
         """Return 1, which is never used: workers push no changes of weights."""
-        del fraction
         return 1.0
 
 
@@ -90,7 +80,6 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Raise ConfigurationError: no worker has offered an optimizer."""
-        del theta, spec
         return {"described": self.described}
 
     def apply(
@@ -104,26 +93,21 @@ class AwaitedUpdate(GradientsOnly, RunsOwnRate):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Raise ConfigurationError: no worker has offered an optimizer."""
-        del update, kind, rate, kernels, state, number
         return None, self.init(theta)
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return no arrays: a placeholder has no state."""
-        del state, number
         return ()
 
     def save(self, state: State, keep: Keep = copied) -> State:
         """Return an empty state: a placeholder has no slots."""
-        del state, keep
         return {}
 
     def set_weights(self, theta: Float32, state: State) -> None:
         """Do nothing: a placeholder has no slots."""
-        del theta, state
 
     def restore(self, saved: State, theta: Float32, state: State) -> State:
         """Return the state unchanged: a placeholder has no slots."""
-        del saved, theta
         return state
 
 
@@ -148,22 +132,22 @@ class ScriptUpdate(GradientsOnly):
         return self.offer.optimizer
 
     @property
-    def keeps_sparse(self) -> bool:  # type: ignore[override]
+    def keeps_sparse(self) -> bool:
         """True for plain SGD: a sparse update changes only the entries that the update names."""
         return self._is_flat and not self.described.config.get("momentum")
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return not is_elementwise(self.described) or bool(self.rules.constraints)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if the optimizer clips gradients by their norm over all variables."""
         return bool(self.described.config.get("global_clipnorm"))
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return self.described.name in allow_list.DENSE_ONLY
 
@@ -237,7 +221,6 @@ class ScriptUpdate(GradientsOnly):
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the rate that the script set last, else its schedule's rate, else a constant."""
-        del scheduled, number
         if state["set_rate"] is not None:
             return float(state["set_rate"])
         if "schedule" in state:
@@ -246,12 +229,10 @@ class ScriptUpdate(GradientsOnly):
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
         """Return the optimizer's step count if the offer's clock is "steps", else `batches`."""
-        del number
         return int(state["steps"]) if self.offer.clock == "steps" else batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Set the learning rate of all further steps; it replaces the script's schedule."""
-        del number
         state["set_rate"] = rate
         return state
 
@@ -266,7 +247,6 @@ class ScriptUpdate(GradientsOnly):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
-        del number
         state["steps"] += 1
         touched = None
         if not len(theta):
@@ -293,7 +273,6 @@ class ScriptUpdate(GradientsOnly):
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
-        del number
         inner = state["inner"].get("optimizer")
         return () if inner is None else inner.changing()
 
@@ -373,7 +352,7 @@ class ScriptUpdates(GradientsOnly):
     updates: tuple[ScriptUpdate, ...]
 
     @property
-    def num_optimizers(self) -> int:  # type: ignore[override]
+    def num_optimizers(self) -> int:
         """Number of optimizers."""
         return len(self.updates)
 
@@ -383,17 +362,17 @@ class ScriptUpdates(GradientsOnly):
         return next((u for u in self.updates if u.needs_dense), self.updates[0]).described
 
     @property
-    def needs_whole_variables(self) -> bool:  # type: ignore[override]
+    def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return any(update.needs_whole_variables for update in self.updates)
 
     @property
-    def needs_one_shard(self) -> bool:  # type: ignore[override]
+    def needs_one_shard(self) -> bool:
         """True if one of the optimizers clips gradients by their norm over all its variables."""
         return any(update.needs_one_shard for update in self.updates)
 
     @property
-    def needs_dense(self) -> bool:  # type: ignore[override]
+    def needs_dense(self) -> bool:
         """True if an optimizer divides by zero when workers send only a part of a gradient."""
         return any(update.needs_dense for update in self.updates)
 

@@ -33,13 +33,11 @@ OPTIMIZERS = {
 }
 
 
-class RunsOwnRate:
-    """Mixin of optimizers from flags: the run's schedule gives the rate, and no script is involved.
+class RunsOwnRate(ServerUpdate):
+    """Base of optimizers from flags: the run's schedule gives the rate, and no script is involved.
 
     A script can neither set the rate nor get the slots.
     """
-
-    num_optimizers = 1
 
     def starting_at(self, slots: Sequence[Sequence[Slot]]) -> Self:
         """Raise ValueError: this optimizer has no slots from a script."""
@@ -47,27 +45,23 @@ class RunsOwnRate:
 
     def rate(self, scheduled: float, batches: int, state: State, number: int = 0) -> float:
         """Return the rate of the run's schedule."""
-        del batches, state, number
         return scheduled
 
     def schedule_count(self, batches: int, state: State, number: int = 0) -> int:
         """Return `batches`: if a script has a schedule, its workers evaluate the schedule."""
-        del state, number
         return batches
 
     def set_rate(self, rate: float, state: State, number: int = 0) -> State:
         """Return the state unchanged: the run's schedule gives the rate."""
-        del rate, number
         return state
 
     def slots(self, state: State) -> list[list[Slot]]:
         """Return an empty list: no script has this optimizer."""
-        del state
         return []
 
 
-class FollowsOuterSchedule:
-    """Mixin of optimizers that apply changes of weights at an outer rate.
+class FollowsOuterSchedule(RunsOwnRate):
+    """Base of optimizers that apply changes of weights at an outer rate.
 
     Attributes:
         global_lr: The outer rate, the factor of a change of weights.
@@ -83,9 +77,13 @@ class FollowsOuterSchedule:
         text = self.global_lr_schedule
         return parse_schedule(self.global_lr, text, "global_lr_schedule").rate(fraction)
 
+    def adds(self, kind: Kind) -> bool:
+        """Return True if an update of this kind is added to the weights, times the outer rate."""
+        return kind is Kind.DELTA and self.keeps_sparse
+
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
+class OptimizerUpdate(FollowsOuterSchedule):
     """A Keras optimizer on the PS. A change of weights counts as a negative gradient.
 
     Attributes:
@@ -141,28 +139,14 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         return self._is_sgd and not self.momentum and not self.weight_decay
 
     @property
-    def awaits_offer(self) -> bool:
-        """Always False: the flags name the optimizer."""
-        return False
-
-    @property
     def needs_whole_variables(self) -> bool:
         """True if the placement must not cut a variable into parts on several shards."""
         return OPTIMIZERS[self.optimizer] not in allow_list.ELEMENTWISE
 
     @property
-    def needs_one_shard(self) -> bool:
-        """Always False: no flag clips by the norm of all variables."""
-        return False
-
-    @property
     def needs_dense(self) -> bool:
         """True if the optimizer divides by zero when workers send only a part of a gradient."""
         return OPTIMIZERS[self.optimizer] in allow_list.DENSE_ONLY
-
-    def adds(self, kind: Kind) -> bool:
-        """Return True if an update of this kind is added to the weights, times the outer rate."""
-        return kind is Kind.DELTA and self.keeps_sparse
 
     def init(self, theta: Float32, spec: ModelSpec | None = None) -> State:
         """Return the optimizer's state for the shard's flat weights; see ServerUpdate."""
@@ -193,7 +177,6 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
         number: int = 0,
     ) -> tuple[Int64 | None, State]:
         """Step `theta` in place; see ServerUpdate."""
-        del number
         if "optimizer" in state:
             state["optimizer"].step(theta, update, rate, negate=kind is Kind.DELTA)
             return None, state
@@ -203,7 +186,6 @@ class OptimizerUpdate(FollowsOuterSchedule, RunsOwnRate):
 
     def changing(self, state: State, number: int = 0) -> Sequence[Any]:
         """Return the slot arrays that a step changes in place and that `save` passes to `keep`."""
-        del number
         arrays: Sequence[Any] = state["optimizer"].changing() if "optimizer" in state else ()
         return arrays
 

@@ -279,7 +279,6 @@ class VariablesOptimizer:
 
     def save(self, keep: Keep = copied) -> State:
         """Return copies of all slots, of the step count and of the learning rate."""
-        del keep
         return {str(i): v.numpy() for i, v in enumerate(self.optimizer.variables)}
 
     def restore(self, slots: State, theta: Float32) -> None:

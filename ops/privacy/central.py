@@ -58,12 +58,10 @@ class NoPrivacy:
 
     def init(self, secret: bytes) -> State:
         """Return an empty state: there is no noise to draw."""
-        del secret
         return {}
 
     def release(self, mean: Update, count: int, size: int, version: int, state: State) -> Update:
         """Return the mean unchanged."""
-        del count, size, version, state
         return mean
 
 

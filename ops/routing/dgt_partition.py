@@ -371,7 +371,6 @@ def code_dense(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
 
 def code_sparse(bits: int, slot: ScoredBlock, kernels: Kernels) -> CodedLevels:
     """Code the unreliable blocks of a sparse slot, whose values are always in host memory."""
-    del kernels
     counts = np.diff(slot.edges)
     is_low = np.zeros(slot.size, bool)
     is_low[slot.numbers] = True

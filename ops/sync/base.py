@@ -7,6 +7,7 @@ as in a quorum with a grace period. Every shard, the Simulator and the tests use
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -207,6 +208,57 @@ class SyncRule(Protocol):
 
     def load_state_dict(self, state: State, soft: bool) -> None:
         """Restore a state from `state_dict`. Load the soft state after the other state."""
+
+
+class WorkerSets:
+    """Base of rules: the workers of one shard, and their arrivals that are not released."""
+
+    def __init__(self) -> None:
+        """Start without workers."""
+        self._live: list[int] = []  # ids of live workers, ascending
+        self._joining: list[int] = []  # workers that enter at a round boundary, ascending
+        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
+        self._submitted: dict[int, list[ArrivalToken]] = {}
+        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
+        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
+
+    def live(self) -> Sequence[int]:
+        """Return the ids of live workers, ascending."""
+        return self._live
+
+    def joining(self) -> Sequence[int]:
+        """Return the workers that enter at their group's next round boundary, ascending."""
+        return self._joining
+
+    def clocks(self) -> dict[int, int]:
+        """Return worker -> number of finished iterations, including workers that have left."""
+        return self._clocks
+
+    def is_live(self, worker: int) -> bool:
+        """Return True if the rule waits for the worker's pushes."""
+        return contains(self._live, worker)
+
+    def has_submitted(self, worker: int) -> bool:
+        """Return True if an arrival of the worker waits to be released."""
+        return worker in self._submitted
+
+    def next_deadline(self) -> float | None:
+        """Return None: the rule does not depend on time."""
+        return None
+
+    def _load_workers(self, state: State) -> None:
+        """Restore live and joining workers, and their arrivals, from a soft state."""
+        self._live, self._joining = list(state["live"]), list(state["joining"])
+        self._submitted = {
+            worker: [ArrivalToken(worker, step) for step in steps]
+            for worker, steps in state["submitted"].items()
+        }
+
+
+def contains(ascending: Sequence[int], value: int) -> bool:
+    """Return True if a sorted list contains a value."""
+    place = bisect.bisect_left(ascending, value)
+    return place < len(ascending) and ascending[place] == value
 
 
 class SyncPolicy(Policy, Protocol):

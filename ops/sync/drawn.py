@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerSets, contains
 from thinwire.ops.sync.groups import AutoGroups, Groups, name_of
 from thinwire.ops.types import OWN, ConfigurationError, State
 
@@ -151,7 +151,7 @@ class DrawnSync:
         return dataclasses.replace(self, follows=True)
 
 
-class DrawnRounds:
+class DrawnRounds(WorkerSets):
     """The rule in use (a `SyncRule`): rounds of drawn workers.
 
     A worker that is not drawn is held: the shard replies to its request when the worker is drawn,
@@ -178,18 +178,13 @@ class DrawnRounds:
             given: Workers of the first rounds, which are not drawn.
             generation: Generation of the shard.
         """
+        super().__init__()
         self.groups, self._policy, self._given = policy.groups, policy, given
-        self._live: list[int] = []  # ids of live workers, ascending
-        self._joining: list[int] = []  # workers that enter with the next `advance`, ascending
-        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
-        self._submitted: dict[int, list[ArrivalToken]] = {}
-        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
         self._steps: dict[int, int] = {}  # worker -> newest step that was released
         self._num_rounds = 0  # number of released rounds
         self._drawn: Draw | None = None  # draw of the current round
         self._open: set[int] = set()  # workers of the current round that neither left nor withdrew
         self._gave_up: set[int] = set()  # workers with a withdrawn push that sent no other push
-        self._void: dict[int, int] = {}  # worker -> newest step that the worker has withdrawn
         # Number of the newest draw that was made or announced.
         self._newest = 0 if policy.follows else generation * _DRAWS_PER_GENERATION
         self._announced: list[Draw] = []  # draws that shard 0 announced, the newest last
@@ -205,12 +200,10 @@ class DrawnRounds:
 
     def group_of(self, worker: int) -> int:
         """Return 0: there is one group."""
-        del worker
         return 0
 
     def name_of(self, worker: int) -> str:
         """Return the name of the group in metrics."""
-        del worker
         return name_of(self.groups[0])
 
     def fellows(self, worker: int) -> Sequence[int]:
@@ -227,7 +220,6 @@ class DrawnRounds:
 
     def regroup(self, groups: Groups) -> None:
         """Raise an error: there is one group, which does not change."""
-        del groups
         self.pause()
 
     # -- draws ------------------------------------------------------------------------------
@@ -255,7 +247,7 @@ class DrawnRounds:
 
     def _to_wait_for(self, drawn: Draw) -> set[int]:
         """Return the live workers with pushes for a draw that have arrived, or may still arrive."""
-        waited = {worker for worker in drawn.workers if _contains(self._live, worker)}
+        waited = {worker for worker in drawn.workers if contains(self._live, worker)}
         if drawn.number == self._newest:
             return waited
         released = dict(zip(drawn.workers, drawn.steps, strict=False))
@@ -270,7 +262,7 @@ class DrawnRounds:
             return None
         number = self._num_rounds
         planned = self._given[number] if number < len(self._given) else ()
-        workers = tuple(worker for worker in planned if _contains(self._live, worker))
+        workers = tuple(worker for worker in planned if contains(self._live, worker))
         if not workers:
             workers = draw(self._policy.seed, number, self._live, self._policy.fraction)
         self._newest += 1
@@ -289,7 +281,7 @@ class DrawnRounds:
 
     def join(self, worker: int) -> None:
         """Announce a worker. The worker is live from the next `advance` on, and may be drawn."""
-        if not _contains(self._live, worker) and not _contains(self._joining, worker):
+        if not contains(self._live, worker) and not contains(self._joining, worker):
             bisect.insort(self._joining, worker)
 
     def leave(self, worker: int) -> None:
@@ -303,25 +295,9 @@ class DrawnRounds:
             if worker in workers:
                 workers.remove(worker)
 
-    def live(self) -> Sequence[int]:
-        """Return the ids of live workers, ascending."""
-        return self._live
-
-    def joining(self) -> Sequence[int]:
-        """Return the workers that enter with the next `advance`, ascending."""
-        return self._joining
-
     def waiting(self) -> set[int]:
         """Return the live workers that wait for their round or to be drawn."""
         return {worker for worker in self._live if not self.may_proceed(worker)}
-
-    def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations, including workers that have left."""
-        return self._clocks
-
-    def is_live(self, worker: int) -> bool:
-        """Return True if the worker may be drawn."""
-        return _contains(self._live, worker)
 
     def may_proceed(self, worker: int) -> bool:
         """Return True if the worker is drawn and has not submitted its push."""
@@ -331,15 +307,10 @@ class DrawnRounds:
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
         """Add an arrival of a live worker. An arrival that is added twice counts once."""
-        del now
         self._gave_up.discard(arrival.worker)
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if arrival not in arrivals:
             bisect.insort(arrivals, arrival)
-
-    def has_submitted(self, worker: int) -> bool:
-        """Return True if an arrival of the worker waits to be released."""
-        return worker in self._submitted
 
     def withdraw(self, worker: int, step: int) -> None:
         """Remove all arrivals of a worker.
@@ -359,7 +330,6 @@ class DrawnRounds:
 
         If all workers of a round have left, the round is drawn again from the live workers.
         """
-        del now
         for worker in self._joining:
             bisect.insort(self._live, worker)
             self._clocks.setdefault(worker, 0)
@@ -388,12 +358,7 @@ class DrawnRounds:
 
     def release_late(self, over: Mapping[int, int]) -> Sequence[tuple[ArrivalToken, ...]]:
         """Release nothing: draws name the steps of each round."""
-        del over
         return ()
-
-    def next_deadline(self) -> float | None:
-        """Return None: the rule does not depend on time."""
-        return None
 
     def _begin(self, drawn: Draw) -> None:
         if drawn.number == self._newest:
@@ -486,18 +451,13 @@ class DrawnRounds:
         """Restore a state from `state_dict`."""
         self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
         self._steps = {int(worker): step for worker, step in state["steps"].items()}
-        void = state.get("void", {})  # missing in checkpoints of older versions
-        self._void = {int(worker): step for worker, step in void.items()}
+        self._void = {int(worker): step for worker, step in state["void"].items()}
         self._num_rounds = state["rounds"]
         if not soft:
             self._newest = max(self._newest, state["followed"])
             return
         self._newest = state["newest"]
-        self._live, self._joining = list(state["live"]), list(state["joining"])
-        self._submitted = {
-            worker: [ArrivalToken(worker, step) for step in steps]
-            for worker, steps in state["submitted"].items()
-        }
+        self._load_workers(state)
         self._drawn = next(iter(_of_plain(state["drawn"])), None)
         self._open, self._gave_up = set(state["open"]), set(state["gave_up"])
         self._announced = _of_plain(state["announced"])
@@ -524,9 +484,3 @@ def _without(drawn: Draw, worker: int) -> Draw:
     pairs = [pair for pair in zip(drawn.workers, drawn.after, strict=True) if pair[0] != worker]
     workers, after = tuple(member for member, _ in pairs), tuple(step for _, step in pairs)
     return dataclasses.replace(drawn, workers=workers, after=after)
-
-
-def _contains(ascending: Sequence[int], value: int) -> bool:
-    """Return True if a sorted list contains a value."""
-    place = bisect.bisect_left(ascending, value)
-    return place < len(ascending) and ascending[place] == value

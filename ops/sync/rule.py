@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
-from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners
+from thinwire.ops.sync.base import Advance, ArrivalToken, Draw, Joiners, WorkerSets, contains
 from thinwire.ops.sync.groups import (
     AutoGroups,
     Groups,
@@ -70,7 +70,6 @@ class GroupSync:
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return GroupRounds(self.groups, self.bound)
 
     def without_bound(self) -> GroupSync:
@@ -84,7 +83,6 @@ class FollowingGroupSync(GroupSync):
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return FollowingRounds(self.groups)
 
 
@@ -97,11 +95,10 @@ class ClosedGroupSync(GroupSync):
 
     def start(self, generation: int = 0) -> GroupRounds:
         """Return the rule with an empty state, without workers."""
-        del generation
         return GroupRounds(self.groups, self.bound, closed=True)
 
 
-class GroupRounds:
+class GroupRounds(WorkerSets):
     """The rule in use (a `SyncRule`): states of workers, and counts by group and by clock.
 
     The counts avoid a loop over all workers for each push. A round takes the oldest arrival of each
@@ -120,14 +117,10 @@ class GroupRounds:
             bound: How many iterations a worker may be ahead of the slowest; None for any number.
             closed: True if joiners must not enter while a member is in a round.
         """
+        super().__init__()
         self.bound, self._closed_to_joiners = bound, closed
         self._set_groups(groups)
-        self._live: list[int] = []  # ids of live workers, ascending
-        self._joining: list[int] = []  # workers that enter at a round boundary, ascending
-        # Live worker -> its arrivals that are not released, oldest first; never an empty list.
-        self._submitted: dict[int, list[ArrivalToken]] = {}
         self._held: list[int] = []  # live workers, new or after a round, that must wait
-        self._clocks: dict[int, int] = {}  # finished iterations; stays when a worker leaves
         self._dirty: list[int] = []  # numbers of groups that `advance` must process, ascending
         self._num_live: dict[int, int] = {}  # group -> number of live members
         self._num_submitted: dict[int, int] = {}  # group -> number of members with an arrival
@@ -138,7 +131,6 @@ class GroupRounds:
         self._blocked_above = -1
         self._paused = False  # True if no worker may proceed, because groups are about to change
         self._over: dict[int, int] = {}  # live worker -> newest step released or withdrawn
-        self._void: dict[int, int] = {}  # worker, live or not -> newest step withdrawn
         self._entered: list[Joiners] = []  # live workers that have finished no round yet
 
     def _set_groups(self, groups: Groups) -> None:
@@ -190,7 +182,7 @@ class GroupRounds:
         self._set_groups(groups)
         self._num_live, self._num_submitted, self._levels = {}, {}, {}
         for number, group in enumerate(groups):
-            live = [worker for worker in group if _contains(self._live, worker)]
+            live = [worker for worker in group if contains(self._live, worker)]
             if not live:
                 continue
             clock = min(self._clocks[worker] for worker in live)
@@ -217,13 +209,13 @@ class GroupRounds:
 
     def join(self, worker: int) -> None:
         """Announce a worker, which becomes live at the next round boundary of its group."""
-        if not _contains(self._live, worker) and not _contains(self._joining, worker):
+        if not contains(self._live, worker) and not contains(self._joining, worker):
             bisect.insort(self._joining, worker)
             self._mark_dirty(worker)
 
     def leave(self, worker: int) -> None:
         """Remove a worker, its arrivals and its clock's effect on other workers."""
-        if _contains(self._live, worker):
+        if contains(self._live, worker):
             self._num_live[self._numbers[worker]] -= 1
             self._move_clock(self._clocks[worker], None)
         self._drop_arrivals(worker)
@@ -235,25 +227,9 @@ class GroupRounds:
         self._num_blocked = 0
         self._mark_dirty(worker)
 
-    def live(self) -> Sequence[int]:
-        """Return the ids of live workers, ascending."""
-        return self._live
-
-    def joining(self) -> Sequence[int]:
-        """Return the workers that enter at their group's next round boundary, ascending."""
-        return self._joining
-
     def waiting(self) -> set[int]:
         """Return the live workers that wait for their round or for permission to proceed."""
         return {*self._submitted, *self._held}
-
-    def clocks(self) -> dict[int, int]:
-        """Return worker -> number of finished iterations, including workers that have left."""
-        return self._clocks
-
-    def is_live(self, worker: int) -> bool:
-        """Return True if a round waits for the worker's push."""
-        return _contains(self._live, worker)
 
     def may_proceed(self, worker: int) -> bool:
         """Return True if a live worker may do its next round."""
@@ -263,7 +239,6 @@ class GroupRounds:
 
     def submit(self, arrival: ArrivalToken, now: float) -> None:
         """Add an arrival of a live worker. An arrival that is added twice counts once."""
-        del now
         arrivals = self._submitted.setdefault(arrival.worker, [])
         if not arrivals:
             group = self._numbers[arrival.worker]
@@ -271,10 +246,6 @@ class GroupRounds:
             self._mark_dirty(arrival.worker)
         if arrival not in arrivals:
             bisect.insort(arrivals, arrival)
-
-    def has_submitted(self, worker: int) -> bool:
-        """Return True if an arrival of the worker waits to be released."""
-        return worker in self._submitted
 
     def withdraw(self, worker: int, step: int) -> None:
         """Remove all arrivals of a worker. Its round waits for another push of the worker."""
@@ -290,7 +261,6 @@ class GroupRounds:
         Returns:
             Released rounds, and workers that may proceed. A new worker that may proceed may pull.
         """
-        del now
         released: list[tuple[ArrivalToken, ...]] = []
         dirty, self._dirty = self._dirty, []
         num_joining = len(self._joining)
@@ -298,7 +268,7 @@ class GroupRounds:
             num_submitted = self._num_submitted.get(number, 0)
             at_boundary = not num_submitted
             if num_submitted and num_submitted == self._num_live.get(number, 0):
-                members = [w for w in self.groups[number] if _contains(self._live, w)]
+                members = [w for w in self.groups[number] if contains(self._live, w)]
                 released.append(self._finish_round(members))
                 at_boundary = True
             self._admit(number, at_boundary)
@@ -322,10 +292,6 @@ class GroupRounds:
                 late.setdefault(self._numbers[worker], []).append(worker)
                 self._mark_dirty(worker)
         return [self._finish_round(workers) for workers in late.values()]
-
-    def next_deadline(self) -> float | None:
-        """Return None: the rule does not depend on time."""
-        return None
 
     def min_clock(self) -> int:
         """Return the lowest clock of live workers; 0 if there are no live workers."""
@@ -388,7 +354,7 @@ class GroupRounds:
         """
         number = self._numbers[worker]
         group = self.groups[number]
-        peer = next((peer for peer in group if _contains(self._live, peer)), None)
+        peer = next((peer for peer in group if contains(self._live, peer)), None)
         own_clock = max(self._clocks.get(worker, 0), self.min_clock())
         self._clocks[worker] = own_clock if peer is None else self._clocks[peer]
         self._joining.remove(worker)
@@ -415,7 +381,7 @@ class GroupRounds:
     def _mark_dirty(self, worker: int) -> None:
         """Make the next `advance` process the worker's group."""
         group = self._numbers[worker]
-        if not _contains(self._dirty, group):
+        if not contains(self._dirty, group):
             bisect.insort(self._dirty, group)
 
     def _move_clock(self, old: int | None, new: int | None) -> None:
@@ -461,15 +427,10 @@ class GroupRounds:
         """Restore a state from `state_dict`."""
         if not soft:
             self._clocks = {int(worker): clock for worker, clock in state["clocks"].items()}
-            void = state.get("void", {})  # missing in checkpoints of older versions
-            self._void = {int(worker): step for worker, step in void.items()}
+            self._void = {int(worker): step for worker, step in state["void"].items()}
             return
         self._set_groups(state["groups"])
-        self._live, self._joining = list(state["live"]), list(state["joining"])
-        self._submitted = {
-            worker: [ArrivalToken(worker, step) for step in steps]
-            for worker, steps in state["submitted"].items()
-        }
+        self._load_workers(state)
         self._held, self._clocks = list(state["held"]), dict(state["clocks"])
         self._dirty, self._num_live = list(state["dirty"]), dict(state["num_live"])
         self._num_submitted, self._levels = dict(state["num_submitted"]), dict(state["levels"])
@@ -508,7 +469,6 @@ class FollowingRounds(GroupRounds):
 
     def _admit(self, number: int, at_boundary: bool) -> None:
         """Make the joiners of the group live that shard 0 has let in, even in mid-round."""
-        del at_boundary
         for worker in self._joining_of(number):
             if self._may_enter(worker):
                 self._enter(worker)
@@ -572,12 +532,6 @@ def _of_plain(joiners: Sequence[Sequence[Any]]) -> list[Joiners]:
         Joiners(tuple(workers), has_entered, tuple(members), tuple(after))
         for workers, has_entered, members, after in joiners
     ]
-
-
-def _contains(ascending: Sequence[int], value: int) -> bool:
-    """Return True if a sorted list contains a value."""
-    place = bisect.bisect_left(ascending, value)
-    return place < len(ascending) and ascending[place] == value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,6 @@ class StatelessWeighting:
 
     def init(self, size: int, version: int = 0) -> State:
         """Return the empty state; `size` is the shard's number of entries."""
-        del size, version
         return {}
 
 
@@ -29,7 +28,6 @@ class Unweighted(StatelessWeighting):
         self, arrivals: Sequence[Arrival], context: ReleaseContext, state: State
     ) -> tuple[list[Arrival], State]:
         """Return the arrivals unchanged."""
-        del context
         return list(arrivals), state
 
 

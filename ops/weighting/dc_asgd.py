@@ -89,7 +89,6 @@ class DcAsgd:
 
     def init(self, size: int, version: int = 0) -> State:
         """Return the state before any update; arrays are created at their first use."""
-        del size, version
         return {"mean_squares": {}}  # worker, or "all" -> running mean [n] float32
 
     def weigh(

@@ -51,14 +51,6 @@ def decode_bitmap(data: memoryview, count: int, size: int) -> Int64:
     return indices
 
 
-def encode_rice(indices: Int64, low_bits: int) -> bytes:
-    """Return the Golomb-Rice code: high parts of all gaps in unary, then all low parts.
-
-    A number in unary is that many zeros, then a one.
-    """
-    return _encode_gaps(_gaps(indices), low_bits)
-
-
 def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
     """Return (low bits, bytes) of the smallest Rice coding."""
     gaps = _gaps(indices)
@@ -67,11 +59,15 @@ def encode_best_rice(indices: Int64) -> tuple[int, bytes]:
 
 
 def _encode_gaps(gaps: Int64, low_bits: int) -> bytes:
+    """Return the Golomb-Rice code: high parts of all gaps in unary, then all low parts.
+
+    A number in unary is that many zeros, then a one.
+    """
     return _unary(np.cumsum(gaps >> low_bits)) + _pack(gaps, low_bits)
 
 
 def decode_rice(data: memoryview, count: int, size: int, low_bits: int) -> Int64:
-    """Invert `encode_rice`."""
+    """Invert `encode_best_rice`, which has returned `low_bits` too."""
     indices, low = _high_and_low(data, count, size, low_bits)
     indices <<= low_bits
     indices += low.cumsum()

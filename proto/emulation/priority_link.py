@@ -297,11 +297,6 @@ class PriorityLink:
         """Copies of the counters of all classes, class 0 first."""
         return tuple(dataclasses.replace(queue.counts) for queue in self._classes)
 
-    @property
-    def background_bytes(self) -> int:
-        """Number of background bytes that have passed since the first offer."""
-        return self._background.passed_bytes
-
     def has_space(self, priority: int) -> bool:
         """Return True if a sender should offer datagrams of a class now, False to wait.
 

@@ -379,7 +379,6 @@ class PsCore:
 
     def _on_evaluation_pull(self, event: events.EvaluationPull, now: float) -> list[events.Action]:
         """Reply to an observer with the whole model."""
-        del now
         return [events.EvaluationReply(event.observer, self.whole())]
 
     def _on_epoch(self, event: events.MembershipEpoch, now: float) -> list[events.Action]:
@@ -407,7 +406,6 @@ class PsCore:
         return self._stop(event.reason, now, waits=event.reason == "interrupted")
 
     def _on_tick(self, event: events.Tick, now: float) -> list[events.Action]:
-        del event, now
         return []
 
     def _do_what_is_due(self, now: float) -> list[events.Action]:

@@ -244,12 +244,10 @@ class Coordinator:
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:
         """Return []: shard 0 removes a silent worker itself, in `expire`."""
-        del now
         return []
 
     def follow(self, epoch: MembershipEpoch, now: float) -> Iterator[Change]:
         """Do nothing: shard 0 follows no other shard."""
-        del epoch, now
         yield from ()
 
     def admits(self, worker: int, incarnation: int) -> bool:
@@ -351,7 +349,6 @@ class FollowerMembership:
 
     def holder(self, join: Join, now: float) -> IdHolder | None:
         """Return the holder of the id: an incarnation that shard 0 has admitted after this one."""
-        del now
         named = self._named.get(join.worker, join.incarnation)
         # A Welcome of a later epoch than this shard's proves that shard 0 has admitted the joining
         # incarnation after the named one: this shard has only not received that epoch yet.
@@ -382,17 +379,14 @@ class FollowerMembership:
 
     def leave(self, worker: int, incarnation: int) -> Iterator[Change]:
         """Do nothing: shard 0 will announce an epoch without the worker."""
-        del worker, incarnation
         yield from ()
 
     def expire(self, now: float) -> Iterator[Change]:
         """Do nothing: only shard 0 has leases."""
-        del now
         yield from ()
 
     def expel(self, member: WorkerIncarnation) -> Iterator[Change]:
         """Do nothing: only shard 0 expels workers that are silent on another shard."""
-        del member
         yield from ()
 
     def unreachable(self, now: float) -> list[WorkerIncarnation]:

@@ -138,13 +138,13 @@ class ShardModel:
         if same_optimizer and have_one_form(fresh, saved["optimizer"]):
             before = without_set_rate(saved["optimizer"])
             self._server = self.method.server.restore(before, self.theta, self._server)
-            self.clock.load_state_dict(saved.get("clock", self.clock.state_dict()))
+            self.clock.load_state_dict(saved["clock"])
         else:
             self.method.server.set_weights(self.theta, self._server)
             begin_again.append("the optimizer's state")
         if have_one_form(self._scaler.state_dict(), saved["loss_scale"]):
             self._scaler.load_state_dict(saved["loss_scale"])
-        self._privacy.update(saved.get("privacy", {}))
+        self._privacy.update(saved["privacy"])
         self._counts.update(saved["down_counts"])
         return begin_again
 
@@ -160,7 +160,6 @@ class ShardModel:
 
     def in_step(self, base_version: int) -> bool:
         """Return whether a worker at this version may push now; otherwise it must pull again."""
-        del base_version
         return True
 
     @property
@@ -486,13 +485,12 @@ class ShardModel:
             _take_back(self._down, state)
             return
         self.version, self.samples = state["version"], state["samples"]
-        # A checkpoint may lack the optional keys `clock` and `privacy`: keep the present values.
-        self.clock.load_state_dict(state.get("clock", self.clock.state_dict()))
+        self.clock.load_state_dict(state["clock"])
         np.copyto(self.theta, state["theta"])
         saved = state["optimizer"]
         self._server = self.method.server.restore(saved, self.theta, self._server)
         self._scaler.load_state_dict(state["loss_scale"])
-        self._privacy.update(state.get("privacy", {}))
+        self._privacy.update(state["privacy"])
         self._weighting.update(state["weighting"])
         _take_back(self._down, state["down_codec"])
         self._counts.update(state["down_counts"])
@@ -615,7 +613,6 @@ class CollectiveShardModel(ShardModel):
 
     def has_rate(self, arrivals: Sequence[Arrival]) -> bool:
         """Return True: the workers' optimizers have their own rates."""
-        del arrivals
         return True
 
     def apply(
@@ -626,7 +623,6 @@ class CollectiveShardModel(ShardModel):
         empty_parts: int = 0,
     ) -> list[Arrival]:
         """Count one round, and copy the weights if a push of the round holds them."""
-        del oldest_base, share
         self.version += 1
         self.clock.count(sum(arrival.batch_parts for arrival in arrivals) + empty_parts)
         for arrival in arrivals:

@@ -125,7 +125,6 @@ class DatagramPort:
 
     def deliver(self, channel: int, data: memoryview, size: int) -> int:
         """Process a receive buffer (`thinwire.proto.udp.receiver.DatagramOwner`)."""
-        del channel
         return self.receiver.receive(data, size)
 
     def next_deadline(self) -> float | None:

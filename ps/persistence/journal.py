@@ -41,7 +41,6 @@ LEAST_BYTES = 64 << 20
 #: The number is the format. 1: by attributes of the core; 2: draws without steps; 3: no joiners;
 #: 4: blocks span one slot.
 _MAGIC = b"TWJRNL6\n"
-_READABLE = (b"TWJRNL4\n", b"TWJRNL5\n", _MAGIC)
 _NAME = re.compile(r"journal-(\d{6,})\.bin")
 _MARK_NAME = "reached.bin"
 _VALUES = struct.Struct("<QQ")  # generation, version
@@ -100,9 +99,9 @@ def contents(path: pathlib.Path, most_bytes: int = -1) -> memoryview:
             data = file.read(most_bytes)
     except OSError as error:
         raise DamagedRecord(f"cannot be read: {error.strerror or error}") from error
-    if len(data) < len(_MAGIC) and any(magic.startswith(data) for magic in _READABLE):
+    if len(data) < len(_MAGIC) and _MAGIC.startswith(data):
         raise TruncatedRecord(f"ends after {len(data)} bytes, before its head")
-    if data[: len(_MAGIC)] not in _READABLE:
+    if data[: len(_MAGIC)] != _MAGIC:
         raise DamagedRecord(f"begins with {data[: len(_MAGIC)]!r}, expected {_MAGIC!r}")
     return memoryview(data)[len(_MAGIC) :]
 

@@ -37,7 +37,6 @@ from thinwire.runtime.run.settings import SCRIPT_FAILURES, Run, is_finished, lim
 #: of the names or the meaning of its contents. 1: by attributes of the core, parts without names;
 #: 2: blocks span one slot; 3: schedules count examples.
 FORMAT = 4
-_READABLE = (2, 3, FORMAT)
 _JOURNALS_OF = "journals.id"
 _NB_PS, _OPTIMIZER = "nb_ps", "server_optimizer"
 
@@ -219,8 +218,8 @@ class SavedShard:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that the run was trained with; {} for a checkpoint of an earlier version."""
-        settings = self._found.get("settings", {}) if self._found else {}
+        """Settings that the run was trained with; {} without a checkpoint."""
+        settings = self._found["settings"] if self._found else {}
         return {str(name): str(value) for name, value in settings.items()}
 
     @property
@@ -237,12 +236,12 @@ class SavedShard:
     @property
     def phase(self) -> int:
         """Phase of the script that trains the saved model; 0 without a checkpoint."""
-        return int(self._found.get("phase", 0)) if self._found else 0
+        return int(self._found["phase"]) if self._found else 0
 
     @property
     def since(self) -> int:
         """First phase of the script that trained the same variables; 0 without a checkpoint."""
-        return int(self._found.get("since", 0)) if self._found else 0
+        return int(self._found["since"]) if self._found else 0
 
     def begin_phase(self, spec: ModelSpec, offer: Offer | None, phase: int, since: int) -> None:
         """Save another model of the run from now on, with a new journal.
@@ -505,11 +504,11 @@ class SavedShard:
                 raise ConfigurationError(self._all_damaged())
             return None
         _, state = latest
-        if (saved_format := state.get("format", 1)) not in _READABLE:
+        if (saved_format := state.get("format", 1)) != FORMAT:
             flag, place = self._place
             raise ConfigurationError(
                 f"--{flag}={place} holds checkpoints of format {saved_format}, and this version "
-                f"of Thinwire reads formats {_READABLE[0]} to {FORMAT}: continue with the version "
+                f"of Thinwire reads format {FORMAT}: continue with the version "
                 f"that wrote them, or give this run another --{flag}, or --overwrite the old run."
             )
         return state

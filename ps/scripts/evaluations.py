@@ -193,7 +193,6 @@ class Evaluations:
         Returns:
             Messages about earlier fits and evaluations, to be sent to this Supervisor.
         """
-        del now
         self._supervisors.add(supervisor)
         self._given_up, self._alone_since = "", None
         fits = [pb.ToClient(fit_begun=fit) for fit in self._fits.values()]

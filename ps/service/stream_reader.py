@@ -268,7 +268,6 @@ class StreamReader:
     # -- hello ------------------------------------------------------------------------------
 
     def _hello(self, hello: pb.Hello, payload: memoryview) -> None:
-        del payload
         identity, guard = self.server.identity, self.server.guard
         # Check the protocol version first: another version may compute the proof differently.
         if (other_version := versions.refusal(hello)) is not None:
@@ -360,7 +359,6 @@ class StreamReader:
     # -- workers ----------------------------------------------------------------------------
 
     def _pull(self, pull: pb.Pull, payload: memoryview) -> None:
-        del payload
         self.server.bounds.check_pull(pull)
         base = pull.base_version if pull.has_base else None
         self.server.queue.put(
@@ -385,14 +383,12 @@ class StreamReader:
         return 0
 
     def _datagrams(self, datagrams: pb.Datagrams, payload: memoryview) -> None:
-        del payload
         port = self.server.datagrams
         if port is None or not datagrams.size:
             raise Malformed("datagrams in a run without datagrams, or of size 0")
         port.receiver.receive_from_stream(memoryview(datagrams.data), datagrams.size)
 
     def _query(self, query: pb.Query, payload: memoryview) -> None:
-        del payload
         self.server.bounds.check_query(query)
         seconds = (query.step_seconds, query.age_seconds, query.query_seconds)
         worker = self._worker
@@ -405,13 +401,11 @@ class StreamReader:
 
     def _shard_heartbeat(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
         """Queue the ids of workers that a following shard receives nothing from."""
-        del payload
         for member in heartbeat.unreachable:
             silent = events.WorkerIncarnation(member.worker, member.incarnation)
             self.server.queue.put(events.WorkerUnreachable(silent))
 
     def _leave(self, leave: pb.Leave, payload: memoryview) -> None:
-        del payload
         worker = self._worker
         if len(leave.cause) > _LONGEST_CAUSE:
             raise Malformed(f"a cause of {len(leave.cause)} characters; expected a word")
@@ -419,12 +413,10 @@ class StreamReader:
         self.server.queue.put(events.Leave(worker.id, worker.incarnation, leave.cause))
 
     def _observer_leaves(self, leave: pb.Leave, payload: memoryview) -> None:
-        del leave, payload
         self._worker.left = True
 
     def _report(self, report: pb.Report, payload: memoryview) -> None:
         """Store a node's report on itself, which becomes a part of the run's documents."""
-        del payload
         if len(report.document.encode()) > MAX_DOCUMENT_BYTES:
             raise Malformed(f"a report of {len(report.document)} characters")
         if report.rounds:
@@ -448,11 +440,9 @@ class StreamReader:
     # -- observers --------------------------------------------------------------------------
 
     def _observe(self, pull: pb.Pull, payload: memoryview) -> None:
-        del pull, payload
         self._serve("the model", self.server.observe, self._worker, self.number)
 
     def _halt(self, halt: pb.Halt, payload: memoryview) -> None:
-        del payload
         known = _SHARD_HALT_CAUSES if self._worker.role == pb.ROLE_SHARD else _HALT_CAUSES
         if halt.cause not in known:
             raise Malformed(f"halt for {halt.cause!r:.80}; known: {known}")
@@ -461,7 +451,6 @@ class StreamReader:
     # -- scripts ----------------------------------------------------------------------------
 
     def _arrive(self, barrier: pb.Barrier, payload: memoryview) -> None:
-        del payload
         names = [*barrier.passed, *barrier.changed, barrier.name]
         if len(names) > _MOST_BARRIERS or max(map(len, names)) > _LONGEST_BARRIER:
             raise Malformed(f"{len(names)} barriers, or names longer than {_LONGEST_BARRIER}")
@@ -473,40 +462,33 @@ class StreamReader:
         self._serve("a barrier", self.server.scripts.arrive, self._worker, arrival)
 
     def _stop_fit(self, stop: pb.StopFit, payload: memoryview) -> None:
-        del payload
         _check_place(stop.fit, stop.epochs)
         stop_fit = self.server.scripts.stop_fit
         self._serve("the end of a fit", stop_fit, self._worker, stop.fit, stop.epochs)
 
     def _epoch_meeting(self, meeting: pb.EpochMeeting, payload: memoryview) -> None:
-        del payload
         _check_meeting(meeting)
         self._serve("the end of an epoch", self.server.scripts.meet, self._worker, meeting)
 
     def _script_finished(self, finished: pb.Finished, payload: memoryview) -> None:
-        del payload
         finish, message = self.server.scripts.finish, printable(finished.message, _LONGEST_MESSAGE)
         self._serve("the end of a script", finish, self._worker, finished.failed, message)
 
     def _fit_begun(self, fit: pb.FitBegun, payload: memoryview) -> None:
-        del payload
         _check_place(fit.fit, 0)
         self._of_script(fit)
 
     def _epoch_ended(self, ended: pb.EpochEnded, payload: memoryview) -> None:
-        del payload
         _check_place(ended.fit, ended.epoch)
         self._of_script(ended)
 
     def _fit_ended(self, fit: pb.FitEnded, payload: memoryview) -> None:
-        del payload
         _check_place(fit.fit, 0)
         if len(fit.history) > _LONGEST_HISTORY:
             raise Malformed(f"a history of {len(fit.history)} characters")
         self._of_script(fit)
 
     def _script_knows(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
-        del payload
         _check_evaluated(evaluated, names_versions=evaluated.answers)
         self._of_script(evaluated)
 
@@ -516,25 +498,21 @@ class StreamReader:
 
     def _evaluated(self, evaluated: pb.Evaluated, payload: memoryview) -> None:
         """Queue an evaluation by the evaluator."""
-        del payload
         _check_evaluated(evaluated)
         take = self.server.scripts.take_evaluation
         self._serve("an evaluation", take, self._worker, evaluated)
 
     def _evaluator(self, evaluator: pb.Evaluator, payload: memoryview) -> None:
         """Queue a Supervisor's report whether it starts an evaluator."""
-        del payload
         offer = self.server.scripts.offer_evaluator
         why = printable(evaluator.message, _LONGEST_MESSAGE)
         state = (evaluator.available, why, evaluator.starting)
         self._serve("an evaluator", offer, self._worker, *state)
 
     def _request_slots(self, slots: pb.SlotsRequest, payload: memoryview) -> None:
-        del payload
         self._serve("the optimizer", self.server.send_slots, self._worker, slots.weights)
 
     def _script_alive(self, heartbeat: pb.Heartbeat, payload: memoryview) -> None:
-        del heartbeat, payload
         self._serve("a heartbeat", self.server.scripts.alive, self._worker)
 
     def _serve(self, what: str, work: Callable[..., None], *arguments: Any) -> None:

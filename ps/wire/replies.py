@@ -46,7 +46,6 @@ class WholeShard:
 
     def write(self, message: pb.Reply, chooser: IndexChooser) -> list[Piece]:
         """Describe the slices in a message; return its payload."""
-        del chooser
         messages.dense_to_message([piece.size for piece in self._layout.slices], message.blocks)
         return [self._weights]
 

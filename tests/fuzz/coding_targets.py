@@ -72,14 +72,15 @@ def _code_again(found: Any) -> None:
 
 def _block_seeds() -> list[bytes]:
     indices = np.array([1, 5, 6, 20], np.int64)
+    low, rice = index_codings.encode_best_rice(indices)
     coded = {
         1: index_codings.encode_bitmap(indices, 28),
-        2: index_codings.encode_rice(indices, 1),
+        2: rice,
         3: index_codings.encode_deflated_gaps(indices),
         4: index_codings.encode_uint32(indices),
         7: b"\4\0\0\0\x11",
     }
-    low_bits = {2: 1}
+    low_bits = {2: low}
     seeds = [bytes([3, 0, 0, 28, 0, 0, 0, 0, 0]) + np.ones(28, "<f4").tobytes()]
     for dtype, (coding, index) in itertools.product(range(4), coded.items()):
         head = bytes([3, dtype, coding, 4, low_bits.get(coding, 0), 0, 0])
@@ -109,8 +110,8 @@ def positions(data: bytes) -> None:
         np.testing.assert_array_equal(decode(memoryview(coded), count), indices)
     low, expected = index_codings.best_rice(indices)
     if expected <= 1 << 20:
-        coded = index_codings.encode_rice(indices, low)
-        assert len(coded) == expected
+        low_bits, coded = index_codings.encode_best_rice(indices)
+        assert (low_bits, len(coded)) == (low, expected)
         found = index_codings.decode_rice(memoryview(coded), count, size, low)
         np.testing.assert_array_equal(found, indices)
     if size < 1 << 20:

@@ -42,7 +42,7 @@ def framing(data: bytes) -> None:
     with contextlib.suppress(Malformed):
         for frame in source.pieces():
             complete = assembler.feed(frame)
-            assert assembler.inside_payload == (complete is None)
+            assert (assembler._header is None) == (complete is not None)
             if complete is not None:
                 message, payload = complete
                 body = getattr(message, message.WhichOneof("body"))
@@ -87,7 +87,7 @@ def bulk(data: bytes) -> None:
     with contextlib.suppress(Malformed):
         while (arrived := connection.receive()) is not None:
             complete = assembler.feed(arrived)
-            assert assembler.inside_payload == (complete is None)
+            assert (assembler._header is None) == (complete is not None)
     assert connection.num_received <= len(data)
 
 

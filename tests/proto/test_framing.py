@@ -112,7 +112,7 @@ def test_any_split_comes_together_again(size, cuts, inline, chunk):
     assert early == [None] * len(early)
     assert bytes(last[1]) == payload
     assert last[0].push.step == 7
-    assert not assembler.inside_payload
+    assert assembler._header is None
 
 
 def test_pieces_may_be_any_buffers():

@@ -155,7 +155,6 @@ def _wait_for(arguments: list[str]) -> int:
     interrupted = threading.Event()
 
     def interrupt(number: int, frame: Any) -> None:
-        del frame
         logging.info("%s: ending the measurement", signal.Signals(number).name)
         interrupted.set()
 

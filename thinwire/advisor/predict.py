@@ -108,14 +108,12 @@ class GradientPool:
 
     def local_of(self, number: int) -> State:
         """Return the empty state: a pool needs no state of a worker."""
-        del number
         return {}
 
     def step(
         self, weights: Float32, statistics: Float32, shard: TrainingShard, local: State
     ) -> Step:
         """Return a copy of the next stored gradient, in a cycle."""
-        del weights, shard
         gradient = self._gradients[self._number % len(self._gradients)].copy()
         self._number += 1
         return Step(gradient, 1.0, self._samples, statistics, local)

@@ -64,7 +64,6 @@ class _ModelSubject:
 
     def prepare(self, run: Run, folder: pathlib.Path) -> Run:
         """Return the unchanged run: a model from flags needs no measurement."""
-        del folder
         return run
 
     def predictor(self, run: Run, pushes: int) -> Predictor:
@@ -73,7 +72,6 @@ class _ModelSubject:
 
     def parts_of_batch(self, run: Run) -> int:
         """Return 1: --batch_size is the batch size of each worker."""
-        del run
         return 1
 
 

@@ -19,7 +19,6 @@ class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no 
 
     def build(self, input_shape: Any) -> None:
         """Create the tensors and their constant gradients."""
-        del input_shape
         generator = np.random.default_rng(1)
         self.tensors = [self.add_weight(shape=shape, initializer="zeros") for shape in SHAPES]
         self.factors = [generator.normal(0, 1e-3, shape).astype(np.float32) for shape in SHAPES]
@@ -32,7 +31,6 @@ class StandInTensors(keras.layers.Layer):  # type: ignore[misc]  # Keras has no 
 
 def first_output(labels: Any, outputs: Any) -> Any:
     """Return the loss [N] float32; the loss is linear, so its gradient is constant."""
-    del labels
     return outputs[:, 0]
 
 

@@ -269,7 +269,6 @@ class LocalLauncher:
 
 def prepare(run: Run, script_folder: pathlib.Path | None = None) -> LocalLauncher:
     """Return the launcher of a run. The script's folder needs no copy on this machine."""
-    del script_folder
     return LocalLauncher(run)
 
 

@@ -275,7 +275,6 @@ class NamedLines:
 
     def on_line(self, line: str, is_error: bool) -> None:
         """Show one line."""
-        del is_error
         self._screen.write(f"[{self._name}] {line}", is_error=True, source=self._name)
 
 

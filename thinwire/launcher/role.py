@@ -248,7 +248,6 @@ class Launcher(Protocol):
 
 def _as_it_is(node: Node, process: Process, code: int) -> int:
     """Return the exit code unchanged: the default of `read_code` of a `Cluster`."""
-    del node, process
     return code
 
 
@@ -601,13 +600,11 @@ class Cluster:
         return None
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        del frame
         logging.info("%s: ending the cluster", signal.Signals(number).name)
         self.interrupted.set()
         self._signal(signal.SIGINT, self.children)
 
     def _insist(self, number: int, frame: Any) -> None:
-        del frame
         logging.info("%s again: killing the cluster", signal.Signals(number).name)
         self.impatient.set()
 

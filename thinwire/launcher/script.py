@@ -215,7 +215,6 @@ def _prepare_tensorflow(tensorflow: Any, seed: int, threads: int, calls: int) ->
 
 def _end(number: int, frame: Any) -> None:
     """End the script on SIGTERM by SystemExit, so that the script releases its resources."""
-    del frame
     signal.signal(number, signal.SIG_DFL)
     _ENDED.append(number)
     time.sleep(_INTERRUPTED_SECONDS)
@@ -224,7 +223,6 @@ def _end(number: int, frame: Any) -> None:
 
 def _end_evaluator(number: int, frame: Any) -> None:
     """End the evaluator on SIGTERM; its temporary files are all that must be removed."""
-    del frame
     remove_temporary()
     os._exit(128 + number)
 

@@ -57,5 +57,4 @@ def prepare(run: Run, script_folder: pathlib.Path | None = None) -> SlurmLaunche
         ConfigurationError: The step has several hosts, and neither certificates, nor a token, nor
             --insecure are given.
     """
-    del script_folder
     return SlurmLauncher(run, launch.step_here())

@@ -221,6 +221,5 @@ class _Standalone:
         logging.info("run %s: resumes from update %d", self.run.run_dir, self.version)
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         self.interrupted = True

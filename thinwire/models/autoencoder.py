@@ -11,7 +11,6 @@ _CODE = 32
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: images [N, size, size, depth] float32 to images of the same shape."""
-    del nb_classes
     shape = (image_size, image_size, image_depth)
     return keras.Sequential(
         [

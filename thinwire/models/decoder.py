@@ -23,43 +23,36 @@ _HEAD_WIDTH = 32
 
 def build_decoder(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: tokens [N, T] int32 to logits [N, T, nb_classes] of the next tokens."""
-    del image_size, image_depth
     return _build("decoder", nb_classes, width=128, num_blocks=4)
 
 
 def build_decoder_small(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 87,232 parameters, small enough for many runs on a CPU."""
-    del image_size, image_depth
     return _build("decoder-small", nb_classes, width=64, num_blocks=1)
 
 
 def build_decoder_3m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 2.8 million parameters: tokens [N, T] to logits of the next tokens."""
-    del image_size, image_depth
     return _build("decoder-3m", nb_classes, width=192, num_blocks=6)
 
 
 def build_decoder_10m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 10 million parameters: tokens [N, T] to logits of the next tokens."""
-    del image_size, image_depth
     return _build("decoder-10m", nb_classes, width=320, num_blocks=8)
 
 
 def build_decoder_30m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 29 million parameters: tokens [N, T] to logits of the next tokens."""
-    del image_size, image_depth
     return _build("decoder-30m", nb_classes, width=512, num_blocks=9)
 
 
 def build_decoder_100m(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 100 million parameters: tokens [N, T] to logits of the next tokens."""
-    del image_size, image_depth
     return _build("decoder-100m", nb_classes, width=832, num_blocks=12)
 
 
 def build_tiny(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return a decoder of 12,784 parameters, for quick tests."""
-    del image_size, image_depth
     return _build("decoder-tiny", nb_classes, width=16, num_blocks=1)
 
 

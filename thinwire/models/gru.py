@@ -7,7 +7,6 @@ import keras
 
 def build_model(image_size: int, image_depth: int, nb_classes: int) -> keras.Model:
     """Return the network: tokens [N, T] int32 to logits [N, T, nb_classes] of the next tokens."""
-    del image_size, image_depth
     return keras.Sequential(
         [
             keras.Input((None,), dtype="int32", name="tokens"),

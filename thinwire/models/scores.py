@@ -41,7 +41,6 @@ class ScoreGroup:
 def _class_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    del loss
     if outputs.shape.rank != 2 or outputs.shape[-1] == 1:
         raise ConfigurationError(
             f"The model gives outputs of shape {outputs.shape}; expected one value per class, "
@@ -62,7 +61,6 @@ CLASSES = ScoreGroup(_class_sums, _accuracy)
 def _top5_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    del loss
     if outputs.shape[-1] <= _TOP:
         raise ConfigurationError(
             f"--top5: the model has {outputs.shape[-1]} classes; expected more than {_TOP}. "
@@ -106,7 +104,6 @@ TOKENS = ScoreGroup(_token_sums, _token_values)
 def _number_sums(labels: Any, outputs: Any, loss: Any) -> dict[str, Any]:
     import tensorflow as tf
 
-    del loss
     targets, predictions = tf.cast(labels, tf.float64), tf.cast(outputs, tf.float64)
     return {
         "absolute": tf.reduce_sum(tf.abs(predictions - targets)),

@@ -61,7 +61,6 @@ def _settings() -> ScriptSettings | None:
 @functools.lru_cache(maxsize=1)
 def _read(environment: tuple[str | None, ...]) -> ScriptSettings | None:
     """Return the settings from the environment, cached by the environment; None without a run."""
-    del environment
     if source_of(None, {}) is None:
         return None
     return read_settings(None, {}, type_node="Worker")

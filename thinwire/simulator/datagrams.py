@@ -85,7 +85,6 @@ class SimulatedSender:
 
     def flush(self, timeout_seconds: float) -> bool:
         """Return whether the queue is empty; virtual time does not pass during a call."""
-        del timeout_seconds
         return not self._outbox
 
     def counts(self) -> tuple[ChannelCounts, ...]:
@@ -177,7 +176,6 @@ class SimulatedTransport:
     def _connect(
         self, shard: Endpoint, host: str, ports: Sequence[int], key: bytes
     ) -> DatagramSender:
-        del host
         if not isinstance(self.uplink, ClassPipe):
             raise TypeError("datagrams on a link without classes of service")
         transport = self._transport
@@ -187,7 +185,6 @@ class SimulatedTransport:
 
     def _deliver(self, shard: Endpoint, data: memoryview, size: int, channel: int) -> None:
         """Pass datagrams on to the shard, over the shard's own link if the shard has one."""
-        del channel
         receive = functools.partial(shard.receive_datagrams, data, size)
         if not shard.has_own_link:
             receive()
@@ -283,5 +280,4 @@ class SimulatedDatagramPort:
 
     def _refuse(self, worker: int, step: int, message: str) -> None:
         """Reject a push that was found to be not finite after its datagrams had arrived."""
-        del message
         self._shard.arrive(NonFinitePush(worker, step))

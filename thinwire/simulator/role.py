@@ -80,7 +80,6 @@ def _play(simulation: Simulation, records: SimulationRecords) -> int:
     interrupted: list[int] = []
 
     def interrupt(number: int, frame: Any) -> None:
-        del frame
         logging.info("%s: stopping", signal.Signals(number).name)
         interrupted.append(number)
 

@@ -18,8 +18,8 @@ CREDENTIAL_FLAGS = {
 }
 
 
-def make_parser(command: str, about: str) -> argparse.ArgumentParser:
-    """Return a parser of the argument RUN and the credential flags."""
+def make_parser(command: str, about: str, seconds: float, purpose: str) -> argparse.ArgumentParser:
+    """Return a parser of the argument RUN, the credential flags and a time limit in seconds."""
     parser = argparse.ArgumentParser(
         prog=f"thinwire {command}",
         description=about,
@@ -27,6 +27,12 @@ def make_parser(command: str, about: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("run", metavar="RUN", help="Run directory, or host:port of shard 0.")
     add_credential_flags(parser, "the run's flag")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=seconds,
+        help=f"Time for {purpose}. [seconds; default %(default)g]",
+    )
     return parser
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import pathlib
@@ -19,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 from thinwire.tools.findings import Finding, graded
+from thinwire.tools.versions import version_of
 
 #: Package -> oldest version that a run works with, equal to the version in pyproject.toml.
 FLOORS = {
@@ -61,7 +61,7 @@ def packages() -> Iterator[Finding]:
     """Yield a problem for each package that is missing or too old, or one ok finding for all."""
     wrong = []
     for name, floor in FLOORS.items():
-        version = _version(name)
+        version = version_of(name)
         if version is None or _numbers(version) < _numbers(floor):
             text = "not installed" if version is None else f"{version}, older than {floor}"
             wrong.append(Finding(name, "problem", text, f"pip install '{name}>={floor}'"))
@@ -94,7 +94,7 @@ def tensorflow(seconds: float) -> Iterator[Finding]:
     Args:
         seconds: Time limit of the subprocess, in seconds.
     """
-    installed = [name for name in _TENSORFLOW if _version(name)]
+    installed = [name for name in _TENSORFLOW if version_of(name)]
     if not installed:
         advice = "pip install 'thinwire[cpu]', or 'thinwire[gpu]' for NVIDIA GPUs"
         yield Finding("TensorFlow", "problem", "not installed", advice)
@@ -210,13 +210,6 @@ def _has_locks(folder: pathlib.Path) -> bool:
 
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         return is_held(pathlib.Path(file.name)) is not None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -76,13 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    argument_parser = make_parser("status", _ABOUT)
-    argument_parser.add_argument(
-        "--seconds",
-        type=float,
-        default=_PATIENCE_SECONDS,
-        help="Time for shard 0 to answer. [seconds; default %(default)g]",
-    )
+    argument_parser = make_parser("status", _ABOUT, _PATIENCE_SECONDS, "shard 0 to answer")
     argument_parser.add_argument(
         "--json", action="store_true", help="Write one JSON object. [switch; default text]"
     )

@@ -59,14 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
-    argument_parser = make_parser("stop", _ABOUT)
-    argument_parser.add_argument(
-        "--seconds",
-        type=float,
-        default=_PATIENCE_SECONDS,
-        help="Time for the run to end. [seconds; default %(default)g]",
-    )
-    return argument_parser
+    return make_parser("stop", _ABOUT, _PATIENCE_SECONDS, "the run to end")
 
 
 def _report(text: str) -> None:

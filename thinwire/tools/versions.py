@@ -52,10 +52,11 @@ def versions() -> Iterator[tuple[str, str]]:
     yield "tensorflow", _tensorflow()
     yield "keras backend", os.environ.get("KERAS_BACKEND", "as Keras is configured")
     for name in _PACKAGES:
-        yield name, _version(name) or "not installed"
+        yield name, version_of(name) or "not installed"
 
 
-def _version(name: str) -> str | None:
+def version_of(name: str) -> str | None:
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -64,7 +65,7 @@ def _version(name: str) -> str | None:
 
 def _tensorflow() -> str:
     """Return TensorFlow's version, its package, and if TensorFlow was built with CUDA."""
-    packages = [f"{version} ({name})" for name in _TENSORFLOW if (version := _version(name))]
+    packages = [f"{version} ({name})" for name in _TENSORFLOW if (version := version_of(name))]
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:
         return "not installed"

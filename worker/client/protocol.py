@@ -233,7 +233,6 @@ class ShardProtocol:
         return handler(self, message, now)
 
     def _on_welcome(self, message: pb.ToClient, now: float) -> list[Action]:
-        del now
         if self.state is not State.JOINING:
             return []
         self.incarnation = self.incarnation or message.welcome.incarnation
@@ -243,7 +242,6 @@ class ShardProtocol:
         return self._send_request()
 
     def _on_reply(self, message: pb.ToClient, now: float) -> list[Action]:
-        del now
         reply = message.reply
         if self._request is None or reply.step != self.step:
             return []
@@ -251,7 +249,6 @@ class ShardProtocol:
         return self._settle(Replied(reply, self._is_outlier))
 
     def _on_answer(self, message: pb.ToClient, now: float) -> list[Action]:
-        del now
         answer, query = message.answer, self._query
         if query is not None and answer.step == query.step:
             settles = answer.ready or answer.local_steps == query.local_steps
@@ -261,7 +258,6 @@ class ShardProtocol:
         return []
 
     def _on_halt(self, message: pb.ToClient, now: float) -> list[Action]:
-        del now
         if self._shard == 0:
             self.halt_cause = message.halt.cause
         if self.halt_cause and self.state is State.QUARANTINED:

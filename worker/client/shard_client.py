@@ -154,11 +154,6 @@ class ShardClient:
         return self._send_seconds_before + open_seconds
 
     @property
-    def is_in_use(self) -> bool:
-        """True while the training thread has a request or a query open at this shard."""
-        return self._in_use
-
-    @property
     def connected(self) -> bool:
         """True if the stream is open, as far as this client knows."""
         return self._session is not None

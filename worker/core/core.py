@@ -257,7 +257,7 @@ class UpdatePacker:
         """
         self._rng.bit_generator.state = json.loads(state["rng"])
         if fits:
-            saved = {"0": state["codec"], **state.get("more_codecs", {})}
+            saved = {"0": state["codec"], **state["more_codecs"]}
             self._codec_states = [
                 self._kernels.as_kept(saved[str(number)], present)
                 for number, present in enumerate(self._codec_states)

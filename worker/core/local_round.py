@@ -164,7 +164,7 @@ class LocalRound:
         if saved is not None and fits:
             self._weights[:] = saved["weights"]
             self.num_steps, self.samples = saved["local_steps"], saved["samples"]
-            self.batch_parts = saved.get("batch_parts", 0)  # missing in states of older versions
+            self.batch_parts = saved["batch_parts"]
             self._losses = list(saved["losses"])
         if slots and (fits or self._optimizer.outlives_rounds):
             self.slots = self._optimizer.restore(slots, self._weights, self.slots)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from thinwire.data import write_adacomp
+from thinwire.data.partition import equal_range
 from thinwire.data.readers import adacomp
 from thinwire.data.registry import load_raw
 from thinwire.ops.types import ConfigurationError
@@ -41,7 +42,9 @@ def test_names_and_headerless_sizes_are_the_originals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nb_workers", [1, 7, 100, 1200])
 def test_every_file_has_one_owner(nb_workers: int) -> None:
-    owned = [adacomp.files_of_worker(number + 1, nb_workers) for number in range(nb_workers)]
+    owned = [
+        equal_range(1200, nb_workers, number + 1, "training files") for number in range(nb_workers)
+    ]
     assert [file for files in owned for file in files] == list(range(1200))
     extra, share = 1200 % nb_workers, 1200 // nb_workers
     assert [len(files) for files in owned] == [share + (w < extra) for w in range(nb_workers)]
@@ -50,7 +53,7 @@ def test_every_file_has_one_owner(nb_workers: int) -> None:
 @pytest.mark.parametrize(("id_worker", "nb_workers"), [(0, 4), (5, 4), (1, 1201)])
 def test_impossible_owners_are_refused(id_worker: int, nb_workers: int) -> None:
     with pytest.raises(ConfigurationError):
-        adacomp.files_of_worker(id_worker, nb_workers)
+        equal_range(1200, nb_workers, id_worker, "training files")
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

@@ -360,7 +360,7 @@ def test_who_gave_up_an_earlier_push_is_waited_for_in_the_next_round():
 def test_a_following_shard_does_not_wait_for_what_it_has_released():
     follower = DrawnSync(2, 1.0).without_bound().start()
     steps = {"1": 5, "2": 6}
-    state = {"clocks": dict(steps), "steps": steps, "rounds": 6, "followed": 2}
+    state = {"clocks": dict(steps), "steps": steps, "void": {}, "rounds": 6, "followed": 2}
     follower.load_state_dict(state, soft=False)
     for worker in (1, 2):
         follower.join(worker)

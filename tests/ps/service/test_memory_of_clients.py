@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.documents import ROOT, rows
+from tests.ps.service.client_memory import client_memory
 from tests.ps.service.test_strangers import WAIT_SECONDS, opened
 from tests.ps.streams import HONEST, ROGUE, Shard, Stream, frame
 from tests.virtual.toy import KERNELS, method
@@ -25,7 +26,6 @@ from thinwire.ps.core.core import PsCore
 from thinwire.ps.core.members import CoreConfig
 from thinwire.ps.core.membership import Coordinator
 from thinwire.ps.service import backlog
-from thinwire.ps.service.client_memory import client_memory
 from thinwire.ps.service.handshake import identity
 from thinwire.ps.service.server import ShardServer
 from thinwire.runtime.run.credentials import NO_CREDENTIALS

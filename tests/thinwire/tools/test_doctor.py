@@ -61,7 +61,7 @@ def test_the_floors_are_those_of_the_package():
 
 def test_a_package_that_is_too_old_or_missing_is_a_problem(monkeypatch):
     found = {name: "99.0" for name in machine.FLOORS} | {"numpy": "1.26.4", "rich": None}
-    monkeypatch.setattr(machine, "_version", found.get)
+    monkeypatch.setattr(machine, "version_of", found.get)
     numpy, rich = machine.packages()
     assert (numpy.level, numpy.what, rich.what) == ("problem", "numpy", "rich")
     assert "older than 2.0" in numpy.text and "pip install 'rich>=13'" in rich.advice

@@ -221,7 +221,7 @@ def test_an_answer_that_comes_while_another_shard_is_waited_for_is_kept(monkeypa
     run.push().poll()
     run.client.poll()  # nothing more is written
     assert run.version() == 9
-    assert not run.client.is_in_use
+    assert not run.client._in_use
 
 
 def test_who_computes_hears_that_it_was_let_go_and_comes_back_when_it_may(monkeypatch):

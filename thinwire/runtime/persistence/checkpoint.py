@@ -185,16 +185,13 @@ class Checkpoints(CheckpointStore):
 
     def claim(self, generation: int, owner: str) -> bool:
         """Return True: the directory's lock excludes other writers."""
-        del generation, owner
         return True
 
     def take_over(self, owner: str) -> None:
         """Do nothing: the directory's lock excludes other writers."""
-        del owner
 
     def discard(self, owner: str) -> None:
         """Remove the directory with all checkpoints."""
-        del owner
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def save(self, step: int, state: State) -> pathlib.Path:

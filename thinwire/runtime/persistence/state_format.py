@@ -106,7 +106,6 @@ class _NoArrays(list[NDArray[Any]]):
 
     def __getitem__(self, number: Any) -> Any:
         """Return a zero."""
-        del number
         return np.zeros(())
 
 

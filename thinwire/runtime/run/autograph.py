@@ -32,7 +32,6 @@ def keep_generated_code_in_memory() -> None:
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[types.ModuleType, str]:
     """Return a module compiled from the source, and the file name that its frames show."""
-    del delete_on_exit
     name = f"__autograph_generated_code{next(_NUMBERS)}"
     path = f"<{name}>"
     module = types.ModuleType(name)

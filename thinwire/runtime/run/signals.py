@@ -23,7 +23,6 @@ Handler = Callable[[int, Any], None]
 
 def end_immediately(number: int, frame: Any) -> None:
     """End this process without cleanup, as `kill -9` does."""
-    del number, frame
     os._exit(EXIT_INTERRUPTED)
 
 

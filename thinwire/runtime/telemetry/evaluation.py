@@ -101,15 +101,10 @@ def ranges(evaluations: Sequence[Evaluation]) -> dict[str, dict[str, float | Non
 
 
 def ranges_in(summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Return the `ranges` of a summary.json, which an older version may have written.
-
-    A value that is not a number becomes None.
-    """
+    """Return the `ranges` of a summary.json; a value that is not a number becomes None."""
     known = summary.get("metrics")
     if not isinstance(known, dict):
-        accuracy = {"last": summary.get("test_accuracy"), "max": summary.get("best_test_accuracy")}
-        known = {"accuracy": accuracy, "loss": {"last": summary.get("test_loss")}}
-        known = {name: spread for name, spread in known.items() if spread["last"] is not None}
+        return {}
     return {
         name: {key: _number(spread.get(key)) for key in ("last", "min", "max")}
         for name, spread in known.items()

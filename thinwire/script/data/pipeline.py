@@ -497,7 +497,6 @@ def plain_name(node: Pipeline) -> str:
 
 
 def _seeds(node: Pipeline, unordered: bool) -> str:
-    del unordered
     name = "a shuffle" if name_of(node) == SHUFFLE else plain_name(node)
     return "" if _is_seeded(node) else f"{name} has no seed"
 
@@ -520,7 +519,6 @@ def _cycle(node: Pipeline, unordered: bool) -> str:
 
 
 def _records(node: Pipeline, unordered: bool) -> str:
-    del unordered
     reads = node._num_parallel_reads
     if reads is None or (int(reads) >= 0 and node.options().deterministic is not False):
         return ""
@@ -544,13 +542,11 @@ def _loaded(node: Pipeline, unordered: bool) -> str:
 
 def _snapshot(node: Pipeline, unordered: bool) -> str:
     """Reject the output of a snapshot: workers divide its input and write separate files."""
-    del node, unordered
     return "snapshot keeps files that workers must not share"
 
 
 def _graph(node: Pipeline, unordered: bool) -> str:
     """Check a dataset by its serialized graph, if its transformations are unknown."""
-    del unordered
     try:
         graph = graph_pb2.GraphDef.FromString(node._as_serialized_graph().numpy())
     except tf.errors.OpError:

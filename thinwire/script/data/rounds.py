@@ -26,7 +26,6 @@ class EvenRounds:
 
     def num_rows(self, step: int, own: int) -> int:
         """Return the rows of all workers in a step."""
-        del step
         return own * self.num_workers
 
 
@@ -70,7 +69,6 @@ class UnknownRounds:
 
     def num_rows(self, step: int, own: int) -> int:
         """Raise ConfigurationError: the number of rows is unknown."""
-        del step, own
         raise ConfigurationError(f"the rows of all workers in a step are not known: {self.reason}")
 
 

@@ -19,7 +19,6 @@ class Traffic(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the two byte counts to the logs."""
-        del epoch
         if logs is not None:
             traffic = _traffic(self.model)
             logs |= {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
@@ -34,7 +33,6 @@ class Staleness(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the mean and the maximum staleness to the logs."""
-        del epoch
         if logs is not None:
             traffic = _traffic(self.model)
             mean = traffic.staleness / max(1, traffic.num_exchanges)
@@ -49,7 +47,6 @@ class Version(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add the version to the logs."""
-        del epoch
         session = getattr(self.model, "thinwire", None)
         if logs is None:
             return

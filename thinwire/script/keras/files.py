@@ -48,7 +48,6 @@ def writing_once(callbacks: Sequence[Any], writes: Callable[[], bool]) -> Iterat
 def _silence_log(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
-    del stack
     if not (writes() or is_own_file(callback.filename)):
         yield _replace(callback, "filename", os.devnull)
     elif was_kept(callback.filename):
@@ -69,7 +68,6 @@ def _silence_backup(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
     """Let BackupAndRestore read its files on every worker, but save and delete only on one."""
-    del stack
     if is_own_file(callback.backup_dir):
         return
     save = callback._save_model
@@ -81,7 +79,6 @@ def _silence_backup(
 def _silence_monitor(
     callback: Any, writes: Callable[[], bool], stack: contextlib.ExitStack
 ) -> Iterator[_Restore]:
-    del stack
     if not writes():
         yield _replace(callback, "on_epoch_end", lambda epoch, logs=None: None)
 

@@ -38,35 +38,29 @@ class FitCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Join the run, if the model is known before the first step."""
-        del logs
         self._session.fits.begin()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin an epoch."""
-        del logs
         self._session.fits.begin_epoch(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Count the batch; raise an error of the previous batch, which ends `fit`."""
-        del batch, logs
         self._session.fits.begin_batch()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Load the averages that SwapEMAWeights swaps in, if this process evaluates."""
-        del logs
         if self._swaps and self._session.evaluations.takes_averages:
             self._session.central.refresh_averages()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Raise an error of the last batch; sit out rounds for which this worker has no rows."""
-        del epoch, logs
         self._session.fits.end_steps()
         if self._swaps_at_end:
             self._session.central.refresh_averages()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Leave the run, and load the final weights into the model."""
-        del logs
         self._session.fits.leave()
 
 
@@ -80,7 +74,6 @@ class EpochEnd(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """End `fit` after the same epoch as the other scripts."""
-        del epoch, logs
         self._session.fits.end_epoch()
 
 

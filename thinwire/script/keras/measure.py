@@ -142,7 +142,6 @@ class _Stopper(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop training if enough steps have been measured."""
-        del batch, logs
         if self._measurement.is_done:
             self.model.stop_training = True
 

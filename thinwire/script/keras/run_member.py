@@ -187,7 +187,6 @@ class RunMember:
 
     def leave_at_end(self, failed: bool, message: str) -> None:
         """Leave the run at the end of the script."""
-        del message
         if self.session is not None and not failed:
             self.finish_rounds(self.session)
         self.close("error" if failed else "done")

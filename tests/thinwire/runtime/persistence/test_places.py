@@ -109,5 +109,7 @@ def test_secrets_stay_out_of_messages(monkeypatch):
 def test_roles_that_keep_nothing_elsewhere_refuse_the_flags(role, flag):
     with given(f"--type_node={role}", f"--{flag}=/tmp/elsewhere"):
         run = read_run()
-    with pytest.raises(ConfigurationError, match=f"{role} --{flag}=/tmp/elsewhere: .*Leave --{flag} out"):
+    with pytest.raises(
+        ConfigurationError, match=f"{role} --{flag}=/tmp/elsewhere: .*Leave --{flag} out"
+    ):
         _refuse_places(dataclasses.replace(run, type_node=role))
