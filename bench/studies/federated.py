@@ -98,7 +98,7 @@ def flower(given: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
             for name in ("clients", "rounds", "local_epochs", "batch_size", "learning_rate")
         },
     }
-    program = ROOT / "bench" / "federated_flower.py"
+    program = ROOT / "bench" / "studies" / "federated_flower.py"
     result = folder / f"{method}.flower.json"
     result.unlink(missing_ok=True)
     began = time.perf_counter()
