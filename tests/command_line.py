@@ -1,4 +1,4 @@
-"""The command line of ``main.py`` without a process: flags parsed here, as they were afterwards."""
+"""Parses command lines of ``main.py`` in the test's process and restores the flags afterwards."""
 
 import contextlib
 import dataclasses

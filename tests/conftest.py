@@ -1,4 +1,4 @@
-"""What holds for every test: quiet TensorFlow, no GPU, repeatable random examples."""
+"""Settings of every test: quiet TensorFlow, no GPU, repeatable hypothesis examples."""
 
 import gc
 import hashlib

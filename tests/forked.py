@@ -1,18 +1,18 @@
-"""Starts of Thinwire's programs that import nothing anew: forks of a process that has TensorFlow.
+"""Starts Thinwire's programs as forks of a process that has already imported TensorFlow.
 
 Importing TensorFlow and Keras takes 3 s of a core for each process, more than most tests train. The
-forking process runs no TensorFlow operation and has no thread of ours, so its fork is what
-``python main.py`` or ``python -P script.py`` is after its imports.
+forking process runs no TensorFlow operation and has no thread of Thinwire, so its fork is equal to
+``python main.py`` or ``python -P script.py`` after the imports.
 
-A program that starts others does so by `sys.executable`. In a fork that is `Forker.python`, a small
-program (tests/warm_python.py) that requests a fork for the same words, lives as long as this fork,
-and passes signals on. So the workers and the evaluator of a launcher are forks, too. What cannot be
-forked, as a watchdog or a script with another seed of hashes, it starts as Python would.
+Programs start other programs by `sys.executable`. In a fork that is `Forker.python`, a small
+program (tests/warm_python.py) that requests a fork with the same arguments, lives as long as this
+fork, and forwards signals. So a launcher's workers and evaluator are forks too. The small program
+runs a normal Python for commands that cannot be forked (a watchdog, another hash seed).
 
-The workers of xdist are forks of it as well, and share it with the process that controls them.
+The workers of xdist are forks of this process too, and share it with xdist's controller.
 
-Command lines that must be seen whole (``/proc/*/cmdline``), or whose start is the matter, are
-started afresh instead: :attr:`tests.nodes.Nodes.fresh`.
+Tests that need the real command line (``/proc/*/cmdline``) or a real start of Python use a new
+process instead: :attr:`tests.nodes.Nodes.fresh`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Command lines of Thinwire, each played in a fork of one process that has imported the command.
+"""Command lines of Thinwire, each run in a fork of one process that has imported the command.
 
-A start that imports what reads the flags takes a quarter of a second. Here that is imported once,
-without anything heavy: each fork says which modules it has in the end. A test of what a fresh
-interpreter does, as with closed streams, starts its own.
+A start that imports the flags takes a quarter of a second. The forking process has imported them
+and no heavy module: each fork reports its modules at the end. A test of a fresh interpreter, for
+example with closed streams, starts its own process.
 """
 
 from __future__ import annotations

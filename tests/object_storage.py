@@ -1,4 +1,4 @@
-"""A real S3-compatible server in this process, moto's, and storages that fail where a test says."""
+"""A real S3-compatible server (moto) in this process, and storages that fail on request."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""The history of the bench's rows: each row on each date, and the page in the repository."""
+"""The history of bench rows: each row at each date, and the repository's page."""
 
 from bench import history, origin
 from bench.__main__ import documents

@@ -1,6 +1,6 @@
-"""Plays a run's policies once more by what a history says that they were told.
+"""Replay a run's policies with the inputs that its history recorded.
 
-Each is made anew from the composition and called through its interface.
+Every policy is built again from the composition and called through its interface.
 """
 
 from __future__ import annotations

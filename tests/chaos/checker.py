@@ -1,8 +1,8 @@
-"""What must hold of every history: pure functions of the records and of what a run has declared.
+"""Checks of histories: pure functions of the records and of the run's settings.
 
-Policies are spoken to through their interfaces alone: a rule of synchronisation is played once
-more call by call, a model is made anew by the weighting, aggregate and optimizer of the
-composition, a codec is handed the same values once more. So a policy that comes is covered.
+The checks use only the policies' interfaces: a synchronization rule is replayed call by call,
+a model is rebuilt by the composition's weighting, aggregate and optimizer, and a codec encodes
+the same values again. A new policy is therefore covered without further code.
 """
 
 from __future__ import annotations

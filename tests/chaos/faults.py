@@ -1,6 +1,6 @@
-"""What may go wrong, whom it may befall, and seeded plans of it.
+"""The faults, the nodes that each fault can hit, and seeded plans of faults.
 
-Two harnesses use this: one plays whole runs on a virtual clock, the other starts real processes.
+Two harnesses use the faults: one simulates whole runs, the other starts real processes.
 """
 
 from __future__ import annotations

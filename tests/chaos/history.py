@@ -1,8 +1,8 @@
-"""What the nodes of a run did and were answered, as plain records, whoever wrote them down.
+"""Records of the events of a run: requests, replies, updates, starts and ends of nodes.
 
-A history is a list of records in order of time: workers' requests and what came back, what shards
-applied and sent, in real processes and in the Simulator alike (`tests.chaos.recorder`). Nothing in
-it is a verdict; `tests.chaos.checker` has these.
+A history is a list of records in order of time: workers' requests and the replies, updates that
+shards applied and sent, in real processes and in the Simulator (`tests.chaos.recorder`). The
+records hold no verdict; `tests.chaos.checker` checks them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``main.py`` as tests start it: writes its history, may have a planted bug and a bad disk.
+"""``main.py`` as tests start it: records its history, with an optional planted bug or bad disk.
 
-What is wanted is in the environment: CHAOS_HISTORY, the file to append records to; CHAOS_SHARD,
-which shard this is; CHAOS_PLANT, a bug; CHAOS_TROUBLE, a file that says what the disk and the wall
-clock of this node do now (JSON; see `Trouble`).
+The settings are in the environment: CHAOS_HISTORY, the file to append records to; CHAOS_SHARD,
+the shard's number; CHAOS_PLANT, a bug; CHAOS_TROUBLE, a JSON file with the present faults of the
+node's disk and wall clock (see `Trouble`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Bugs to be found: each changes the product from outside, for tests alone.
+"""Planted bugs for the chaos tests: each bug patches classes of the product.
 
-A plant is a function that patches classes within a context; nothing of the product knows of it.
+A plant is a function that patches classes within a context; the product does not know the plants.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many kill -9 of a real PS: ``python -m tests.chaos.process --method adacomp --kills 20``.
 
-Prints a line for each kill. Exit code 1: something was lost, double, or different from a replay.
+Prints a line for each kill. Exit code 1: an update was lost or applied twice, or a replay differs.
 """
 
 from __future__ import annotations

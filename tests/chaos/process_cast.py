@@ -1,8 +1,8 @@
-"""The real processes of a run, each with wires of its own to every shard that may be tampered with.
+"""Real processes of a run; proxies between each client and each shard can tamper with the traffic.
 
-A client dials a loopback address of its own at the shard's port, where a proxy listens; the shard
-is at 127.0.0.1. So datagrams, which go to the same host at ports that the shard names, meet a proxy
-too.
+Each client dials its own loopback address at the shard's port, where a proxy listens; the shard
+listens at 127.0.0.1. Datagrams go to the same host at ports that the shard names, so they pass
+through a proxy too.
 """
 
 from __future__ import annotations

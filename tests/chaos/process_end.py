@@ -1,4 +1,4 @@
-"""What a run of real processes has declared, and what its shards have left on disk."""
+"""Settings of a run of real processes, and the state that its shards leave on disk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every fault that can befall a real node, one after the other in one run, and what survives it.
+"""Each fault that can hit a real node, one after the other in one run, and the recovery.
 
-A disk that is full is tried by itself (tests/test_journal_processes.py): it ends the run.
+A full disk ends the run, so tests/test_journal_processes.py tests this fault alone.
 """
 
 from __future__ import annotations

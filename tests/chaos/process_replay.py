@@ -1,8 +1,8 @@
-"""What a dead shard left on disk, replayed here: nothing of the shard that comes back is used.
+"""Replay in the test's process of the files that a killed shard left on disk.
 
-A snapshot that a living shard wrote must be what the snapshot before it and the journal between
-them lead to, bit for bit; and what a shard comes back with, what the newest of them and the rest
-of the journal do.
+A snapshot of a living shard must equal the previous snapshot plus the journal between the two,
+bit for bit. The state of a restarted shard must equal the newest snapshot plus the remaining
+journal. No state of the restarted shard is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random faults on real processes that write their histories; see `tests.chaos.search`."""
+"""Random faults on real processes that record their histories; see `tests.chaos.search`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kills the shards of a real run, over and over, and judges what comes back each time."""
+"""Kills the shards of a real run repeatedly and checks each restarted shard."""
 
 from __future__ import annotations
 

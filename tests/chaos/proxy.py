@@ -1,7 +1,7 @@
-"""A wire between two nodes that can be cut, stalled, delayed, garbled or reset: TCP on loopback.
+"""A TCP proxy on loopback that can cut, stall, delay, garble or reset a connection.
 
-A client dials the proxy's address where it would dial the shard's; both are loopback. All proxies
-share one event loop in one thread; everything public may be called from any other.
+A client dials the proxy's address instead of the shard's address. All proxies
+share one event loop in one thread; every public function may be called from any other thread.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""UDP on loopback that drops, doubles, overtakes and garbles."""
+"""A UDP proxy on loopback that drops, duplicates, reorders and garbles datagrams."""
 
 from __future__ import annotations
 

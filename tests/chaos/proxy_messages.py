@@ -1,4 +1,4 @@
-"""What a proxy overhears: the messages of Thinwire in the bytes of a connection."""
+"""Parses Thinwire's messages out of the bytes that a proxy passes on."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Writes a history down: hooks in the product's classes, the same in the Simulator and in a node.
+"""Records a history: hooks in the product's classes, for the Simulator and for real nodes.
 
-What a worker requests and is answered is seen where `ShardProtocol` and `WorkerCore` decide it;
-what a shard applies and sends, where `JournaledCore` has its core handle an event. Both are the
-same code on real streams and on the virtual clock.
+A worker's requests and replies are recorded where `ShardProtocol` and `WorkerCore` handle them;
+a shard's updates and replies where `JournaledCore` lets its core handle an event. Real streams
+and the virtual clock run the same code.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Random faults on random runs until a promise is broken: ``make chaos``.
+"""Random faults on random runs until a check fails: ``make chaos``.
 
     python -m tests.chaos.search --runs 1000 --processes 100
     python -m tests.chaos.search --seed 3 --repeat 17 --real
     python -m tests.chaos.search --seed 3 --repeat 17 --faults 0,2 --workers 2 --steps 9
 
-plays runs on a virtual clock and runs of real processes, one after the other, each with another
-method, several faults and its own seed, and checks the history of each. A run that breaks a promise
-is made as small as it still does, and named by the command that repeats it.
+The command plays simulated runs and runs of real processes in sequence, each run with its own
+method, seed and several faults, and checks each history. A failing run is reduced to the
+smallest run that still fails, and is reported by the command that repeats the run.
 """
 
 from __future__ import annotations

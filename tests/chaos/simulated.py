@@ -1,9 +1,9 @@
-"""Chaos on a virtual clock: many short runs, each struck by faults, each history checked.
+"""Chaos on a virtual clock: many short runs, each with faults, each history checked.
 
     python -m tests.chaos.simulated --runs 1000 --seed 0
     python -m tests.chaos.simulated --runs 200 --method adacomp --fault "kill after push"
 
-prints a table of faults, victims and methods; a run that fails is named by what repeats it.
+prints a table of faults, victims and methods, and the command that repeats each failed run.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A simulated day: many workers, a fault every few minutes; does it end, and does nothing grow?
+"""A simulated day with many workers and frequent faults: the run ends and nothing grows.
 
     python -m tests.chaos.simulated_day --hours 24 --workers 200 --minutes 3 --seed 0
 
 plays the day quietly and with faults, and prints memory, open files and updates by the hour, then
-both accuracies. Faults of every kind that can be simulated strike in turn, at random moments.
+both accuracies. Faults of all simulated kinds alternate, at random moments.
 """
 
 from __future__ import annotations

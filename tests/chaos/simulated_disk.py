@@ -1,4 +1,4 @@
-"""A simulated shard's disk that tears records, leaves snapshots half written, or is full."""
+"""A simulated shard's disk that tears records, cuts snapshots short, or is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How each fault strikes a simulated run, and what can be simulated of it."""
+"""How each fault acts on a simulated run, and which faults can be simulated."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A whole simulated run that keeps its state on disk and writes its history, whatever strikes it.
+"""A whole simulated run that stores its state on disk and records its history under faults.
 
-Workers keep theirs in memory between two lives, as real ones do in a checkpoint.
+A worker's state stays in memory between two incarnations, as a real worker's in a checkpoint.
 """
 
 from __future__ import annotations

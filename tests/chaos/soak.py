@@ -1,8 +1,8 @@
-"""Minutes of churn on real processes: ``python -m tests.chaos.soak --minutes 30``.
+"""Minutes of faults on real processes: ``python -m tests.chaos.soak --minutes 30``.
 
-A run of 2 shards, 3 workers and a Supervisor is struck every few seconds, and must train on: end
-with every exit code 0, nothing lost, nothing leaked, and as accurate as the same run in peace.
-Writes a report; exit code 1: something of this does not hold.
+A run of 2 shards, 3 workers and a Supervisor meets a fault every few seconds. The run must end
+with every exit code 0, no update lost, no resource leaked, and the accuracy of an undisturbed run.
+The script writes a report; exit code 1: one of these conditions does not hold.
 """
 
 from __future__ import annotations

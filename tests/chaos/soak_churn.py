@@ -1,4 +1,4 @@
-"""A fault every few seconds on the processes of a run, and what mends it."""
+"""A fault every few seconds on the processes of a run, and its repair."""
 
 from __future__ import annotations
 

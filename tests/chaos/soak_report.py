@@ -1,4 +1,4 @@
-"""What a soak showed, in Markdown, and what of it is wrong."""
+"""A soak's report in Markdown, and the problems that the soak found."""
 
 from __future__ import annotations
 

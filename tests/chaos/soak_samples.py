@@ -1,4 +1,4 @@
-"""What processes hold while they run: memory, file descriptors, threads; and whether it grows."""
+"""Samples of processes: memory, file descriptors, threads; and the check for growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that no node of a run makes."""
+"""Connections from clients that do not belong to the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each planted bug is found, by a promise that it breaks."""
+"""Each planted bug breaks the checks that are meant to find the bug."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""kill -9 of real shards: nothing that a worker was told of is lost, nothing is there twice."""
+"""After kill -9 of real shards no acknowledged update is lost and none is applied twice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The wires of the chaos harness do what they say, and overhear what is said."""
+"""The proxies of the chaos harness act as configured and parse the messages."""
 
 import asyncio
 import socket

@@ -1,6 +1,6 @@
-"""Each pair of fault and victim once, on a virtual clock; tests.chaos.simulated has more.
+"""Each pair of fault and victim in a simulated run; tests.chaos.simulated plays more runs.
 
-A test that fails says which case and plan repeat it.
+A failing test names the case and the plan that repeat the failure.
 """
 
 import dataclasses

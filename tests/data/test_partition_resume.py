@@ -1,4 +1,4 @@
-"""A worker's shard: its examples, its place in them, and what a saved place is refused for."""
+"""A worker's data shard: its examples, its cursor, and rejected saved cursors."""
 
 import dataclasses
 import types
@@ -22,14 +22,14 @@ KINDS = (*PARTITIONS, "class unshuffled")
 
 
 def dataset() -> Dataset:
-    """Examples whose only pixel is their position."""
+    """Examples with one pixel, which holds the example's position."""
     images = np.arange(TOTAL, dtype=np.float32).reshape(TOTAL, 1, 1, 1)
     labels = np.random.default_rng(2).integers(0, 10, TOTAL).astype(np.int32)
     return Dataset(images, labels, images[:0], labels[:0])
 
 
 def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
-    """What of a run of four workers the split heeds."""
+    """The settings of a run of four workers that the partition depends on."""
     partition = kind.split()[0]
     path = None
     if partition == "file":

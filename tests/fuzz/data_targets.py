@@ -1,4 +1,4 @@
-"""Files of training data: images, labels, records, archives, the index kept beside them."""
+"""Fuzz targets: training data files (images, labels, records, archives) and their index."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _tfrecord_seeds() -> list[bytes]:
 
 
 def index_file(data: bytes) -> None:
-    """Read the index that is kept beside the files."""
+    """Read the index file of TFRecord files."""
     source = Reader(data)
     state = [("train-00000-of-00001", 100, 5)]
     if source.number() % 2:

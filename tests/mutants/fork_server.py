@@ -96,7 +96,7 @@ def _has_failure(report: str) -> bool:
 
 
 def _become(request: dict) -> int:
-    """Run what is requested, in the child; return the exit code."""
+    """Run the requested command in the child process; return the exit code."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(os.devnull) as nothing, open(request["output"], "ab") as output:
@@ -154,7 +154,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _raise_loopback()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the runner ends this process in an orderly way
-    sys.path[0] = os.getcwd()  # not this file's folder, whose modules would hide others
+    sys.path[0] = os.getcwd()  # this file's folder would hide other modules
     for name in sys.argv[1:]:
         importlib.import_module(name)
     loaded = [name for name in _NEVER_LOADED if name in sys.modules]

@@ -1,4 +1,4 @@
-"""Positions and the bytes of their codings."""
+"""Sets of positions and their encoded bytes, for tests of the wire format."""
 
 import numpy as np
 

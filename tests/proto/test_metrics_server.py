@@ -1,4 +1,4 @@
-"""What a scraper reads at a node's metrics port, parsed by the scraper's own library."""
+"""A node's metrics port serves metrics that the scraper's own library can parse."""
 
 import base64
 import contextlib
@@ -116,7 +116,7 @@ def test_readers_that_trickle_do_not_lock_others_out():
             reader = slow.enter_context(socket.create_connection(("127.0.0.1", port.port)))
             reader.sendall(HALF_A_REQUEST)
         assert scraped(port)
-    # The end of the block closes it: nobody is waited for.
+    # The end of the block closes the server without waiting for a client.
 
 
 def test_a_request_has_one_time_limit_however_often_it_goes_on(monkeypatch):
@@ -143,7 +143,7 @@ LOGIN = b"prometheus:correct horse battery"
 
 
 def status(port, login=None, scheme="http", context=None):
-    """Return the status of an answer to who sends this login."""
+    """Return the status of the reply to a request with this login."""
     request = urllib.request.Request(f"{scheme}://127.0.0.1:{port.port}/metrics")
     if login is not None:
         request.add_header("Authorization", "Basic " + base64.b64encode(login).decode())

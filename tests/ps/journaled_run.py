@@ -1,4 +1,4 @@
-"""A whole run in one process whose shards keep journals, and what comes of them after a crash."""
+"""A whole run in one process with journals on its shards, and the replay after a crash."""
 
 import dataclasses
 
@@ -60,7 +60,7 @@ class JournaledRun(MiniRun):
         return again
 
     def come_back(self, shard=0, folder=None):
-        """Return (what a replay found, the core that it ended with); the journal is in `folder`."""
+        """Return (result of a replay, the core at its end); the journal is in `folder`."""
         _, found = Checkpoints(self.folder / str(shard), keep=99).load_latest()
         folder, cores = folder or self.folder / str(shard), []
 

@@ -1,4 +1,4 @@
-"""A real shard server without sockets and threads: streams that tests play into it."""
+"""A real shard server without sockets and threads: tests feed its streams."""
 
 import functools
 import math
@@ -23,7 +23,7 @@ HONEST, ROGUE = 1, 2
 
 
 class Stream:
-    """What a reader sees of a client: `frames` may be a generator that looks at what was sent."""
+    """A reader's view of a client: `frames` may be a generator that looks at the sent frames."""
 
     def __init__(self, server, frames=()):
         self.server, self.frames = server, frames
@@ -115,7 +115,7 @@ class Shard:
         return Stream(self.server, [first, *rest]).read()
 
     def picture(self):
-        """What only a valid push may change."""
+        """The state that only a valid push may change."""
         return self.core.model.theta.tobytes(), self.core.version, self.core.samples
 
 
@@ -133,7 +133,7 @@ def _usual_update():
 
 
 def push_frame(blocks=None, values=b"", **fields):
-    """A push that is right but for what the arguments make wrong."""
+    """A valid push, except for the defects that the arguments request."""
     if blocks is None:
         blocks, values = _usual_update()
     push = pb.Push(

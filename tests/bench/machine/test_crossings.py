@@ -1,4 +1,4 @@
-"""What crosses to and from a second logical processor, in a process that begins with one."""
+"""Copies to and from a second logical processor are counted, in a process that has two."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The ops' XLA programs: every one lowers, and says what it must be given and what comes out."""
+"""Every op's XLA program can be lowered and declares its input and output shapes."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The harness: runs are kept as they end, failed ones tried again, without root it says so."""
+"""The harness stores each finished run, retries failed runs and reports missing root rights."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Namespaces with queues: rates are kept, bytes are counted each way, nothing stays. Needs root."""
+"""Network namespaces with queues limit rates, count bytes and are removed. Needs root."""
 
 import subprocess
 import sys

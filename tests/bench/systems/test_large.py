@@ -1,4 +1,4 @@
-"""Large models end to end: what is read off a run from outside."""
+"""The bench of large models reads memory and progress of a run from outside its processes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A PS in a process of its own holds no more than its bound, from the offer to the last update."""
+"""The memory of a PS process stays below its bound from the offer to the last update."""
 
 import pytest
 

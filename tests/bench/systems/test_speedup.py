@@ -1,4 +1,4 @@
-"""The picture of speed-ups: what it is drawn from, and what simulated devices take."""
+"""The picture of speed-ups: its input data and the time that simulated devices take."""
 
 import re
 

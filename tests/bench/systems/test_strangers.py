@@ -1,4 +1,4 @@
-"""What strangers of the bench open is a stream, and what it measures is a run's."""
+"""The bench of strangers opens real streams and measures a real run."""
 
 import socket
 

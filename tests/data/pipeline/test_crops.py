@@ -1,4 +1,4 @@
-"""Random parts of images: the size a header says, and boxes that are within the rule."""
+"""Random crops of images: sizes from the header, and boxes within the specified bounds."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Augmented images: the formula, and that a place in the data always gives the same pixels."""
+"""Augmented images follow the formula; one position always gives the same pixels."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""ImageNet in both layouts: what is read, in which order, by whom, again after a restart."""
+"""ImageNet in both layouts: contents, order, split over workers, and restarts."""
 
 import shutil
 import types

@@ -1,4 +1,4 @@
-"""Text of files: the same sequences everywhere, test text that no training sees."""
+"""Text files give the same sequences on every worker, and test text is never trained on."""
 
 import logging
 from pathlib import Path

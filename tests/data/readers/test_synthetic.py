@@ -1,4 +1,4 @@
-"""The strength of the noise of generated images, which decides how hard a task is."""
+"""The noise strength of generated images sets how hard the task is."""
 
 import pytest
 

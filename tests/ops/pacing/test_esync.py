@@ -1,4 +1,4 @@
-"""ESync's state server on a fake clock: the golden local steps, and its edge cases."""
+"""ESync's state server on a fake clock: the golden numbers of local steps, and edge cases."""
 
 import heapq
 
@@ -217,13 +217,13 @@ def test_nor_for_one_that_never_reports():
         state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
         ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)
         told.append(ready)
-    assert told.index(True) == 80  # the 81st step ends beyond 30 s and 20 of its own steps
+    assert told.index(True) == 80  # the 81st step ends after 30 s and after 20 of its steps
     assert all(told[80:])
 
 
 @pytest.mark.parametrize("others", [(), (2,), (2, 3)])
 def test_who_no_round_waits_for_yet_trains_on(others):
-    """A shard that came back has not begun, or its group's round goes on without the newcomer."""
+    """A restarted shard has no rounds yet, or its group's round continues without the newcomer."""
     rule = Esync()
     state = rule.record(PaceReport(1, 7, 0.1, 0.0), rule.init())
     for other in others:

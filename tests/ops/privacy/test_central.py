@@ -1,4 +1,4 @@
-"""Noise on the PS: how much, where, from which secret; what does not go with it."""
+"""Noise added by the PS: its size, its place, its secret seed, and incompatible flags."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The one rule of synchronisation: BSP, ASP, SSP, GSP as parameters of it."""
+"""The single synchronization rule: BSP, ASP, SSP and GSP are parameters of it."""
 
 import copy
 import random
@@ -22,7 +22,7 @@ def joined(policy: GroupSync, workers) -> GroupRounds:
 
 
 def submit(rule, worker):
-    """Submit a worker's next push; what is released, as workers, and who may proceed."""
+    """Submit a worker's next push; return released workers, and workers that may proceed."""
     rule.submit(ArrivalToken(worker, rule.clocks()[worker] + 1), 0.0)
     return advance(rule)
 
@@ -197,7 +197,7 @@ def test_groups_file_has_comments_and_blank_lines():
 
 
 class EveryWorkerLookedAt(GroupRounds):
-    """The same rule without counts: whatever is wanted is found by looking at all workers."""
+    """The same rule without counters: it looks at all workers for each result."""
 
     def leave(self, worker):
         self._submitted.pop(worker, None)
@@ -344,7 +344,7 @@ def test_a_push_is_released_late_that_is_over_at_another_shard():
 
 
 def after_a_break(policy, rule):
-    """Return the rule of a shard that goes on without a restart, as after a move."""
+    """Return the rule of a shard that continues without a restart, as after a move."""
     again = policy.start()
     for soft in (False, True):
         again.load_state_dict(copy.deepcopy(rule.state_dict(soft)), soft)

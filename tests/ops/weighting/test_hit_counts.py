@@ -1,4 +1,4 @@
-"""The counted staleness is what walking the whole window gives."""
+"""The counted staleness equals a scan of the whole window."""
 
 import numpy as np
 import pytest

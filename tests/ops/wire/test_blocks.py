@@ -1,4 +1,4 @@
-"""Blocks survive the wire, their bytes are fixed, and the smallest coding is taken."""
+"""Blocks survive encoding, have fixed bytes, and use the smallest coding."""
 
 import dataclasses
 import math

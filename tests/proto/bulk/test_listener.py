@@ -1,4 +1,4 @@
-"""A shard's bulk port: whole deadlines, one handshake a stream, strangers, and the door."""
+"""A shard's bulk port: deadlines, one handshake per stream, strangers, the connection guard."""
 
 import contextlib
 import errno

@@ -112,7 +112,7 @@ def test_messages_move_to_the_connection(kind):
 
 
 def test_nothing_that_is_under_way_is_lost_or_overtaken():
-    """The shard goes on talking while its client moves."""
+    """The shard continues sending while its client switches."""
     stop = threading.Event()
 
     def talkative(stream):
@@ -363,7 +363,7 @@ class Shards:
         self.servers = [stack.enter_context(serving(handler(index))) for index in range(3)]
 
     def join(self, stack):
-        """Join at every shard in turn, as a worker does."""
+        """Join at all shards, one after another, as a worker does."""
         sessions = []
         for number, server in enumerate(self.servers):
             hello = pb.Hello(role=pb.ROLE_WORKER, shard=number)
@@ -404,7 +404,7 @@ def test_a_port_that_drops_holds_nothing_up_and_is_not_tried_again(monkeypatch, 
 
 
 class Strangers:
-    """Connects so many times a second in its own thread, and keeps every connection open.
+    """Connects this many times a second in its own thread, and keeps every connection open.
 
     Args:
         port: To connect to.
@@ -445,7 +445,7 @@ class Strangers:
 
 @pytest.mark.parametrize("first", [b"", b"x", bytes(16)])
 def test_honest_clients_among_quick_strangers_move(first):
-    """Of the same address, as behind one NAT."""
+    """Strangers at the client's address, as behind one NAT."""
     with serving(answering) as server, connected(server) as opening:
         port = _port_of(server, opening)
         with Strangers(port, 200, first) as strangers:

@@ -72,7 +72,7 @@ class Ended(threading.Event):
 
 
 def attempts(outcomes, ended=None, ports=None):
-    """Run a client against these outcomes; return the state, what it dialled, and what it took."""
+    """Run a client on these outcomes; return the state, the dialed ports, the used connection."""
     dialled, taken = [], []
 
     def dial(attempt):

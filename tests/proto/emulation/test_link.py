@@ -1,4 +1,4 @@
-"""The link model against arithmetic, the paced sender without real time, real streams in rate."""
+"""The link model against arithmetic, the paced sender on a fake clock, rates of real streams."""
 
 import itertools
 

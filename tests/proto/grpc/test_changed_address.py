@@ -1,4 +1,4 @@
-"""A PS that comes back under another address is found by its name, which is resolved anew."""
+"""A PS that restarts under another address is found by its name, which is resolved again."""
 
 import socket
 import struct

@@ -1,4 +1,4 @@
-"""Whether a node takes work: asked in every phase, with and without papers, by few or by many."""
+"""The health check of a node in every phase, with and without certificates, and its limits."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""How large pieces of a payload are: by how fast they go, on a wire that is slow."""
+"""The size of a payload's pieces follows the measured rate of a slow wire."""
 
 import queue
 import time

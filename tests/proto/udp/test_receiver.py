@@ -1,4 +1,4 @@
-"""Rounds of the receiving thread, run by hand: who is read, how much, who rests, what gathers."""
+"""The receiving thread's rounds, run by hand: fair reading, limits, pauses, batching."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ from thinwire.proto.udp import receiver as udp_receiver
 
 
 class CpuClock:
-    """Every reading is so many seconds later than the one before."""
+    """Every reading is this many seconds later than the reading before."""
 
     def __init__(self, step):
         self.now, self.step = 0.0, step
@@ -23,7 +23,7 @@ class CpuClock:
 
 @contextlib.contextmanager
 def stepped(share, seconds_per_round, sleep=None):
-    """A receiver whose rounds are run by hand, on clocks made here."""
+    """A receiver with rounds run by hand, on fake clocks."""
     owner = Notes()
     owner.share = share
     now = [100.0]

@@ -1,4 +1,4 @@
-"""The sending thread with sockets, clock and sleep made here: order, pacing, every error."""
+"""The sending thread with fake sockets, clock and sleep: order, pacing, every error."""
 
 import errno
 import threading
@@ -23,7 +23,7 @@ class FakeBatch:
 
 
 class FakeSocket:
-    """Notes what is sent; raises the errors it is given, one per call, before that."""
+    """Records sent datagrams; before each, raises the next given error, one per call."""
 
     def __init__(self, log, channel, errors=(), gate=None):
         self.log, self.channel, self.errors, self.gate = log, channel, list(errors), gate

@@ -1,4 +1,4 @@
-"""Down codec auto on a shard: exact until sparse replies pay; and delta, which it begins as."""
+"""Down codec auto on a shard: starts as delta, exact until sparse replies are smaller."""
 
 import dataclasses
 
@@ -138,7 +138,9 @@ def test_rounds_are_kept_from_when_there_is_somebody_to_relay_them_to():
     policy.gather(ModelRequest(1, 0, None), shard, state)
     now = push(1)
     assert not state["delta"]["scratch"]["rounds"]
-    lost = policy.gather(ModelRequest(1, 0, 0), now, state)  # without its push: it began anew
+    lost = policy.gather(
+        ModelRequest(1, 0, 0), now, state
+    )  # without its push, because it restarted
     assert lost.operation is Operation.SET and lost.update.indices.tolist() == [1, 51]
     policy.gather(ModelRequest(2, 0, None), now, state)
     for version in (2, 3):

@@ -1,4 +1,4 @@
-"""Sparse replies of a shard: what is promised, whatever is lost on the way."""
+"""Sparse replies of a shard keep their promises under any message loss."""
 
 import dataclasses
 import itertools
@@ -126,7 +126,7 @@ def test_equals_the_paper_s_server():
     assert Operation.SET in world.operations
 
 
-# -- what is answered -----------------------------------------------------------------------------
+# -- the replies -------------------------------------------------------------------------------
 
 
 def test_a_retry_is_given_the_same_reply_and_nothing_moves():
@@ -304,7 +304,7 @@ def test_a_delay_is_compensated_from_what_the_worker_really_has(down_codec):
 
 
 class AloneWithACodec:
-    """One slice of 100 entries, of which each version adds 1 to all."""
+    """One slice of 100 entries; each version adds 1 to all entries."""
 
     def __init__(self, **settings):
         self.codec, self.theta, self.version = DownSparse(0.1, **settings), np.zeros(100), 0
@@ -327,7 +327,7 @@ def test_who_has_got_the_whole_model_gets_no_older_snapshot():
     shard.go_on()
     shard.reply(1, 1, 0)  # takes the snapshot
     shard.go_on()
-    assert shard.reply(2, 1, 1).operation is Operation.FULL  # of a base that nobody has sent it
+    assert shard.reply(2, 1, 1).operation is Operation.FULL  # the worker never got this base
     shard.go_on()
     reply = shard.reply(2, 2, 2)
     assert reply.operation is Operation.SET and (reply.update[0].values.data == 3).all()

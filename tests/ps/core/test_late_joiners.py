@@ -1,4 +1,4 @@
-"""Workers that come back in the middle of a round, and pushes that come after their answer."""
+"""Workers that rejoin in the middle of a round, and pushes that arrive after their answer."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ def push_of(run, number):
 
 
 def answered(run, push, **changes):
-    """Let a push come; return whom that lets go on."""
+    """Let a push arrive; return the workers that may now continue."""
     push = dataclasses.replace(push, epoch=run.shards[0].membership.epoch, **changes)
     return {each.worker for each in run.feed(0, push) if isinstance(each, events.Reply)}
 

@@ -1,4 +1,4 @@
-"""Leases, suspicion, epochs with lives, and whom a following shard misses: cores alone."""
+"""Leases, suspicion, epochs with incarnations, and members that a following shard misses."""
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_a_reconnection_keeps_what_was_learnt_and_makes_no_epoch():
     assert core.membership.epoch == epoch
 
 
-# -- who is let go hears of it ------------------------------------------------------------------
+# -- a released worker is notified -------------------------------------------------------------
 
 
 def test_who_asks_nothing_is_told_that_its_lease_has_ended():
@@ -140,7 +140,9 @@ def test_epochs_name_lives_and_travel():
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.incarnations == (1, 22, 33)
-    assert told.epoch.joiners == (Joiners((1, 3), True),)  # nobody waits for those who are alone
+    assert told.epoch.joiners == (
+        Joiners((1, 3), True),
+    )  # a group of one worker waits for no joiner
     assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
 
 

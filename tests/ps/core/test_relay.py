@@ -1,4 +1,4 @@
-"""Relayed rounds: workers add what the shard added, bit for bit, over the wire and after faults."""
+"""Relayed rounds: workers add the shard's sums bit for bit, over the wire and after faults."""
 
 import dataclasses
 import json

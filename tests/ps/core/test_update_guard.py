@@ -1,4 +1,4 @@
-"""A shard's guard: outliers are refused, counted and told, and nobody waits for them."""
+"""A shard's guard rejects, counts and reports outliers, and no worker waits for them."""
 
 import dataclasses
 

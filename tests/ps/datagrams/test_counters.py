@@ -1,4 +1,4 @@
-"""What shards have received: added up over sessions, shards and workers, then made a block of."""
+"""Datagram counters of shards: sums over sessions, shards and workers, and their block."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from thinwire.ops.routing.reassembler import ReassembledStep
 from thinwire.ps.core import events
 from thinwire.ps.datagrams.counters import DatagramCounts, log_step, summary_block
 
-#: Two channels beside the stream.
+#: Two channels in addition to the stream.
 COUNTERS = dataclasses.replace(
     ReassemblyCounters.zero(2),
     num_announced=[0, 10, 20],
@@ -134,7 +134,7 @@ def test_the_block_has_a_row_for_each_channel_and_worker():
         "late": 5,
         "lost": 3,
     }
-    (row,) = found["workers"]  # what a crowded shard told in one is in the totals alone
+    (row,) = found["workers"]  # counts without a worker are only in the totals
     assert (row["id"], row["pushes"], row["fresh"], row["lost"]) == (1, 4, 0.75, 4)
     assert row["datagrams_sent"] == 31 and row["fallen_back"] is False
     assert found["pushes"] == 5
@@ -149,7 +149,7 @@ def test_the_block_before_anything_is_known():
 
 
 def test_more_late_than_announced_is_no_gain():
-    """A worker may say what it likes."""
+    """A worker may send any counters."""
     liar = dataclasses.replace(ReassemblyCounters.zero(1), num_announced=[0, 1], num_late=[0, 7])
     assert summary_block([DatagramCounts({1: liar})], {}, 1)["lost"] == 0
 

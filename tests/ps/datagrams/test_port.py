@@ -1,4 +1,4 @@
-"""A shard's UDP ports on loopback: who gets in, what is counted, and what if the receiver dies."""
+"""A shard's UDP ports on loopback: admission, counters, and a dead receiver."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Pushes put together of streams and datagrams, by the real receiver before a real core."""
+"""Pushes assembled from streams and datagrams, by the real receiver and a real core."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What a datagram receiver refuses: impossible pushes, and datagrams of strangers."""
+"""A datagram receiver rejects impossible pushes and datagrams of strangers."""
 
 import math
 

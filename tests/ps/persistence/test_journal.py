@@ -1,4 +1,4 @@
-"""A shard that died comes back from its journal as it was, bit for bit."""
+"""A restarted shard has the state of its journal, bit for bit."""
 
 import dataclasses
 import random
@@ -386,6 +386,6 @@ def test_an_end_by_the_scripts_that_only_the_journal_knows_is_left_to_do(tmp_pat
     again = shard(tmp_path / "run")
     again.replay(lambda config, seconds: run.fresh(0, config, seconds), coder)
     assert again.core["lifecycle"]["stop_reason"] == FINISHED and again.finished is None
-    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED)  # everybody has learned of it
+    saved.put(0, core.state_dict(), "abc", {}, {}, RECEIVED)  # all shards know the epoch
     saved.flush()
     assert shard(tmp_path / "run").finished == FINISHED

@@ -1,4 +1,4 @@
-"""What a shard does with a journal, or snapshots, that somebody or something has damaged."""
+"""A shard's restart with a damaged journal or damaged snapshots."""
 
 import dataclasses
 import random
@@ -18,7 +18,7 @@ def newest(folder):
 
 
 def lasting(state):
-    """What a restart does not change."""
+    """The state that a restart does not change."""
     return {name: state[name] for name in ("model", "scheduler", "members", "averages")}
 
 
@@ -143,7 +143,7 @@ def test_a_chain_is_followed_up_to_the_damage(chain, tmp_path, damage, number):
 
 @pytest.mark.parametrize("damage", ["missing", "head damaged", "a byte damaged", "cut in two"])
 def test_a_life_after_damage_goes_on_from_there(chain, tmp_path, damage):
-    """What lies beyond the damage is left aside, in this restart and in all that follow."""
+    """Records behind the damage are ignored, in this restart and in all later restarts."""
     run, states, _ = chain
     for each in (1, 2, 3):
         shutil.copy(path_of(run.folder / "0", each), path_of(tmp_path, each))
@@ -193,7 +193,7 @@ def test_a_kill_during_recovery_changes_nothing(tmp_path):
 
 
 def test_what_is_told_after_a_cut_comes_back_in_all_later_lives(chain, tmp_path):
-    """The files that went on from beyond the damage are older than the one that goes on from it."""
+    """Files that continued behind the damage are older than the file that continues before it."""
     run, _, _ = chain
     for each in (1, 2, 3):
         shutil.copy(path_of(run.folder / "0", each), path_of(tmp_path, each))
@@ -216,7 +216,7 @@ def test_no_generation_is_used_again_though_its_file_cannot_be_reached(chain, tm
     run, _, _ = chain
     shutil.copy(path_of(run.folder / "0", 1), path_of(tmp_path, 1))
     config = dataclasses.replace(run.shards[0].config, generation=7)
-    lost = Journal(tmp_path, run.coders[0], 112, JournalPosition(2, 500))  # file 2 is gone
+    lost = Journal(tmp_path, run.coders[0], 112, JournalPosition(2, 500))  # file 2 is missing
     lost.begin(ReplaySettings(config, 10.0).to_plain())
     lost.close()
     come, _ = run.come_back(folder=tmp_path)

@@ -1,4 +1,4 @@
-"""Rounds on their way: passed on at once, kept for a Supervisor that comes back, bounded."""
+"""Round records: forwarded immediately, stored for a returning Supervisor, bounded."""
 
 from tests.ps.streams import HONEST, Shard
 from thinwire.proto import thinwire_pb2 as pb

@@ -1,4 +1,4 @@
-"""A shard on a real port: strangers hear a reason, and nothing of the run."""
+"""A shard on a real port sends strangers a reason, and no information about the run."""
 
 import contextlib
 import threading

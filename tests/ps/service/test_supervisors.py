@@ -1,4 +1,4 @@
-"""Two Supervisors at once: the newer one takes the place."""
+"""If two Supervisors connect, the newer one replaces the older one."""
 
 import types
 

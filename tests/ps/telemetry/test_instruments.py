@@ -1,4 +1,4 @@
-"""A shard's instruments are its own counts, published without keeping the writer thread waiting."""
+"""A shard's metrics equal its counters, and publishing never blocks the writer thread."""
 
 import threading
 import types

@@ -1,4 +1,4 @@
-"""Every number that a worker claims, at its extremes, from the wire into a real core."""
+"""Every number that a worker sends, at its extremes, from the wire into a real core."""
 
 import itertools
 import math
@@ -260,7 +260,7 @@ def _sparse():
 
 @pytest.mark.parametrize("samples", [0, 1, 2**31 - 1])
 def test_a_part_of_a_round_among_the_workers_is_refused_or_harmless(samples):
-    """A copy of the model that is none, where the workers step by themselves."""
+    """An invalid copy of the model, in a run where workers step locally."""
     shard = Shard("bsp", collective="ring")
     blocks, values = _sparse()
     push = push_frame(
