@@ -1,4 +1,4 @@
-"""Bad input ends within seconds with one clear line and the documented exit code."""
+"""Bad input ends a process within seconds with one clear line and the documented exit code."""
 
 import contextlib
 import gzip

@@ -1,4 +1,4 @@
-"""Real processes whose workers sum among themselves."""
+"""Real processes of a collective run, in which workers sum their updates among themselves."""
 
 import signal
 

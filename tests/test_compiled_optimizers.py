@@ -1,7 +1,7 @@
-"""The anchor: BSP with two workers equals Keras alone, for every optimizer, on 1 and 2 shards.
+"""BSP with two workers equals Keras alone, for every optimizer, on 1 and 2 shards.
 
-A shard steps with Keras' own class. What may go wrong is how its slots, counts and settings come to
-the shard and are divided; so `make test` takes one optimizer for each kind of these, on two shards.
+A shard steps with Keras's own class. Errors are possible in how an optimizer's slots, counts and
+settings reach a shard and are split. `make test` runs one optimizer for each kind, on two shards.
 """
 
 import dataclasses

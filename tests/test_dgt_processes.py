@@ -1,4 +1,4 @@
-"""DGT with real processes: UDP on loopback, two shards, emulated links that lose, kill -9."""
+"""DGT with real processes: UDP on loopback, two shards, lossy emulated links, kill -9."""
 
 import pytest
 

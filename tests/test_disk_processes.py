@@ -1,4 +1,4 @@
-"""A PS whose disk is full, or whose folder is gone, loses nothing that it acknowledged."""
+"""A PS with a full disk or a removed folder loses no acknowledged update."""
 
 import shutil
 import subprocess

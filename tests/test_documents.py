@@ -1,7 +1,7 @@
 """README and docs/ are true: commands, flags, defaults, methods, links.
 
-No command is run here: each goes through the parser that would read it, and through all that a node
-checks before it starts. `test_documents_run.py` runs them.
+No command is run: each command goes through its own parser and through all checks that a node
+makes before it starts. `test_documents_run.py` runs the commands.
 """
 
 import argparse

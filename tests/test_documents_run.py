@@ -1,6 +1,6 @@
-"""The commands of README and docs/, really run in the order of their pages, with small budgets.
+"""The commands of README and docs/ run in the order of their pages, with small budgets.
 
-What cannot be run anywhere stands in NOT_RUN with the reason; `test_documents.py` reads it all.
+NOT_RUN lists the commands that cannot run in a test, with reasons; `test_documents.py` reads all.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Real nodes that are told to end: each finishes what it is at, leaves, and can go on later."""
+"""Real nodes that receive an end signal finish their work, leave, and can be resumed later."""
 
 import os
 import pathlib

@@ -1,7 +1,7 @@
-"""Workers that come late, leave, stall, die and return; networks that are cut; shards that restart.
+"""Workers that join late, leave, stall, die and return; cut networks; restarted shards.
 
-Real servers, clients and streams in one process. Most are for `make product`; what is said of cores
-alone is in tests/ps/core/test_membership.py.
+Real servers, clients and streams in one process. Most run only in `make product`; the tests of
+cores alone are in tests/ps/core/test_membership.py.
 """
 
 import time

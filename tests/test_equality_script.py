@@ -1,4 +1,4 @@
-"""A script's optimizer on the workers, through the real cores: one worker equals it alone."""
+"""A script's optimizer on the workers, with real cores: one worker equals the optimizer alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Equality anchors of the methods that send changes of weights, through the real cores."""
+"""Methods that send weight changes give equal weights with and without distribution."""
 
 import numpy as np
 import pytest

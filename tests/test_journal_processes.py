@@ -1,4 +1,4 @@
-"""A PS that is killed comes back with everything it had acknowledged (real processes)."""
+"""A PS that is killed restarts with all acknowledged updates (real processes)."""
 
 import random
 import signal

@@ -1,4 +1,4 @@
-"""Real processes on loopback: start in any order, die, come back, end with the right code."""
+"""Real processes on loopback start in any order, die, return, and end with the right code."""
 
 import signal
 

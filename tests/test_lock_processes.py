@@ -1,4 +1,4 @@
-"""A second process in a run directory is refused before it touches anything (real processes)."""
+"""A second process in a run directory is refused before it changes anything (real processes)."""
 
 import contextlib
 import pathlib

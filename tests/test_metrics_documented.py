@@ -1,4 +1,4 @@
-"""The table of metrics in docs/reference/operations.md names every metric, and no other."""
+"""The table of metrics in docs/reference/operations.md lists exactly the existing metrics."""
 
 import re
 import types

@@ -1,9 +1,9 @@
-"""float16 and bfloat16: gradients are rounded before they are merged, so the bound is another one.
+"""With float16 and bfloat16 a run equals Keras alone within a wider bound.
 
-A product of float16 keeps 11 bits, so the mean gradients of two halves differ from that of the
-whole batch by about 2**-11 of their size; over 20 steps that adds up to at most 20 times as much.
-Gradients stay far below the largest float16 here: a half's mean overflows at half the scale at
-which the mean of the whole batch does.
+Gradients are rounded before they are merged. A product of float16 keeps 11 bits, so the mean
+gradient of two halves differs from the whole batch's gradient by about 2**-11 of its size; over 20
+steps that adds up to at most 20 times as much. Gradients stay far below the largest float16,
+because a half's mean overflows at half the scale at which the whole batch's mean overflows.
 """
 
 import keras

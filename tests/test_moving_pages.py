@@ -1,4 +1,4 @@
-"""Pages for those who come from elsewhere: the Thinwire side of each diff is a script that runs."""
+"""Pages about moving from other frameworks: the Thinwire side of each diff is a working script."""
 
 import ast
 import os

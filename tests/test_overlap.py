@@ -1,4 +1,4 @@
-"""--overlap: the next gradient is computed while an exchange is under way, and says so."""
+"""--overlap: the worker computes the next gradient during an exchange and reports it."""
 
 import dataclasses
 

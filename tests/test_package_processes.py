@@ -1,7 +1,7 @@
-"""The package as others get it: what is in wheel and sdist, and that the wheel alone is enough.
+"""The built package: the content of wheel and sdist, and runs from the wheel alone.
 
-A user's folder may hold modules named like the folders of the checkout; installed, nothing of it is
-mistaken for Thinwire's, and nothing of Thinwire's for the user's.
+A user's folder may hold modules with the names of the checkout's folders. An installed Thinwire
+must not import these modules, and the user's code must not import Thinwire's.
 """
 
 import collections

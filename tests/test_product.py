@@ -1,8 +1,8 @@
-"""Legal mixes of policies run to the end: their weights stay finite, nothing blocks.
+"""Valid mixes of policies run to the end: their weights stay finite, nothing blocks.
 
-The ordinary tests have a covering array of all legal pairs. `make product` adds one of all triples
-of the choices that decide who waits for whom and what a shard remembers, and 10,000 mixes drawn at
-random. `.ci/run` runs a tenth of these, chosen by the commit's digest.
+The ordinary tests have a covering array of all valid pairs. `make product` adds one of all triples
+of the choices that decide which worker waits and what a shard stores, and 10,000 mixes drawn at
+random. `.ci/run` runs a tenth of these mixes, chosen by the commit's digest.
 """
 
 import functools

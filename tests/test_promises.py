@@ -1,4 +1,4 @@
-"""Every promise of docs/reference/operations.md names tests that there are."""
+"""Every guarantee of docs/reference/operations.md names existing tests."""
 
 import ast
 import pathlib

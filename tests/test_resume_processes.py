@@ -1,4 +1,4 @@
-"""The same command again goes on bit for bit: real processes, Ctrl-C in the middle."""
+"""The same command resumes a run bit for bit: real processes, Ctrl-C during training."""
 
 import signal
 

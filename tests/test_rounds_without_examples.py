@@ -1,4 +1,4 @@
-"""Workers that have no example in a round of local steps: not merged, and nobody waits for them."""
+"""Workers without examples in a round of local steps are not merged and not waited for."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Several optimizers of one script on the PS: each steps its own variables, as they do alone."""
+"""Several optimizers of one script on the PS: each steps its own variables, as Keras alone does."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Signals in the first moments of a process, and while it waits for others: 130, and quickly."""
+"""Signals during a process's start and while it waits: it ends quickly with exit code 130."""
 
 import signal
 import subprocess

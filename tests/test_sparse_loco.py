@@ -1,4 +1,4 @@
-"""SparseLoCo as a composition: the rule by hand, its equalities, its bytes, its restart."""
+"""SparseLoCo as a composition: the rule in numpy, its equalities, its bytes, its restart."""
 
 import copy
 

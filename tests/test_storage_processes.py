@@ -1,4 +1,4 @@
-"""Snapshots on a real S3-compatible server: killed in mid-upload, replaced, refused."""
+"""Snapshots on a real S3-compatible server: writers killed during uploads, replaced, rejected."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""Small measured runs, made up."""
+"""Small made-up runs with measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small run, made up, for the tests of everything that shows one."""
+"""A small made-up run for the tests of reports, dashboards and other outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The user's function for records: what it gets, and that its faults stay its own."""
+"""The user's function for records: its arguments, and that its errors do not end the run."""
 
 import json
 import re

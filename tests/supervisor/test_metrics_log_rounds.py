@@ -1,4 +1,4 @@
-"""The files of rounds: each round once, whoever repeats it; torn ends; nonsense."""
+"""The files of rounds hold each round once, despite repeats, torn ends and invalid lines."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Records of a run: which model is the best, when a target is reached, targets nobody measures."""
+"""Records of a run: the best model, reached targets, and targets that are never evaluated."""
 
 import json
 import queue

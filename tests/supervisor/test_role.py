@@ -1,4 +1,4 @@
-"""What a Supervisor reports of its evaluator, and records of what others have evaluated."""
+"""A Supervisor's reports about its evaluator, and its records of evaluations by other nodes."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""The evaluator of a script is started again where it was killed, and not where it has failed."""
+"""A script's evaluator is restarted after a kill, and not after a failure."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Edge cases of sparse methods with real variables: dgs through a server and a loop of one's own.
+"""Edge cases of sparse methods with real variables: dgs through a server and a custom loop.
 
 All-zero gradients, tensors of one entry, frozen variables, embeddings, late and returning workers.
 """

@@ -1,4 +1,4 @@
-"""The examples as a reader would start them, each beside its own run on one machine."""
+"""The examples as a reader would start them, each compared with its run on one machine."""
 
 import json
 import os

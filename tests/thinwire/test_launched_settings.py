@@ -1,4 +1,4 @@
-"""Where a script's settings come from, and what of a script contradicts its launcher."""
+"""The sources of a script's settings, and settings that contradict the launcher."""
 
 import argparse
 import json

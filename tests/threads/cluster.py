@@ -1,7 +1,7 @@
 """A run of real shards and workers in one process: servers, streams and threads over loopback.
 
-Every worker reaches every shard, and every following shard reaches shard 0, over a wire of its own
-that a test may cut. What each shard applied, and what each worker was told that it has, is kept.
+Every worker reaches every shard, and every following shard reaches shard 0, over a separate wire
+that a test can cut. The run stores each shard's applied updates and each worker's acknowledgments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nodes of `threads.cluster`: real shards and workers in one process, which die and come back."""
+"""Nodes of `threads.cluster`: real shards and workers in one process, which die and return."""
 
 from __future__ import annotations
 

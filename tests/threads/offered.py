@@ -1,4 +1,4 @@
-"""A shard without model and the workers that bring one, over loopback, in one process."""
+"""A shard without a model and workers that offer one, over loopback, in one process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wires between a client and a shard, over loopback, that tests cut, mend and slow down."""
+"""Wires between a client and a shard, over loopback, that tests cut, reconnect and slow down."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One shard and its workers, with real cores and wire coding, where anything may be lost.
+"""One shard and its workers, with real cores and wire coding, where any message may be lost.
 
-Whatever a worker is handed is held against what the shard believes that it has, bit for bit.
+Each worker's model is compared with the shard's copy of the worker's model, bit for bit.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""A shard's core, and what tests say to it and hear of it."""
+"""A shard's core, and the events that tests send to the core."""
 
 import numpy as np
 

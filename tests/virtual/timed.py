@@ -1,4 +1,4 @@
-"""A run in one process whose messages take time: streams in order, each at its own random pace."""
+"""A run in one process with message delays: ordered streams, each at its own random pace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shard and workers that sum among themselves: real cores and gRPC, threads, a toy problem."""
+"""A collective run: a shard and workers with real cores and gRPC, threads, a toy problem."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Small programs, each in a fork of a Python that has imported what all of them begin with.
+"""Small programs, each in a fork of a Python that has imported their common modules.
 
 A start of Python takes a tenth of a second with these imports, a fork of it a hundredth.
 """

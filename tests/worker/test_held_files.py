@@ -1,6 +1,6 @@
-"""What a process that starts in mid-run would delete of the chief's files stays, and is named.
+"""A process that starts during a run does not delete the chief's files, and names each one.
 
-Each case runs in a process of its own, as the functions are replaced for the whole process; it is
+Each case runs in a separate process, because the functions are replaced for a whole process; it is
 a fork of one that has replaced nothing.
 """
 

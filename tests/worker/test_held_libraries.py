@@ -1,4 +1,4 @@
-"""TensorFlow's gfile, h5py, NumPy and Keras leave what the chief has written, too."""
+"""TensorFlow's gfile, h5py, NumPy and Keras leave the chief's files unchanged, too."""
 
 import pytest
 

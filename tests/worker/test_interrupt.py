@@ -1,4 +1,4 @@
-"""A worker that is told to end, and whose last answer does not come."""
+"""A worker that receives an end signal while its last reply is missing."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""The Worker role's loop, part by part: what a warm-up leaves, which gradient is written over."""
+"""The Worker role's loop, part by part: the warm-up, and reuse of gradient buffers."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""The gradient that stays on the device is the one that is copied to the host."""
+"""The gradient on the device equals the gradient that is copied to the host."""
 
 import keras
 import numpy as np

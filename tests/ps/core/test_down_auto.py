@@ -138,9 +138,7 @@ def test_rounds_are_kept_from_when_there_is_somebody_to_relay_them_to():
     policy.gather(ModelRequest(1, 0, None), shard, state)
     now = push(1)
     assert not state["delta"]["scratch"]["rounds"]
-    lost = policy.gather(
-        ModelRequest(1, 0, 0), now, state
-    )  # without its push, because it restarted
+    lost = policy.gather(ModelRequest(1, 0, 0), now, state)  # without its push: it restarted
     assert lost.operation is Operation.SET and lost.update.indices.tolist() == [1, 51]
     policy.gather(ModelRequest(2, 0, None), now, state)
     for version in (2, 3):

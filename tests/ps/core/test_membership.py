@@ -140,9 +140,7 @@ def test_epochs_name_lives_and_travel():
     actions = join(core, 3, incarnation=33)
     (told,) = of(events.NewEpoch, actions)
     assert told.epoch.incarnations == (1, 22, 33)
-    assert told.epoch.joiners == (
-        Joiners((1, 3), True),
-    )  # a group of one worker waits for no joiner
+    assert told.epoch.joiners == (Joiners((1, 3), True),)  # a group of one worker has no joiners
     assert decode_epoch(encode_epoch(told.epoch, core.groups)) == told.epoch
 
 

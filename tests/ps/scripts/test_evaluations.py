@@ -225,7 +225,7 @@ def test_a_time_in_which_the_process_stood_still_does_not_count():
 
 
 class Observer(ControlStream):
-    """The client of a Supervisor or an evaluator."""
+    """Control stream of a Supervisor or an evaluator."""
 
     def __init__(self, shard, role, **fields):
         version = messages.PROTOCOL_VERSION

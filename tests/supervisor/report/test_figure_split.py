@@ -1,4 +1,4 @@
-"""The picture and the table of who holds which labels, from a run directory alone."""
+"""The picture and table of label shares per worker, built from a run directory alone."""
 
 import csv
 import io

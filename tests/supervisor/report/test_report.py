@@ -1,4 +1,4 @@
-"""Reports: pictures that open, pages that hold everything, clear errors."""
+"""Reports: valid pictures, self-contained pages, clear errors."""
 
 import dataclasses
 import html.parser

@@ -1,4 +1,4 @@
-"""The Advisor without processes: what rounds say of links, candidates, prediction, proposal."""
+"""The Advisor without processes: measured links, candidates, predictions, the proposal."""
 
 import pathlib
 

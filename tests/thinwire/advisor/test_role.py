@@ -1,4 +1,4 @@
-"""--type_node=Advisor as a user runs it: its file, its exit codes, what it starts and ends."""
+"""--type_node=Advisor as a user runs it: its file, its exit codes, its processes."""
 
 import dataclasses
 import json

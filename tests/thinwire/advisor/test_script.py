@@ -1,4 +1,4 @@
-"""Advice on a script: what its `fit` measures, what stands in for its model, what is proposed."""
+"""Advice for a script: measurements of `fit`, the stand-in for its model, and the proposal."""
 
 import os
 import pathlib

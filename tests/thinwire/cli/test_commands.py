@@ -1,4 +1,4 @@
-"""Every command as people type it: with nothing, a wrong word, --help, and without a reader."""
+"""Every command with no arguments, a wrong word, --help, and a closed output pipe."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""The command `thinwire`: its subcommands, their help, and what they do without TensorFlow."""
+"""The command `thinwire`: its subcommands, their help, and its work without TensorFlow."""
 
 import importlib
 import os

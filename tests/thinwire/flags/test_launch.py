@@ -1,4 +1,4 @@
-"""Flags of a Cluster: heeded, or refused."""
+"""Flags of a Cluster take effect or are rejected."""
 
 import pytest
 

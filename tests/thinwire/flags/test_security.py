@@ -1,4 +1,4 @@
-"""Certificates and tokens from the command line to a Run, and what may be bound with them."""
+"""Certificates and tokens from the command line to a Run, and the allowed bind addresses."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""A step of Slurm: who starts which nodes, and where these are."""
+"""A step of Slurm: the nodes that each task starts, and their addresses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`thinwire run` as tests start it: a toy script in a folder, its processes, and their end."""
+"""Starts `thinwire run` for tests: a toy script in a folder, its processes, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that only pretend, by script, and a Cluster of them."""
+"""Simulated nodes that follow a script, and a Cluster of these nodes."""
 
 import collections
 import signal

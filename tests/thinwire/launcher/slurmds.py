@@ -1,4 +1,4 @@
-"""Slurm's daemons of a test's own: two nodes on this machine, everything in the test's folder."""
+"""Slurm's daemons for one test: two nodes on this machine, all files in the test's folder."""
 
 from __future__ import annotations
 

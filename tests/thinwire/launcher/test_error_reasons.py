@@ -1,4 +1,4 @@
-"""The reason of an error stands in one line, whatever Keras and TensorFlow put around it."""
+"""An error's reason is one line, for all wrappers that Keras and TensorFlow add."""
 
 import pathlib
 import subprocess

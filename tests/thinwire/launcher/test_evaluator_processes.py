@@ -1,4 +1,4 @@
-"""The evaluator of `thinwire run` as a process: with its Supervisor killed, back, and by itself."""
+"""The evaluator process of `thinwire run`: Supervisor killed and restarted, or absent."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""When the processes of `thinwire run` start, and what those that start later leave alone."""
+"""The start order of `thinwire run`, and files that later processes must not touch."""
 
 import pytest
 

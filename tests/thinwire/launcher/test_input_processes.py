@@ -1,4 +1,4 @@
-"""What comes by the launcher's stdin reaches every process that runs the script."""
+"""The launcher's stdin reaches every process that runs the script."""
 
 import os
 import subprocess

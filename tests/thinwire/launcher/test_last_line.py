@@ -1,4 +1,4 @@
-"""The last line of a run that fails: the reason and the way out, whatever the others' codes."""
+"""The last line of a failed run names the reason and the fix, for any other exit codes."""
 
 import io
 import json

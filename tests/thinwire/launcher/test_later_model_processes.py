@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed while a later model of its script is trained."""
+"""A worker of `thinwire run` is killed while a later model of its script is trained."""
 
 import os
 import signal

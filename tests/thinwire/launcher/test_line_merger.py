@@ -1,4 +1,4 @@
-"""Lines that all workers write alike are shown once; none is lost, and none waits for long."""
+"""Lines that all workers print are shown once; no line is lost or delayed for long."""
 
 import collections
 import threading

@@ -1,6 +1,6 @@
-"""A cluster's rules with nodes that only pretend: who is started, who is ended, which exit code.
+"""A cluster's rules on simulated nodes: which nodes start and end, and the exit code.
 
-And the launcher of this machine, as far as it can be tried without TensorFlow.
+The file also tests the launcher of this machine as far as possible without TensorFlow.
 """
 
 import json

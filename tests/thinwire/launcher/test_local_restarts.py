@@ -1,4 +1,4 @@
-"""Nodes that only pretend: who is started again, and who is not."""
+"""Simulated nodes: which nodes a cluster restarts."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed in a round of many local steps, and comes back."""
+"""A worker of `thinwire run` is killed in a round of many local steps, and returns."""
 
 import os
 import re

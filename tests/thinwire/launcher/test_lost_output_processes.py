@@ -1,4 +1,4 @@
-"""`thinwire run` whose output cannot be written: it trains to its end and reports what is lost."""
+"""`thinwire run` with unwritable output trains to its end and reports the lost output."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The Ray launcher on real clusters of several nodes, one of which is lost; without Ray refused."""
+"""The Ray launcher on real clusters that lose a node; without Ray it reports an error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the Ray launcher requests and sends, and its actor, without a cluster."""
+"""The Ray launcher's requests and messages, and its actor, without a cluster."""
 
 import pathlib
 import signal

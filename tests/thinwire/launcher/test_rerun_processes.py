@@ -1,4 +1,4 @@
-"""The same command after an edit, with real processes: begin, resume, or refuse."""
+"""The same command after an edit, with real processes: start, resume, or an error."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""When a dead worker is started again: pauses that grow, limits that time lifts."""
+"""When a dead worker is restarted: growing pauses, and limits that expire with time."""
 
 from types import SimpleNamespace
 

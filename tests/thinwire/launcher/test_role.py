@@ -1,4 +1,4 @@
-"""What a Cluster refuses before anything starts, and where its shards listen."""
+"""Errors of a Cluster before any node starts, and the addresses of its shards."""
 
 import io
 import subprocess

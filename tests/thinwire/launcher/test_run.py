@@ -1,4 +1,4 @@
-"""What `thinwire run` takes, refuses and shows before it starts anything."""
+"""Arguments, errors and output of `thinwire run` before any process starts."""
 
 import json
 import os

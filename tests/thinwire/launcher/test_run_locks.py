@@ -1,4 +1,4 @@
-"""A Cluster starts nobody, and clears nothing, where other processes write."""
+"""A Cluster starts no node and clears no file in a directory that other processes use."""
 
 import pytest
 

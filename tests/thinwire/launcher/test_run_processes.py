@@ -1,4 +1,4 @@
-"""`thinwire run` with real processes: a toy script on two workers, to its end and to others."""
+"""`thinwire run` with real processes: a toy script on two workers, and all kinds of ends."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A script run as a worker sees what ``python script.py`` would show it, and ends as it would."""
+"""A script run as a worker behaves like ``python script.py``: output, errors and its end."""
 
 import json
 import os

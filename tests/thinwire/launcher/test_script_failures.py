@@ -1,4 +1,4 @@
-"""What a launcher makes of scripts that fail: what it shows, and whom it tells."""
+"""A launcher's reaction to failing scripts: its output and its notifications."""
 
 import threading
 import types

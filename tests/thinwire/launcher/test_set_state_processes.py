@@ -1,4 +1,4 @@
-"""A worker of `thinwire run` that is killed in a fit before which its script has set state."""
+"""A worker of `thinwire run` is killed in a fit that follows a state change by the script."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A cluster over a real sshd: started, followed, stopped; nothing is left, however it ends."""
+"""A cluster over a real sshd: start, output, stop; no process stays after any kind of end."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""A watchdog ends its command with its launcher, whichever way that ends."""
+"""A watchdog ends its command when its launcher ends in any way."""
 
 import os
 import signal

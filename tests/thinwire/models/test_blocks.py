@@ -1,4 +1,4 @@
-"""Padding, pools and resizing of the blocks, against plain numpy."""
+"""Padding, pooling and resizing of the blocks equal plain numpy."""
 
 from typing import Any
 

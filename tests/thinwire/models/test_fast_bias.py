@@ -1,4 +1,4 @@
-"""Biases added by a broadcast addition: same values, no slow operation, nothing left behind."""
+"""Biases added by broadcasting: same values, no slow operation, no side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variables count as moving statistics, and in which order."""
+"""The variables that count as moving statistics, and their order."""
 
 import keras
 import numpy as np

@@ -1,6 +1,6 @@
 """The networks by name: sizes, layers, weights, one step; the example and user files.
 
-Each network is built once for all tests: what looks at a whole one stands in this file.
+Each network is built once for all tests, so all tests of whole networks are in this file.
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""Random layers draw otherwise on each worker, and alike in each start of one."""
+"""Random layers draw different numbers on each worker, and the same in each start of a worker."""
 
 import keras
 import numpy as np

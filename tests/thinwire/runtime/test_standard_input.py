@@ -1,4 +1,4 @@
-"""Every process reads all of the launcher's input from its beginning, and nothing waits for it."""
+"""Every process reads the launcher's whole input, and no process waits for another reader."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Ctrl-C reaches listeners beside Python's own handler."""
+"""Ctrl-C reaches listeners in addition to Python's own handler."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""`thinwire.evaluate`: one worker calls the function, the run records what it returns."""
+"""`thinwire.evaluate`: one worker calls the function, the run records its result."""
 
 import atexit
 import types

@@ -1,4 +1,4 @@
-"""A session that takes the weights of a script's own steps, against a real server."""
+"""A session that sends weights after a script's own steps, against a real server."""
 
 import keras
 import numpy as np

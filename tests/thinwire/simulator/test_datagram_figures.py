@@ -1,4 +1,4 @@
-"""What a simulated run says of its datagrams: summary, workers' reports, lines of --dgt_info."""
+"""A simulated run's datagram figures: summary, workers' reports, lines of --dgt_info."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""DGT from end to end on the virtual clock: the real router, seals, link, receivers and cores."""
+"""DGT end to end on the virtual clock: the real router, seals, link, receivers and cores."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""A simulated worker's requests of all shards."""
+"""A simulated worker's requests to all shards."""
 
 import types
 

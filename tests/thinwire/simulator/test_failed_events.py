@@ -1,4 +1,4 @@
-"""A core that fails over one event of a worker, in whole simulated runs."""
+"""A core that fails on one event of a worker, in whole simulated runs."""
 
 import pytest
 from absl import logging

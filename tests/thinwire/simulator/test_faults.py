@@ -1,4 +1,4 @@
-"""kill -9 of a worker inside a round, and its return, in every mode: the summary tells of both."""
+"""kill -9 of a worker inside a round, and its return, in every mode; the summary reports both."""
 
 import numpy as np
 import pytest

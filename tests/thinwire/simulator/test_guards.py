@@ -1,4 +1,4 @@
-"""One faulty worker of several, with guards on: the run is as good as one without it."""
+"""With guards on, a run with one faulty worker is as good as a run without that worker."""
 
 import json
 

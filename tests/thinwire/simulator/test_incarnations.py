@@ -1,4 +1,4 @@
-"""Simulated streams that break and shards that die: what is sent again, and who looks for whom."""
+"""Simulated broken streams and dead shards: repeated pushes, and reconnections."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Links with classes of service on the virtual clock: streams, datagrams and what shares them."""
+"""Links with classes of service on the virtual clock: streams, datagrams, shared links."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Guards and robust aggregates with each method of local steps; differential privacy with them."""
+"""Guards, robust aggregates and differential privacy with each method of local steps."""
 
 import numpy as np
 import pytest

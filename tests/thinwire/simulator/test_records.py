@@ -1,4 +1,4 @@
-"""Which versions of a simulated run are evaluated."""
+"""The model versions of a simulated run that are evaluated."""
 
 import types
 

@@ -1,4 +1,4 @@
-"""Simulated runs: time adds up by hand, every method reaches its end, twice gives the same bits."""
+"""Simulated runs: times equal sums by hand, every method ends, and runs repeat bit for bit."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Simulated runs of a toy problem: the real cores, gradients by hand, no TensorFlow."""
+"""Simulated runs of a toy problem: real cores, gradients in numpy, no TensorFlow."""
 
 from __future__ import annotations
 

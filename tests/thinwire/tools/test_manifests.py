@@ -1,4 +1,4 @@
-"""Kubernetes' objects: what its API accepts, what they hold, and that their commands run."""
+"""Kubernetes manifests: accepted by the API schema, correct content, working commands."""
 
 import base64
 import contextlib

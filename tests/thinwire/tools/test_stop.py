@@ -1,4 +1,4 @@
-"""`thinwire stop`: ends a run by its launcher or by shard 0, waits, and may be repeated."""
+"""`thinwire stop`: ends a run by its launcher or by shard 0, waits, and can be repeated."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""A reply that is of no use ends a worker, or a Supervisor, with words and not with a traceback."""
+"""An invalid reply ends a worker or a Supervisor with an error message, not a traceback."""
 
 import queue
 import types

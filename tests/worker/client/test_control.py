@@ -1,4 +1,4 @@
-"""Scripts' controls against a real shard over loopback, with its restarts."""
+"""Control streams of scripts with a real shard over loopback, and the shard's restarts."""
 
 import contextlib
 import threading

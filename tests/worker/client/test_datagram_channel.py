@@ -1,4 +1,4 @@
-"""A worker's datagrams to one shard: over UDP, in the stream, and from the one to the other."""
+"""A worker's datagrams to one shard: over UDP, in the stream, and switches between the two."""
 
 import numpy as np
 import pytest

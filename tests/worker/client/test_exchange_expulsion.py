@@ -1,4 +1,4 @@
-"""A worker that is expelled in the middle of an exchange finishes it everywhere or nowhere."""
+"""A worker expelled during an exchange finishes it on all shards or on none."""
 
 import types
 

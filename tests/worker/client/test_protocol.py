@@ -1,4 +1,4 @@
-"""The protocol of a worker with one shard: each state, each message, and any order of them."""
+"""A worker's protocol with one shard: each state, each message, and any order of messages."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A worker's client of one shard: quarantine, expulsion, giving up, listening while it computes."""
+"""A worker's client of one shard: quarantine, expulsion, giving up, listening while computing."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Sums between workers over real gRPC on loopback, one thread per worker."""
+"""All-reduce between workers over real gRPC on loopback, one thread per worker."""
 
 import threading
 from concurrent import futures

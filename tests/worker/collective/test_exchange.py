@@ -1,4 +1,4 @@
-"""Whole runs among workers: as through the PS, whoever comes, goes or dies."""
+"""Whole collective runs equal runs through the PS, with joining, leaving and dying workers."""
 
 import itertools
 import threading

@@ -1,4 +1,4 @@
-"""Who comes in gets the model that the others have."""
+"""A joining worker of a collective run gets the current model from a neighbor."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Workers that sum among themselves let in nobody but each other."""
+"""Workers of a collective run accept connections only from each other."""
 
 import numpy as np
 import pytest

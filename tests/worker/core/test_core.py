@@ -1,4 +1,4 @@
-"""The worker's core against plain numpy: what goes out, and what a reply does."""
+"""The worker's core equals plain numpy: its pushes, and the effect of replies."""
 
 import math
 

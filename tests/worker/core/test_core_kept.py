@@ -1,4 +1,4 @@
-"""What a worker's core keeps from step to step and saves: residuals, BatchNorm's statistics."""
+"""The state of a worker's core over steps and restarts: residuals, BatchNorm's statistics."""
 
 import dataclasses
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""Weights, local steps and replies on a device do to a run what they do on the host."""
+"""Weights, local steps and replies on a device give the same run as on the host."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Checkpoints hold any plain state, survive kills, and notice damage."""
+"""Checkpoints hold any plain state, survive kills, and detect damage."""
 
 import errno
 import logging

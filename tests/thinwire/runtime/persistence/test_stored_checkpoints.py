@@ -1,4 +1,4 @@
-"""Checkpoints as objects: whole or not at all, and never of two that write."""
+"""Checkpoints as objects: complete or absent, and never mixed from two writers."""
 
 import json
 import secrets

@@ -1,4 +1,4 @@
-"""Files that flags name have an end, or are refused."""
+"""Files named by flags must be finite regular files."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""A lock that names its owner, and that nothing but the owner's end frees."""
+"""A lock names its owner and is released only by the owner's end."""
 
 import errno
 import fcntl

@@ -1,4 +1,4 @@
-"""Every worker's place in a run, and what `share` gives to each."""
+"""Every worker's place in a run, and the rows that `share` gives to each worker."""
 
 import numpy as np
 import tensorflow as tf

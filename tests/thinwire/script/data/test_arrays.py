@@ -1,4 +1,4 @@
-"""Sharing arrays that `fit` is given."""
+"""Sharing the arrays of a `fit` among workers."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""The parts of batches that workers count add up to the batches of the script alone."""
+"""The batch fractions that workers count add up to the batches of the script alone."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Sharing a keras.utils.PyDataset that `fit` is given."""
+"""Sharing the keras.utils.PyDataset of a `fit` among workers."""
 
 import collections
 import math

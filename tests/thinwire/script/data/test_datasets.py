@@ -1,4 +1,4 @@
-"""Sharing a tf.data.Dataset that `fit` is given."""
+"""Sharing the tf.data.Dataset of a `fit` among workers."""
 
 import keras
 import numpy as np

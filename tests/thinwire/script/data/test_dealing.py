@@ -1,4 +1,4 @@
-"""Which rows each worker gets of data that follow a pattern, or whose batches are looked at."""
+"""The rows of each worker if data follow a pattern, or if the script reads batches."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""One `fit` for each epoch: other orders each time, the same on all workers and after a restart."""
+"""One `fit` per epoch: a new order each time, equal on all workers and after a restart."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Workers that draw other numbers than each other in `fit`, and the same before and after."""
+"""Workers draw different random numbers within `fit`, and equal ones before and after."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""How many rows a mini-batch has, in memory and in the graph of a step."""
+"""The number of rows in a mini-batch, in memory and in the graph of a step."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""One worker's part of unseeded pipelines, in a process that is seeded as the launcher does.
+"""Reads one worker's part of unseeded pipelines, in a process with the launcher's seeds.
 
 ``two_processes.py WORKER NUM_WORKERS``: prints, as JSON, pipeline -> epoch -> rows.
 """

@@ -1,4 +1,4 @@
-"""Real runs of scripts in one process: a PS without model, and workers in threads."""
+"""Real runs of scripts in one process: a PS without a model, and workers in threads."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""A script that was started again when its run has moved on."""
+"""A restarted script catches up with a run that has continued without it."""
 
 import types
 

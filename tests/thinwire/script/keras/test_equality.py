@@ -1,4 +1,4 @@
-"""The anchor: scripts whose optimizer is the run's train as Keras alone, over real connections."""
+"""Scripts with the run's optimizer train as Keras alone does, over real connections."""
 
 import functools
 

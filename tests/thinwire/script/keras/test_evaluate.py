@@ -1,4 +1,4 @@
-"""Scripts whose validation the evaluator makes: in one process, over loopback."""
+"""Scripts with validation by the evaluator: in one process, over loopback."""
 
 import contextlib
 import gc

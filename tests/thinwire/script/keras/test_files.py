@@ -1,4 +1,4 @@
-"""Callbacks of Keras that write files, without a run."""
+"""Keras callbacks that write files, without a run."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""`model.fit` of a distributed model: Keras' features, the end of the run, refusals."""
+"""`model.fit` of a distributed model: Keras's features, the end of the run, errors."""
 
 import contextlib
 import os

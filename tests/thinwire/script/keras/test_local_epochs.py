@@ -1,4 +1,4 @@
-"""Rounds of whole epochs in a script: each worker's `fit` between them is that of Keras."""
+"""Rounds of whole epochs in a script: between rounds each worker's `fit` is Keras's."""
 
 import keras
 import numpy as np

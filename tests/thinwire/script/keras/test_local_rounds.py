@@ -1,4 +1,4 @@
-"""Scripts that take many local steps: their optimizer's state over rounds, fits and processes."""
+"""Scripts with many local steps: optimizer state over rounds, fits and processes."""
 
 import itertools
 import types

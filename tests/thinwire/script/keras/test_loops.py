@@ -1,4 +1,4 @@
-"""Training loops of a script's own, against Keras alone on the same batches."""
+"""A script's own training loops equal Keras alone on the same batches."""
 
 import functools
 import threading

@@ -1,4 +1,4 @@
-"""The mechanisms around a fit, each alone: their state from fit to fit and epoch to epoch."""
+"""Each mechanism around a fit alone: its state from fit to fit and epoch to epoch."""
 
 import itertools
 import threading

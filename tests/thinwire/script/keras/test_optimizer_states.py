@@ -1,4 +1,4 @@
-"""State that a script sets in its optimizer counts: between two fits, as for Keras alone."""
+"""Optimizer state set by a script between two fits takes effect, as with Keras alone."""
 
 import keras
 import numpy as np

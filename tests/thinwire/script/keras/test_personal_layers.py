@@ -1,4 +1,4 @@
-"""Layers that W_global leaves out are the script's optimizer's, whatever travels of the others."""
+"""Layers outside W_global are stepped by the script's optimizer; only other layers are sent."""
 
 import keras
 import numpy as np

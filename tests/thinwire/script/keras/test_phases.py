@@ -1,4 +1,4 @@
-"""Freeze and unfreeze, rebuilt heads, weights that the script sets: as Keras alone."""
+"""Freezing and unfreezing, rebuilt heads, and weights set by the script: as Keras alone."""
 
 import threading
 import time

@@ -1,8 +1,8 @@
-"""Every source of data x rows of its batches x what a script reads of them: as Keras alone.
+"""Every data source x batch rows x values that a script reads: equal to Keras alone.
 
-The values of bsp with two workers are those of Keras alone: weights, History, and the rate that a
-schedule has reached. One model is fitted to all of them, one after the other: so each fit but the
-first goes on from another. What cannot be so is refused, by name.
+bsp with two workers must give the values of Keras alone: weights, History, and the rate that a
+schedule has reached. One model is fitted to all sources in sequence, so each fit except the
+first continues from another fit. Combinations that cannot be equal are rejected by name.
 """
 
 import sys

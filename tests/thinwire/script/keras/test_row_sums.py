@@ -1,4 +1,4 @@
-"""Losses that are sums over rows, where workers share each batch: against Keras alone."""
+"""Losses that are sums over rows, with batches shared by workers, equal Keras alone."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Scripts of all kinds in real runs: precision, embeddings, several fits, uneven ends, refusals."""
+"""Scripts of all kinds in real runs: precision, embeddings, several fits, uneven ends, errors."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""Schedules of learning rates are read at the batches that the script alone would have consumed."""
+"""Learning rate schedules are read at the batch count that the script alone would have."""
 
 import functools
 import itertools

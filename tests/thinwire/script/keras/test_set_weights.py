@@ -1,4 +1,4 @@
-"""Weights that a script changes itself while it trains, against Keras alone."""
+"""Weights that a script sets during training, against Keras alone."""
 
 import keras
 import numpy as np

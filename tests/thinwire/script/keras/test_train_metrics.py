@@ -1,4 +1,4 @@
-"""Training metrics of all workers' rows, and fits that all scripts end after the same epoch."""
+"""Training metrics cover all workers' rows, and all scripts stop after the same epoch."""
 
 import inspect
 import logging

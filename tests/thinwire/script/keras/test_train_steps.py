@@ -1,4 +1,4 @@
-"""A train_step of a script's own with several optimizers, against Keras alone on the same data."""
+"""A custom train_step with several optimizers equals Keras alone on the same data."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Workers whose epochs have another number of steps, or of rows in a step."""
+"""Workers with different numbers of steps in an epoch, or of rows in a step."""
 
 import keras
 import numpy as np
