@@ -73,7 +73,7 @@ class Op:
     def given(self) -> list[Any]:
         """Return the inputs that are not `fixed`, which are the arguments of an XLA program."""
         pairs = zip(self.inputs, self.fixed(), strict=True)
-        return [each for each, fixed in pairs if not fixed]
+        return [value for value, fixed in pairs if not fixed]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,14 +132,14 @@ def _wait(children: Sequence[_PeerProcess], seconds: float, is_ours: bool, folde
                 code, command = child.process.returncode, " ".join(child.node.command)[:200]
                 if is_ours and code == EXIT_DIVERGED:
                     raise PeerDiverged("diverged: gradients became infinite or NaN")
-                raise PeerFailed(f"exit code {code}: {command}; {_tail(child)}")
+                raise PeerFailed(f"a process ended with {code}: {command}; {_tail(child)}")
         if time.monotonic() > deadline:
             if any(folder.glob("*.npy")):
                 return
             raise PeerFailed(f"not done after {seconds:.0f} s; {_outputs(children)}")
         time.sleep(_POLL_SECONDS)
     if code:
-        raise PeerFailed(f"exit code {code}; {_outputs(children)}")
+        raise PeerFailed(f"the leader ended with {code}; {_outputs(children)}")
 
 
 def _tail(child: _PeerProcess) -> str:

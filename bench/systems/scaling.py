@@ -30,7 +30,7 @@ _WORKERS_OF_SHARDS = 2
 #: with one worker or shard.
 _GOAL = 1.5
 _POLL_SECONDS = 0.25
-#: The cost does not depend on this value; 0.01 makes eight asynchronous workers diverge.
+#: The cost is independent of this rate; 0.01 makes eight asynchronous momentum workers diverge.
 _LEARNING_RATE = 0.001
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Seconds of the run that are excluded as warm-up; `bench.peers.thinwire` excludes the same time.
@@ -95,7 +95,7 @@ def cost_between(seen: Sequence[tuple[float, int, float]], warm: float) -> float
     """
     late = [entry for entry in seen if entry[0] >= warm]
     if len(late) < 2 or late[-1][1] <= late[0][1]:
-        raise RuntimeError(f"no updates between {len(late)} samples: raise --seconds")
+        raise RuntimeError(f"no updates between {len(late)} samples: give the run more seconds")
     return (late[-1][2] - late[0][2]) / (late[-1][1] - late[0][1])
 
 

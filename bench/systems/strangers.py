@@ -5,8 +5,8 @@
 A PS with a token and datagram ports (``--method=dgt``) and two workers train on loopback. Three
 other processes, the strangers, attack the PS as fast as they can. One opens bare TCP connections.
 One opens HTTP/2 streams of the Session service without a token or a Hello. One sends datagrams. The
-connections and streams come from seven addresses; the strangers hold at most 1,200 of them, each
-for at most 10 s. In the other half of a round a busy loop replaces each stranger and takes the same
+connections and the streams come from seven addresses; each process holds at most 1,200 of them, for
+at most 10 s. In the other half of a round a busy loop replaces each stranger and takes the same
 processor time. During a round a client with the token repeatedly opens a stream, sends its Hello
 and reads the status, which measures the time of a join.
 """

@@ -180,14 +180,14 @@ def test_ours_says_by_its_exit_code_that_it_diverged():
     stands = "import time; time.sleep(1000)"
     with pytest.raises(running.PeerDiverged):
         _run(_contender(stands, ["raise SystemExit(5)"], "ours"))
-    with pytest.raises(running.PeerFailed, match="exit code 5"):
+    with pytest.raises(running.PeerFailed, match="ended with 5"):
         _run(_contender(stands, ["import sys; sys.exit(5)"]))
 
 
 @pytest.mark.parametrize(
     ("script", "others", "told"),
     [
-        ("raise SystemExit('out of memory')", (), "exit code 1; out of memory"),
+        ("raise SystemExit('out of memory')", (), "ended with 1; out of memory"),
         ("import time; time.sleep(1000)", ["raise SystemExit('no port')"], "no port"),
         ("", (), "no step was done"),
     ],
