@@ -12,7 +12,7 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-# Workers in threads wait within TensorFlow's steps, one of its threads each, for a PS beside them.
+# A worker in a thread blocks one TensorFlow thread in a step while it waits for a PS in this process.
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")
 
 # Shells start what runs in the background deaf to Ctrl-C, which tests send.
@@ -106,7 +106,7 @@ def pytest_runtest_teardown() -> Any:
 
 @pytest.fixture(autouse=True)
 def loudness():
-    """Undo what a test's command line does to absl's log level, which others read the log at."""
+    """Undo a test command line's change of absl's log level, which other tests depend on."""
     absl, root = logging.getLogger("absl"), logging.root.manager
     before = absl.level, root.disable
     yield

@@ -37,7 +37,7 @@ from typing import IO, Any
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MAIN = ROOT / "main.py"
-#: What nodes import: the roles and the session of a script bring everything else.
+#: Modules that nodes import: the roles and the session of a script import all other modules.
 LOADED = (
     "tensorflow",
     "keras",
@@ -215,7 +215,7 @@ def collect_rarely() -> None:
     """Leave out of garbage collections what exists, and collect less often than Python does.
 
     TensorFlow makes hundreds of thousands of objects while it traces a function, which live as long
-    as the function. Python would look at all of them again and again: a tenth of a test's time.
+    as the function. Python would scan all these objects repeatedly: a tenth of a test's time.
     """
     gc.collect()
     gc.freeze()
@@ -267,7 +267,7 @@ class _Server:
                 connection.close()
 
     def _become(self, request: dict[str, Any], streams: list[int]) -> list[str]:
-        """Make the child what a fresh process would be; return the words of its program."""
+        """Make the child equal to a new process; return the arguments of its program."""
         os.setsid()
         *standard, life = streams
         _die_with(life)
@@ -302,7 +302,7 @@ class _Server:
 
 
 def _send(connection: socket.socket, **message: int) -> None:
-    with contextlib.suppress(OSError):  # nobody is left to hear it
+    with contextlib.suppress(OSError):  # no process reads the reply
         connection.send(json.dumps(message).encode())
 
 

@@ -43,7 +43,7 @@ def s3_server():
         yield environment
     finally:
         client.close()
-        # What it holds belongs to this process, not to the server.
+        # The stored objects belong to this process, not to the server.
         reset = f"{environment['AWS_ENDPOINT_URL']}/moto-api/reset"
         urllib.request.urlopen(urllib.request.Request(reset, method="POST")).close()
         server.stop()

@@ -135,8 +135,8 @@ def through_disk(state):
 class ScriptRun:
     """Shards and workers of a run whose PS steps with a script's optimizer.
 
-    With a `former` run it goes on from what that one's shards would leave on disk; with `slots` of
-    a script's own optimizer, by variable, from those.
+    With `former`, the run continues from the files that the former run's shards leave on disk;
+    with `slots`, it starts from a script optimizer's slots, by variable.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ SECOND = {
 
 
 def stand_still(nodes):
-    """Stop everybody: whatever changes from here on somebody else has changed."""
+    """Stop all nodes: any later change is made by another process."""
     for name in FIRST:
         nodes.kill(name, signal.SIGSTOP)
     stats = [pathlib.Path(f"/proc/{nodes.processes[name].pid}/stat") for name in FIRST]

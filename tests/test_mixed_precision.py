@@ -88,7 +88,7 @@ def assign(model, flat):
 
 
 def test_a_residual_of_two_scales_can_only_be_unscaled_before_it():
-    """Why the worker unscales: what it kept back at one scale would be sent at another."""
+    """Why the worker unscales: a residual from one scale would be sent at another scale."""
     first, second = np.array([1.0, 3.0]), np.array([2.0, 0.0])
     scales = (4.0, 2.0)  # halved by an overflow in between
 

@@ -14,7 +14,7 @@ from tests.forked import forker
 
 CLUSTER = ROOT / "docs" / "guide/cluster.md"
 MOVING = ROOT / "docs" / "guide/moving.md"
-#: Heading of the section with a diff -> what the script before the change imports.
+#: Heading of the section with a diff -> imports of the script before the change.
 FROM = {
     "From your script to a cluster": "keras",
     "From torch's DDP": "torch.nn.parallel",

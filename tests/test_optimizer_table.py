@@ -29,7 +29,7 @@ class MySchedule(o.schedules.LearningRateSchedule):
     """A schedule of a script's own."""
 
 
-#: What a script compiles -> the optimizer.
+#: Name of a compiled setting -> the optimizer.
 COMPILED = {
     "`SGD`": o.SGD,
     "`SGD(momentum=0.9)`": lambda: o.SGD(momentum=0.9),

@@ -63,7 +63,7 @@ def compose(mix):
 
 
 def run_mix(mix, trains: bool = True) -> bool:
-    """Train one mix, if asked to; return False where `compose` calls it impossible."""
+    """Train one mix if requested; return False if `compose` rejects the mix."""
     try:
         chosen = compose(mix)
     except ConfigurationError:
@@ -77,7 +77,7 @@ def run_mix(mix, trains: bool = True) -> bool:
     return True
 
 
-#: Choices that decide who waits for whom, and what a shard remembers.
+#: Choices that decide which worker waits, and what a shard stores.
 ENTANGLED = ("pacer", "codec", "down_codec", "sync", "weighting", "nb_ps")
 
 

@@ -99,7 +99,7 @@ def test_a_checkpoint_of_another_step_does_not_bring_its_residual():
 
 
 def test_state_survives_a_restart_of_the_ps_alone():
-    """The worker lives on, its push of the old generation is refused, nothing is applied twice."""
+    """The worker lives on, its push of the old generation is rejected, nothing is applied twice."""
     chosen = method("adacomp", nb_workers=2, compression_rate=0.2)
     run = MiniRun(chosen, iter_max=80)
     run.join_all()

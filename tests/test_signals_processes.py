@@ -45,7 +45,7 @@ def test_a_cluster_that_is_interrupted_as_it_starts_shows_no_traceback(node, tmp
     )
     process.stdin.write(b"I")
     process.stdin.flush()
-    output = process.stdout.read()  # until its end; at that of the input it would be terminated
+    output = process.stdout.read()  # until its end; at the end of the input it would be terminated
     assert exit_code(process.wait(30)) == 130
     assert b"Traceback" not in output and b"never" not in output
 

@@ -19,7 +19,7 @@ _MOST = 8.0
 
 @functools.cache
 def slowness() -> float:
-    """Return by what to multiply a limit: 1 on a quiet machine, at most 8."""
+    """Return the factor of all limits: 1 on a quiet machine, at most 8."""
     began = time.monotonic()
     total = 0
     for number in range(2_000_000):
@@ -28,7 +28,7 @@ def slowness() -> float:
 
 
 def patience(seconds: float) -> float:
-    """Return a limit of this machine, given that of a quiet one."""
+    """Return a limit for this machine, given the limit for a quiet machine."""
     return seconds * slowness()
 
 

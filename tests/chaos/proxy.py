@@ -21,8 +21,8 @@ from typing import Any
 UP, DOWN = "up", "down"
 _READ_BYTES = 1 << 16
 
-#: Is shown what a client and a shard say, in the order in which it came; one for each connection
-#: and direction. It returns False to make the rest of that direction vanish.
+#: Receives the bytes of one connection in one direction, in order of arrival; one listener for each
+#: connection and direction. It returns False to drop all later bytes of the direction.
 Listener = Callable[[bytes], bool]
 
 
@@ -36,7 +36,7 @@ class Switchboard:
         self._thread.start()
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run this in the thread, and return what it returns."""
+        """Run a coroutine in the thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
 
     def soon(self, what: Callable[..., object], *arguments: object) -> None:
@@ -44,11 +44,11 @@ class Switchboard:
         self.loop.call_soon_threadsafe(what, *arguments)
 
     def later(self, seconds: float, what: Callable[..., object]) -> None:
-        """Call this in the thread after so many seconds."""
+        """Call a function in the thread after this many seconds."""
         self.soon(lambda: self.loop.call_later(seconds, what))
 
     def close(self) -> None:
-        """End the thread; whatever is still under way is dropped."""
+        """End the thread; pending work is dropped."""
         self.do(self._cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
@@ -63,7 +63,7 @@ class Switchboard:
 
 @dataclasses.dataclass
 class Way:
-    """What happens to one direction now."""
+    """The present treatment of one direction."""
 
     open: asyncio.Event
     vanishes: bool = False
@@ -72,13 +72,13 @@ class Way:
 
 
 class Proxy:
-    """Passes on what one client and one shard say to each other.
+    """Forwards the bytes between one client and one shard.
 
     Args:
         board: Where it runs.
         listen: (host, port) that the client dials.
         target: (host, port) of the shard.
-        seed: Of what is garbled.
+        seed: Seed of the garbled bytes.
         listener: Makes the listeners of a connection, given the direction.
     """
 
@@ -122,7 +122,7 @@ class Proxy:
         self._board.later(seconds, self.ways[way].open.set)
 
     def vanish(self, seconds: float, *ways: str) -> None:
-        """Let what is said vanish for so long, these ways or both, without a word; then reset."""
+        """Drop the bytes of one or both directions for a while, silently; then reset."""
         for name in ways or self.ways:
             self.ways[name].vanishes = True
         self._board.later(seconds, self._reappear)
@@ -134,7 +134,7 @@ class Proxy:
         self._board.later(seconds, self._hurry)
 
     def garble(self, seconds: float, probability: float, way: str) -> None:
-        """Change a byte of some of what passes, for so long."""
+        """Change a byte in some of the forwarded pieces for a while."""
         self.ways[way].garbles = probability
         self._board.later(seconds, lambda: setattr(self.ways[way], "garbles", 0.0))
 
@@ -214,7 +214,7 @@ class Proxy:
                 self._pass_on(answers, writer, DOWN, listener),
             )
         except OSError:
-            pass  # the other side hears of it below
+            pass  # the other side is notified below
         finally:
             for each in (writer, beyond):
                 if each is not None:

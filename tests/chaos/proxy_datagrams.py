@@ -29,7 +29,7 @@ class DatagramProxy(asyncio.DatagramProtocol):
         listen: (host, port) that workers send to.
         target: (host, port) of the shard.
         weather: What becomes of them; may be changed at any time.
-        seed: Of the dice.
+        seed: Seed of the random choices.
     """
 
     def __init__(

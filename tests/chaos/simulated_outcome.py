@@ -29,7 +29,7 @@ class Outcome:
 
     @property
     def lost_updates(self) -> int:
-        """As all shards count them."""
+        """Number of lost updates, as counted by all shards."""
         return sum(end.lost_updates for end in self.history.of(Ended))
 
     @property

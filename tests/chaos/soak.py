@@ -38,7 +38,7 @@ _SPARED = ({"ps-0", "worker-1", "worker-3"}, {"ps-1", "worker-2", "supervisor"})
 
 @dataclasses.dataclass
 class Outcome:
-    """What came of a soak."""
+    """The result of a soak."""
 
     minutes: float
     seed: int
@@ -141,7 +141,7 @@ class Soak:
         return outcome
 
     def _strike(self, churn: Churn) -> None:
-        """Strike, mend and look until the time is over."""
+        """Apply faults, repair them and take samples until the time is over."""
         dice = random.Random(self._given.seed)
         seconds = 60 * self._given.minutes
         next_strike, next_sample, awake = 0.0, 0.0, Awake(30.0)
@@ -193,7 +193,7 @@ def _accuracy(run_dir: pathlib.Path) -> float:
 
 
 def main(arguments: list[str]) -> int:
-    """Run as the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1)

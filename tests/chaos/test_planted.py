@@ -44,7 +44,7 @@ def test_a_bug_is_found_within_minutes_and_its_run_made_small(name):
     "name", ["lock-that-is-not-held", "lost-after-the-acknowledgement", "applied-twice"]
 )
 def test_a_bug_is_found_in_real_processes(name):
-    """A second process on the same files shows a lock, lost answers what is sent again."""
+    """A second process on the same files is detected by a lock, lost replies by repeated pushes."""
     kinds = {"lock-that-is-not-held": ("second process",), "applied-twice": ("lost answers",)}
     strikes = tuple(
         Strike(1.0 + number, kind, "ps-0", number)

@@ -17,7 +17,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.runtime.run.settings import DataChoice
 
 TOTAL = 240
-#: Partitions as the command line can ask for them.
+#: Partitions that the command line offers.
 KINDS = (*PARTITIONS, "class unshuffled")
 
 
@@ -48,7 +48,7 @@ def make_run(folder: Path, kind: str, batch_size: int) -> types.SimpleNamespace:
 
 
 def take(folder: Path, kind: str, id_worker: int = 2, batch_size: int = 16) -> TrainingShard:
-    """Take a shard of four as a worker of such a run would."""
+    """Take a shard of four as a worker of this run would."""
     run = make_run(folder, kind, batch_size)
     return take_shard(run, dataset(), id_worker, nb_workers=4)
 

@@ -185,7 +185,7 @@ class _Steps:
         if kind == 1:
             indices = np.arange(0, size, 3)
             return Block(slot, size, indices, CodedValues("float32", values[indices]))
-        size += kind == 3 and self.source.number() % 2  # of another model
+        size += kind == 3 and self.source.number() % 2  # a slot of another model
         return Block(slot, size, None, CodedValues("float32", np.ones(size, np.float32)))
 
     def _end(self) -> None:

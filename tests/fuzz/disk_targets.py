@@ -153,7 +153,7 @@ def checkpoint(data: bytes) -> None:
     place.mkdir(exist_ok=True)
     (place / "manifest.json").write_bytes(manifest)
     (place / "arrays.bin").write_bytes(arrays)
-    with contextlib.suppress(DamagedCheckpointError, ConfigurationError):  # of another format
+    with contextlib.suppress(DamagedCheckpointError, ConfigurationError):  # another format
         step, state = load(place)
         assert isinstance(step, int) and isinstance(state, dict)
 
@@ -170,7 +170,7 @@ def _checkpoint_seeds() -> list[bytes]:
 
 
 def saved(data: bytes) -> None:
-    """Read small files that a run left: advice, and what says that it has ended."""
+    """Read small files of a run: the advice, and the marker of the run's end."""
     path = FOLDER.write("advice.json", data)
     with contextlib.suppress(ConfigurationError):
         predictions.load(path)

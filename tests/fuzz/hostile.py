@@ -66,7 +66,7 @@ class Outcome:
         assert self.growth < MOST_GROWTH, f"the process has grown by {self.growth} bytes"
 
     def told(self, what: str) -> str:
-        """Return it in words."""
+        """Return the counts as text."""
         rate = self.sent / max(self.seconds, 1e-9)
         lines = [
             f"{what}: {self.sent} in {self.seconds:.1f} s ({rate:.0f} a second), "

@@ -111,7 +111,7 @@ def _check_rates(model: InitialModel) -> None:
     server = model.method.server
     updates = getattr(server, "updates", (server,))
     for update in (each for each in updates if isinstance(each, ScriptUpdate)):
-        state = update.init(np.empty(0, np.float32))  # of a shard that holds none of its variables
+        state = update.init(np.empty(0, np.float32))  # a shard without variables of the model
         assert all(math.isfinite(update.rate(0.0, batches, state)) for batches in (0, 1))
 
 

@@ -214,7 +214,7 @@ def _document_seeds() -> list[bytes]:
 
 
 class _Wire:
-    """A stream of one peer, heard or dialled, without a network."""
+    """A stream of one peer, accepted or dialed, without a network."""
 
     def __init__(self, frames: list[bytes]) -> None:
         self._frames = frames

@@ -40,7 +40,7 @@ class Abuse:
         self.clients.append(self.world.connect())
 
     def say(self, who: int, data: bytes) -> None:
-        """Let a client send a frame."""
+        """Send a frame as a client."""
         self.said = [*self.said[-7:], data]
         self.clients[who % len(self.clients)].say(data)
         if not self.held:

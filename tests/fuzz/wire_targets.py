@@ -181,7 +181,7 @@ def _mend(message: pb.Push, mends: int, kind: Kind, aux: int) -> None:
 
 
 def mend_lengths(message: pb.Push | pb.Reply) -> None:
-    """Let each block's bytes be as many as its description says, and no more than come."""
+    """Set each block's byte count to its description's count, within the sent bytes."""
     expected = 4 * message.aux_count + sum(map(_mend_length, message.blocks))
     if isinstance(message, pb.Push):
         message.change_bytes = sum(map(_mend_length, message.changes))

@@ -63,7 +63,7 @@ class FakeClock:
 
 
 class Client(Stream):
-    """One stream, said to frame by frame."""
+    """One client stream, fed frame by frame."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.server)
@@ -241,7 +241,7 @@ class World:
 
 
 def _told_only(run: MiniRun, applied: list[events.Push]) -> PsCore:
-    """Return a fresh core that has heard of these pushes and of nothing else."""
+    """Return a new core that has received only these pushes."""
     fresh = MiniRun(run.method, iter_max=10**6)
     (core,) = fresh.shards
     core.membership.lease_seconds = 1e9

@@ -4,13 +4,13 @@
 
 imports the modules, then reads requests from standard input and writes replies to standard output,
 a JSON object each. Importing TensorFlow and Keras takes 4 s, more than most killers need. The
-modules must be those that no mutant can change: never the package, its tests or gRPC, whose threads
+modules must be those that no mutant can change: never the package, its tests or gRPC: its threads
 do not survive a fork.
 
 It is a file of the copied tree and is started by its path, so it must import nothing of the tree.
 
 When a command has ended or has used up its time, everything that it started is killed. Tests start
-nodes in sessions of their own, so killing a process group would spare them. Therefore this process
+nodes in new process sessions, so killing a process group would spare them. Therefore this process
 is the reaper of all its descendants: it is the first process of a PID namespace where that is
 possible, and a subreaper elsewhere.
 """

@@ -28,5 +28,5 @@ def decode_positions(coding, parameter, data, count, size):
 
 
 def uniform(size, count, seed=0):
-    """So many of the positions below `size`, drawn at random, ascending."""
+    """Random positions below `size`, in the given number, ascending."""
     return np.sort(np.random.default_rng(seed).choice(size, count, replace=False))

@@ -10,7 +10,7 @@ from thinwire.ops.types import ModelSpec, TensorSpec
 
 BODIES = load_kernels("numpy")
 SPEC = ModelSpec((TensorSpec("w", (40, 10)), TensorSpec("one", (1,)), TensorSpec("b", (30,))))
-KEPT = (40, 1, 3)  # of each tensor at a rate of 0.1
+KEPT = (40, 1, 3)  # entries of each tensor at a rate of 0.1
 OTHERS = ("gd", "dgc", "dgs")
 
 
@@ -26,7 +26,7 @@ def gradients(number, spec=SPEC):
 
 
 def build(name, **choices):
-    """A codec that keeps a tenth, without a warm-up, unless something else is said."""
+    """A codec that sends a tenth, without a warm-up, unless the choices differ."""
     warms_up = CODECS[name].base.sends_fraction
     choices = {"compression_rate": 0.1, "warmup_epochs": 0 if warms_up else None} | choices
     return build_codec(name, CodecChoices(**choices), nb_workers=4)

@@ -49,7 +49,7 @@ class JournaledRun(MiniRun):
         return super().feed(shard, event)
 
     def fresh(self, shard, config, lease_seconds):
-        """Return a core that has been told nothing."""
+        """Return a core without any events."""
         core = self._shard(shard, np.zeros(28, np.float32))
         again = type(core)(
             *(config, self.chosen, core.model.theta, KERNELS, core.membership),
@@ -74,7 +74,7 @@ class JournaledRun(MiniRun):
         return come, cores[-1] if cores else None
 
     def restart(self, shard=0):
-        """Let a shard die and come back; its workers have to say Hello again."""
+        """Kill a shard and restart it; its workers must send Hello again."""
         come, core = self.come_back(shard)
         life = dataclasses.replace(core.config, generation=come.generation + 1)
         self.shards[shard] = self.fresh(shard, life, 10.0)

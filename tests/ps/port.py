@@ -40,7 +40,7 @@ class LocalPort:
         self.now, self.entropy = 0.0, np.random.default_rng(3)
         self.receiver = self.port.receiver
         self.receiver._clock = lambda: self.now
-        self.pushed = []  # events that the core has heard
+        self.pushed = []  # events that the core has handled
 
     def turn(self):
         """Handle all queued events and the events that follow."""
@@ -92,7 +92,7 @@ class LocalPort:
 
 
 class Talker:
-    """One life of a worker: its core, its leg, and its messages as the stream brings them."""
+    """One incarnation of a worker: its core, its datagrams, and its messages from the stream."""
 
     def __init__(self, port, number, incarnation, welcome):
         self.port, self.number, self.incarnation = port, number, incarnation
@@ -207,7 +207,7 @@ def hostile(rng, good, old):
     elif kind == 3:  # seen before
         data, size = old[rng.integers(len(old))]
         whole = bytearray(data)
-    elif kind == 4:  # of another session
+    elif kind == 4:  # datagrams of another session
         for start in range(0, len(whole), size):
             whole[start + 8 : start + 16] = rng.bytes(8)
     else:  # signed with an unknown key

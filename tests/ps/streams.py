@@ -75,7 +75,7 @@ class Shard:
     def __init__(self, name="adacomp", **choices):
         self.run = MiniRun(method(name, nb_workers=2, **choices), iter_max=10**6)
         self.core = self.run.shards[0]
-        self.kind = int(self.run.method.kind is Kind.DELTA)  # as the wire says it
+        self.kind = int(self.run.method.kind is Kind.DELTA)  # as on the wire
         self.core.membership.lease_seconds = 1e9
         self.server = ShardServer(
             self.core, self.run.layouts[0], 1.0, lambda version, state: None, 1e9
@@ -109,7 +109,7 @@ class Shard:
         )
 
     def say(self, *messages, **fields):
-        """Let a worker say Hello, then these; return its stream, read to its end."""
+        """Send a worker's Hello, then these frames; return its stream, read to its end."""
         first = frame(hello=self.hello(**fields))
         rest = [one if isinstance(one, bytes) else frame(**one) for one in messages]
         return Stream(self.server, [first, *rest]).read()

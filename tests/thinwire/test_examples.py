@@ -84,7 +84,7 @@ def test_an_example_alone_and_on_two_workers(name, method):
 @pytest.mark.product
 @pytest.mark.timeout(600)
 def test_a_language_model_with_many_local_steps():
-    """As many steps as alone, each on half a batch, and plain means of what sixteen have made."""
+    """As many steps as alone, each on half a batch, and plain means of sixteen workers' results."""
     small = ("--width=64", "--blocks=1", "--sequences=9600", "--epochs=2")
     rounds = ("--pacer=fixed", "--local_steps=16", "--batch=global")
     _compare("language_model", "bsp", *small, flags=rounds)

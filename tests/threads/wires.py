@@ -32,7 +32,7 @@ class Wire:
         self._whole.clear()
 
     def mend(self) -> None:
-        """Let everything pass, also what has waited."""
+        """Let all bytes pass, including the waiting bytes."""
         self._whole.set()
 
     def reset(self) -> None:
@@ -65,7 +65,7 @@ class Wire:
             except OSError:
                 client.close()
                 continue
-            if self.bytes_per_second:  # else the system's buffers take it all at once
+            if self.bytes_per_second:  # otherwise the system's buffers take it all immediately
                 for each in (client, server):
                     each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * _PIECE_BYTES)
             with self._lock:

@@ -32,7 +32,7 @@ PROBLEM = Softmax()
 
 
 class Shard:
-    """A shard of its own thread; started as MiniRun's is."""
+    """A shard in its own thread; started as MiniRun's is."""
 
     def __init__(self, method, iter_max, generation=0, port=0, state=None, **config):
         self.method, self.iter_max = method, iter_max
@@ -158,7 +158,7 @@ class WorkerThread(threading.Thread):
         return gradient, len(batch), loss
 
     def die(self):
-        """Be gone without a word."""
+        """Disappear without a message."""
         for shard in self.exchange.shards:
             shard.close()
         for each in (self.exchange._parts, self.exchange._queries, self.exchange._server):

@@ -53,7 +53,7 @@ class Forks:
         return subprocess.CompletedProcess(words, *json.loads(self._process.stdout.readline()))
 
     def close(self) -> None:
-        """End the process that forks; it ends when nothing more can be asked."""
+        """End the forking process; it ends when no request can arrive."""
         self._process.communicate()
 
 

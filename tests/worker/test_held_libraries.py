@@ -24,7 +24,7 @@ TOPS = {
 
 @pytest.mark.timeout(300)
 def test_what_the_chief_has_written_stays(tmp_path):
-    """One process, as TensorFlow takes long to import; what each is named by shows which it was."""
+    """One process for all cases, as TensorFlow's import is slow; file names identify the cases."""
     folder = Folder(tmp_path)
     (tmp_path / "theirs").mkdir()  # as another worker makes it
     program = [

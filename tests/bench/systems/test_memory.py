@@ -5,7 +5,7 @@ import pytest
 from bench.systems import memory
 from bench.systems.memory import CASES
 
-#: What gRPC's threads hold of the messages under way, and the modules that a model needs.
+#: Memory of gRPC's threads for messages under way, and of the modules that a model needs.
 SLACK_BYTES = 96 << 20
 
 

@@ -137,7 +137,7 @@ def test_what_is_averaged_is_the_step_count_and_the_slots(name):
 
     other = begin(policy, numbers(0))
     mean = packed / 2
-    mean[0] = 1.75  # of workers that took different numbers of steps
+    mean[0] = 1.75  # workers with different numbers of steps
     other = policy.unpack(mean, other)
     mean[0] = 2
     np.testing.assert_array_equal(policy.pack(other), mean)

@@ -24,7 +24,7 @@ SPEC = ModelSpec(
 
 
 class Path:
-    """One worker's way to one shard."""
+    """One worker's path to one shard."""
 
     def __init__(self, policy, shard, layouts):
         self.policy, self.shard = policy, shard

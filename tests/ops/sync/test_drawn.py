@@ -373,7 +373,7 @@ def test_a_following_shard_does_not_wait_for_what_it_has_released():
 
 
 def test_what_a_round_has_released_is_not_over_before_it():
-    """A shard that hears of round and release together would take each push for a late one."""
+    """A shard that receives round and release together would take each push for a late one."""
     policy = DrawnSync(2, 1.0)
     leader, _ = begun(policy, [1, 2])
     follower, _ = begun(policy.without_bound(), [1, 2])

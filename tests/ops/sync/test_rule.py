@@ -302,7 +302,7 @@ def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
 
 
 def test_a_change_of_groups_lets_those_go_on_that_the_bound_blocks_no_longer():
-    """Else the group would wait for a worker that waits for the group."""
+    """Otherwise the group would wait for a worker that waits for the group."""
     rule = joined(make_rule("ssp", 2, bound=2), [1, 2])
     for _ in range(3):
         submit(rule, 1)
@@ -353,7 +353,7 @@ def after_a_break(policy, rule):
 
 @pytest.mark.parametrize("has_break", [False, True])
 def test_a_shard_that_follows_lets_a_joiner_in_where_shard_0_has(has_break):
-    """Not before the pushes that were over at shard 0 are over here, nor before it has entered."""
+    """Only after pushes that ended at shard 0 have ended here, and after the joiner's entry."""
     policy = make_rule("bsp", 3).without_bound()
     rule = joined(policy, [1, 2])
     rule.submit(ArrivalToken(1, 4), 0.0)

@@ -216,7 +216,7 @@ def test_the_door_is_shut_when_the_last_offer_is_withdrawn_or_late():
         client, offer = offered(listener, clients)
         listener.withdraw(client)
         with dialled(offer, bytes(NUMBER_BYTES)) as stranger:
-            assert not is_closed(stranger, 0.1)  # nobody has accepted it
+            assert not is_closed(stranger, 0.1)  # the connection was not accepted
             client, offer = offered(listener, clients)
             assert is_closed(stranger)
         clock.now += OFFER_SECONDS + 1

@@ -34,7 +34,7 @@ SIZE = 1_500_000
 
 
 def answering(stream):
-    """Offer a connection, then say every payload again; reports come in between."""
+    """Offer a connection, then echo every payload; reports come in between."""
     assembler = MessageAssembler(pb.ToServer, lambda message: 1 << 30)
     offered = stream.offer_bulk()
     welcome = pb.Welcome() if offered is None else pb.Welcome(bulk=offered)
@@ -212,7 +212,7 @@ def test_a_stolen_offer_is_of_no_use_without_the_token(token):
         wait_until(lambda: offers)
         with pytest.raises(OSError):
             bulk.connect("127.0.0.1", offers[0], Credentials(token=token), None, None, WAIT_SECONDS)
-        with pytest.raises(OSError):  # and it is gone
+        with pytest.raises(OSError):  # and the stream is closed
             bulk.connect("127.0.0.1", offers[0], mine, None, None, 0.3)
 
 

@@ -108,7 +108,7 @@ def test_the_second_silence_counts_as_a_firewall_and_is_reported_once(caplog):
 
 
 def test_silences_of_several_streams_are_counted_together():
-    """Else a client that comes back often would never have done."""
+    """Otherwise a client that reconnects often would never give up."""
     ports = UnreachablePorts()
     assert attempts([BulkFailure.SILENT], Ended(after=1), ports)[0] is SwitchState.ENDED
     assert ADDRESS not in ports
@@ -186,7 +186,7 @@ def test_a_shard_moves_as_the_table_has_it(state, event):
 
 def test_the_newest_connection_counts_until_the_client_switches():
     path, (first, second, late) = ServerPath(), (Connection() for _ in range(3))
-    assert path.switch() is None  # of a hostile client
+    assert path.switch() is None  # a switch by a hostile client
     assert path.offer()
     path.attach(first)
     path.attach(second)

@@ -66,7 +66,7 @@ def test_auto_takes_no_model_that_was_sent_in_parts_for_an_exact_one():
         world.push(2)
     assert (world.base(2) != world.theta).any()
     world.forget(2)
-    world.push(2, num_lost=1)  # the whole model is lost, and asked for again from the old base
+    world.push(2, num_lost=1)  # the whole model is lost, and requested again from the old base
     np.testing.assert_array_equal(world.base(2), world.theta)
 
 

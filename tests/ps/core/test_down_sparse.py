@@ -50,7 +50,7 @@ def test_nothing_is_lost_and_nobody_drifts(down_codec, dtype, codec, resync_ever
     world = World(eager(chosen))
     for what, *arguments in happenings:
         getattr(world, what)(*arguments)
-    world.settle(1, 1)  # a worker that was not heard of may have to say Hello first
+    world.settle(1, 1)  # a worker with an expired lease may have to send Hello first
     summary = world.counts
     assert summary["mismatches"] == 0
     assert summary["copies"] <= world.nb_workers

@@ -60,11 +60,11 @@ def test_a_push_that_comes_late_takes_no_answer_from_a_newer_one():
     actions = run.feed(0, dataclasses.replace(second, step=2))
     assert {(each.worker, each.step) for each in actions} == {(1, 2), (2, 2)}
     run.feed(0, events.Pull(1, first.incarnation, None, 0))
-    assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # said again: answered
+    assert [type(each) for each in run.feed(0, first)] == [events.Reply]  # sent again: answered
 
 
 def test_nobody_trains_on_for_ever_beside_one_that_has_pushed_unasked():
-    """Back after its lease, worker 2 has no record, and it asks nothing: it waits for its round."""
+    """After its lease, worker 2 has no record and requests nothing: it waits for its round."""
     run = MiniRun(method("esync", 2), iter_max=50)
     run.join_all()
     first, second = run.workers[1], run.workers[2]

@@ -36,7 +36,7 @@ def push_of(worker, life, step, epoch, base=0):
 
 
 def beating(period=1.0, count=12):
-    """Return shard 0 and a worker that was heard every second."""
+    """Return shard 0 and a worker that sent a heartbeat every second."""
     core = core_of(method("asgd", nb_workers=2), lease=LEASE)
     join(core, 1)
     for beat in range(1, count + 1):
@@ -292,7 +292,7 @@ def test_coordinator_and_follower_answer_the_same_questions():
 
 
 def test_a_restarted_shard_0_numbers_epochs_beyond_all_that_others_may_know():
-    """Its snapshot is of an earlier epoch; shards that follow take none that is not newer."""
+    """Its snapshot is of an earlier epoch; following shards ignore epochs that are not newer."""
     before = core_of(method("bsp", nb_workers=3), lease=LEASE)
     join(before, 1)
     kept = before.state_dict()

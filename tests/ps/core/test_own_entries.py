@@ -33,7 +33,7 @@ class LossyRun(MiniRun):
     def __init__(self, *arguments, loss=0.0, **named):
         super().__init__(*arguments, **named)
         self.loss = loss
-        self.unanswered = []  # (worker, shard), to be asked again
+        self.unanswered = []  # (worker, shard), to be requested again
         self.expected = {}  # (worker, shard) -> the worker's weights after the newest reply
         self.operations = set()
         self.num_values = 0  # in replies to pushes
@@ -179,7 +179,7 @@ def test_replies_shrink_by_about_the_workers_own():
     np.testing.assert_array_equal(theta, expected)  # and training goes the very same way
 
 
-# -- lives, leases and restarts -------------------------------------------------------------------
+# -- incarnations, leases and restarts ------------------------------------------------------------
 
 WORKERS = st.integers(1, 2)
 LOST = st.integers(0, 2)

@@ -21,7 +21,7 @@ def told(core, *question):
 
 
 def come_back(patience=PATIENCE):
-    """A shard of three rounds, restored; only the fast worker 1 has said Hello to it again."""
+    """A restored shard after three rounds; only the fast worker 1 has sent Hello again."""
     chosen = method("esync")
     before = core_of(chosen)
     for worker in (1, 2):

@@ -154,7 +154,7 @@ def json_and_arrays(value):
 
 
 class AsyncRun(CheckedRun):
-    """As CheckedRun; and how many rounds each relayed reply holds, and how many updates."""
+    """A CheckedRun that also counts the rounds and updates of each relayed reply."""
 
     def __init__(self, *given, **more):
         self.relayed = []

@@ -97,7 +97,7 @@ class Run:
                 self.streams[each.worker, shard, "down"].append(message)
 
     def expel(self, number):
-        """Let shard 0 hear that another shard misses a worker."""
+        """Notify shard 0 that another shard misses a worker."""
         member = events.WorkerIncarnation(number, number)
         self.handle(0, events.WorkerUnreachable(member))
 

@@ -167,7 +167,7 @@ def test_a_push_without_a_session_is_refused_and_never_an_empty_one(port, incarn
         (1, "NOT_MEMBER", 1)
     ]
     assert not port.core._members[1].submitted and not port.core._members[1].buffered
-    again = port.join(1, one.incarnation, reconnects=True)  # as the refusal asks
+    again = port.join(1, one.incarnation, reconnects=True)  # as the rejection requests
     again.push(outgoing)
     np.testing.assert_array_equal(values_of(port.pushed[-1]), np.ones(28, np.float32))
 

@@ -114,7 +114,7 @@ SCRIPTED = {
 
 
 def live(run, turns, rng):
-    """Let things happen: steps, silence, losses and returns, snapshots."""
+    """Run steps, silences, losses, returns and snapshots."""
     for _ in range(turns):
         chance = rng.random()
         worker = run.workers[rng.randint(1, len(run.workers))]

@@ -76,7 +76,7 @@ def test_lives_follow_each_other_in_one_journal(tmp_path):
         run.restart()
         assert run.shards[0].config.generation == generation
     live(run, 40, rng)
-    for _ in range(3):  # even without the snapshots that the later lives began with
+    for _ in range(3):  # even without the first snapshots of the later lives
         assert_back(run)
         shutil.rmtree(newest(tmp_path / "0"))
     assert_back(run)
@@ -170,13 +170,13 @@ def test_a_kill_between_the_journals_cut_and_its_snapshot_loses_nothing(tmp_path
     for _ in range(3):
         live(run, 15, rng)
         run.journals[0].begin(ReplaySettings(run.shards[0].config, 10.0).to_plain())
-    assert_back(run)  # nothing has been told since
+    assert_back(run)  # no event since
     live(run, 5, rng)
     assert_back(run)
 
 
 def test_a_kill_during_recovery_changes_nothing(tmp_path):
-    """Whatever has been written by then: the old snapshot and all files still tell the same."""
+    """At any point of the recovery the old snapshot and all files still give the same state."""
     run = JournaledRun(tmp_path, METHODS["gsp"](), iter_max=150)
     run.join_all()
     live(run, 60, random.Random(3))

@@ -519,7 +519,7 @@ def test_a_shard_that_was_started_again_holds_nobody_who_has_passed_the_start():
 
 
 def test_scripts_that_never_came_are_excused_for_a_stall_of_the_shard():
-    """They may have knocked while it stood still."""
+    """They may have dialed while the shard stood still."""
     barriers = Barriers(2, LEASE, PATIENCE)
     barriers.begin(1, 1, 0.0)
     barriers.excuse(50.0)

@@ -193,7 +193,7 @@ def test_a_refused_hello_cannot_act_for_the_worker_it_named():
         frame(report=pb.Report(document='{"id": 1, "bytes_up": 9}')),
         frame(pull=pb.Pull()),
     ]
-    imposter.incoming = lambda: iter(frames)  # all at once, before the core has judged
+    imposter.incoming = lambda: iter(frames)  # all together, before the core has handled one
 
     def holder():
         yield frame(hello=shard.hello(id=HONEST, incarnation=7))

@@ -85,7 +85,7 @@ def test_a_writer_that_is_stuck_leaves_the_last_figures(monkeypatch):
     clock.now = 50.0
     for _ in range(3):
         assert values(instruments.collect())["figures_age_seconds"][""] == 50.0
-    assert shard.server.queue.qsize() == 1  # asked once, not once a reader
+    assert shard.server.queue.qsize() == 1  # read once, not once a reader
     assert read(instruments, shard)["figures_age_seconds"][""] == 0.0
 
 

@@ -297,7 +297,7 @@ def test_samples_are_bounded_by_what_the_steps_can_have_seen(
 
 
 def test_no_push_stands_for_many_batches_of_the_script():
-    """One that did would bring a schedule of all workers to its end."""
+    """A push with this claim would bring a schedule of all workers to its end."""
     for steps, most in ((0, 808), (1, 808), (20, 960)):
         bounds = ClaimBounds(20, takes_changes=False, nb_workers=4)
         bounds.check_push(pb.Push(step=1, samples=steps, local_steps=steps or 1, batch_parts=most))

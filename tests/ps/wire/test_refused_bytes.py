@@ -72,7 +72,7 @@ def tapped(guard):
 
 
 def ask_for_everything(tap, credentials, shard, **hello):
-    """Say Hello and, without waiting, ask for the model; stay until the shard hangs up."""
+    """Send Hello and immediately request the model; stay until the shard closes the connection."""
     session = ClientSession(f"127.0.0.1:{tap.port}", shard.hello(**hello), 1 << 20)
     session._stream._credentials = credentials
     session.stream._check_server = lambda: None  # a stranger does not check the server

@@ -86,7 +86,7 @@ class Flags:
 
 @pytest.fixture
 def launcher(tmp_path, monkeypatch):
-    """Make launchers whose hosts answer without being asked."""
+    """Make launchers for hosts that answer without a request."""
 
     def make(hosts, nb_ps, nb_workers, addresses=(), probed=None, **given):
         (tmp_path / "hosts").write_text("\n".join(hosts))

@@ -60,7 +60,7 @@ def test_nodes_of_others_are_in_the_way(used, role, number, flags, free):
 
 
 def test_a_part_of_a_run_clears_nothing_of_the_others(used):
-    """Its nodes clear what is their own when they start; those of another part may run already."""
+    """Nodes clear their own files when they start; nodes of another part may run already."""
     with given("--type_node=Cluster", "--nb_workers=2", f"--run_dir={used}", "--overwrite"):
         run = read_run()
     part = SlurmStep(1, 1, 0, ("here", "there"), (1, 1), 20000, 1)

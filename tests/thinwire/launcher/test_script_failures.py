@@ -13,7 +13,7 @@ PAGE = "Traceback\nValueError: no"
 
 
 class Shown:
-    """A worker's output, which notes what is shown of it."""
+    """A worker's output, which records the shown lines."""
 
     def __init__(self):
         self.texts = []

@@ -47,7 +47,7 @@ class Restarts(Command):
 
 @pytest.mark.parametrize("worker", [1, 2])
 def test_it_comes_back_into_that_fit_whichever_worker_it_is(tmp_path, worker):
-    """The phase has begun, so it has nothing to offer, and needs no state of its own."""
+    """The phase has begun, so the worker offers nothing, and needs no optimizer state."""
     with commands(Restarts, tmp_path) as command:
         flags = ["--nb_workers=2", "--restart_workers=1", "--lease_seconds=3"]
         run = command(*flags, "toy.py", str(tmp_path))

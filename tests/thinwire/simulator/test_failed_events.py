@@ -10,7 +10,7 @@ KINDS = {"push": events.Push, "query": events.Query}
 
 
 def break_at(core, kind, number):
-    """Let the core raise over so many'th event of a kind."""
+    """Make the core raise an error at event number `number` of a kind."""
     before, seen = type(core), []
 
     class Broken(before):
@@ -39,7 +39,7 @@ def break_at(core, kind, number):
 def test_a_run_goes_on_to_its_end(name, kind, choices, shard):
     before = logging.get_verbosity()
     logging.set_verbosity(logging.FATAL)
-    shard = 0 if kind == "query" else shard  # only shard 0 is asked
+    shard = 0 if kind == "query" else shard  # only shard 0 is queried
     simulation = simulated(name, 3, "0.5,0.7,0.9", choices, iter_max=60, nb_ps=2)
     core = simulation.shards[shard].core
     seen = break_at(core, KINDS[kind], 20)

@@ -7,7 +7,7 @@ from thinwire.simulator.records import SimulationRecords
 
 
 class Recorder:
-    """Notes what is evaluated."""
+    """Records the evaluated versions."""
 
     def __init__(self):
         self.evaluated, self.latest = [], None

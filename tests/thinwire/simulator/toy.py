@@ -97,7 +97,7 @@ def simulated_of(
     garbage=None,
     **settings,
 ):
-    """Build a simulation; what is given once serves every worker or shard."""
+    """Build a simulation; a single value serves every worker or shard."""
     nb_workers = sum(len(group) for group in chosen.sync.groups)
     run = run_of(chosen, nb_workers, **settings)
     own = SimulatorFlags(

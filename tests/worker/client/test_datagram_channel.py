@@ -15,7 +15,7 @@ from thinwire.worker.client.datagrams import DatagramChannel, WorkerTransport
 
 
 class FakeSender:
-    """Notes what it is to send."""
+    """Records the datagrams to send."""
 
     def __init__(self, key, mtu=1472):
         self.key, self.mtu, self.failure, self.closed = key, mtu, None, False
@@ -51,7 +51,7 @@ class Way:
         return self
 
     def push(self, step):
-        """Send an exchange; return how many datagrams went before, beside and behind the push."""
+        """Send an exchange; return how many datagrams went before, during and after the push."""
         self.channel.seal(step, routed())
         before = sum(1 for _ in self.channel.before())
         beside = len(self.sender.sent) if self.opened else 0
@@ -104,7 +104,7 @@ def test_a_reconnection_goes_on_and_another_session_seals_anew():
 
 @pytest.mark.parametrize("ports", [(), (7, 8)])
 def test_the_stream_alone_carries_them_behind_the_push(ports):
-    """Whatever the shard could do: how they travel need not be the same on every node."""
+    """For any shard settings: the path of datagrams may differ between nodes."""
     way = Way(dgt_transport="grpc").welcome(ports=ports)
     assert way.push(1) == (0, 0, 1)
     assert not way.channel.fell_back and not way.opened

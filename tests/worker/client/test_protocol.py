@@ -102,7 +102,7 @@ def kinds(actions):
     return [type(action) for action in actions]
 
 
-#: What each message leads to in each state: the next state, and the kinds of actions.
+#: Effect of each message in each state: the next state, and the kinds of actions.
 _SAME = None, []
 _S = State
 EVERY_MESSAGE = {
@@ -343,7 +343,7 @@ MESSAGES = st.one_of(
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """A driver that does as it should, and a shard that sends anything at all."""
+    """A correct driver, and a shard that sends any messages."""
 
     def __init__(self):
         super().__init__()
@@ -423,7 +423,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def something_leads_on(self):
-        """Whoever waits for a reply is on a stream, or has been shown how to get to one."""
+        """A worker that waits for a reply is on a stream, or knows how to open one."""
         if self.protocol.is_requesting:
             state = self.protocol.state
             assert state in (State.REQUESTING, State.JOINING) or self.waits

@@ -67,7 +67,7 @@ def test_peers_with_papers_and_token(papers, listen):
 
 
 def greet(listener, credentials, worker):
-    """Say who one is; return the reason of the refusal."""
+    """Send an identity; return the reason of the rejection."""
     stream = ClientStream(
         listener.member.address,
         service=PEER_SERVICE,

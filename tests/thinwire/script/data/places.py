@@ -18,7 +18,7 @@ def shared_by_all(arguments, *args, **more):
 
 
 def as_built(dataset):
-    """Return a pipeline that TensorFlow reads as it is: rewriting it takes longer than reading."""
+    """Return a pipeline without TensorFlow's rewriting: rewriting takes longer than reading."""
     chosen = tf.data.Options()
     chosen.experimental_optimization.apply_default_optimizations = False
     chosen.autotune.enabled = False

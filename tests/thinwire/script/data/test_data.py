@@ -17,7 +17,7 @@ class DataLoader:
 
 
 class IterDataset:
-    """The same of grain's."""
+    """A stand-in for grain's class of this name."""
 
     __module__ = "grain.python"
 

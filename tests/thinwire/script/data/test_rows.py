@@ -47,7 +47,7 @@ def test_ragged_and_sparse_arrays_have_rows(batch, number):
 
 
 def graph_of(batch, known=()):
-    """Return what a step counts, which knows no length of an axis but of the arrays in `known`."""
+    """Return a step's row count; the step knows only the axis lengths of the arrays in `known`."""
     spec = {
         name: tf.TensorSpec(leaf.shape if name in known else [None, *leaf.shape[1:]], leaf.dtype)
         for name, leaf in batch.items()

@@ -19,7 +19,7 @@ N, EPOCHS = 100, 3
 
 
 def pipelines():
-    """Return what a script might make, none of it with a seed."""
+    """Return typical pipelines of scripts, all without a seed."""
     data = tf.data.Dataset.from_tensor_slices(np.arange(N)[:, None])
     permuted = np.random.permutation(N)
     return {

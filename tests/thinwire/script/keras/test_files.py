@@ -7,7 +7,7 @@ import pytest
 
 from thinwire.script.keras.files import writing_once
 
-#: A callback that writes, and the attribute that says where.
+#: A callback that writes, and the attribute with its path.
 WRITERS = [
     (keras.callbacks.CSVLogger, "filename"),
     (keras.callbacks.TensorBoard, "log_dir"),

@@ -106,7 +106,7 @@ def with_cosine():
 
 
 def zero_scaled(model, saved):
-    """Restart the optimizer inside, and set what the scaling itself counts."""
+    """Restart the inner optimizer, and set the scaling's own counter."""
     for variable in model.optimizer.inner_optimizer.variables[2:]:
         variable.assign(keras.ops.zeros_like(variable))
     model.optimizer.dynamic_scale.assign(32.0)

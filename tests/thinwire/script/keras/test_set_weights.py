@@ -169,7 +169,7 @@ def constrained():
 
 
 def normalized():
-    """Return a model one of whose layers divides its weights whenever it is called."""
+    """Return a model with one layer that divides its weights whenever it is called."""
     model = plain_model()
     inner = keras.layers.Dense(
         8, name="inner", kernel_initializer=keras.initializers.GlorotUniform(seed=3)

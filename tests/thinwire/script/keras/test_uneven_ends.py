@@ -51,7 +51,7 @@ def minus_the_mean(x, y):
     return x - tf.reduce_mean(x, 0), y
 
 
-#: What test_properties.py does not have.
+#: Cases that test_properties.py does not have.
 FORMS = {
     "tf.data": lambda: {"x": slices().map(lambda x, y: (x * 1, y)).batch(20)},
     "batches of tf.data": lambda: {
