@@ -44,7 +44,7 @@ def describe(found: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     load = f"load before the start: {found['load_before']}"
     if found["load_before"] > _BUSY_SHARE * (found["cores"] or 1):
-        load += " (**the machine was not quiet: these figures are no measurement**)"
+        load += " (**the machine was busy: these figures are no measurement**)"
     return "\n".join(
         [
             f"- {found['date']}, commit {commit(found)}",

@@ -83,8 +83,8 @@ def lowered(op: gpu.Op) -> bytes:
         return body.python_function(*arguments)
 
     program = tf.function(whole, jit_compile=True)
-    variables = [tf.constant(value) for value in op.given()]
-    module = program.experimental_get_compiler_ir(*variables)(stage="stablehlo_serialized")
+    given = [tf.constant(value) for value in op.given()]
+    module = program.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
     artifact: bytes = stablehlo.serialize_portable_artifact_str(
         module, stablehlo.get_minimum_version()
     )

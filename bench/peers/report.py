@@ -116,7 +116,7 @@ def document(
     parts = [
         f"{subject.about.format(workers=workers)} {_NOTES}",
         markdown(cells(subject, records, links, targets)),
-        "Ours against theirs:\n",
+        "Thinwire against the peers:\n",
         rows_document(list(rows(subject, records, links, targets))),
     ]
     parts.append(_circumstances(records))
@@ -132,7 +132,7 @@ def _circumstances(records: Sequence[Record]) -> str:
     loads = [record["load_before"] for record in records if "load_before" in record]
     commits = sorted({record.get("commit", "unknown") for record in records if record["ok"]})
     load = f"Load before a run: {max(loads, default=0.0):.1f} at most."
-    return f"{load} Of commit {', '.join(commits)}.\n"
+    return f"{load} Commit {', '.join(commits)}.\n"
 
 
 def rows_document(found: Sequence[Row]) -> str:
@@ -149,7 +149,7 @@ def sheet(
     return text.getvalue()
 
 
-# -- ours against theirs ------------------------------------------------------------------------
+# -- Thinwire against the peers -----------------------------------------------------------------
 
 
 def rows(
@@ -203,7 +203,7 @@ def _rate_rows(
     if link == NO_LIMIT:
         dense = fastest(contender for contender in ours if contender.dense)
         for peer in peers:
-            if peer.sort != "federated":  # a client there exchanges once in many steps
+            if peer.sort != "federated":  # a federated client exchanges once in many steps
                 yield from row(dense, peer, 1.0)
         return
     sparse = fastest(

@@ -74,7 +74,7 @@ def _connect(shared: SharedModel, address: str) -> ShardStream:
 def _weights(viewer: ModelFetcher, shard: ShardStream) -> NDArray[np.float32]:
     view = viewer.fetch([shard])
     if view is None:
-        raise RuntimeError("the shard does not answer")
+        raise RuntimeError("the shard did not answer a request for the model")
     return view.weights
 
 

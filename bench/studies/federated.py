@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--learning_rate", type=float, default=0.05)
     options = parser.parse_args()
     lines = [
-        "| method | seeds | accuracy, % | Flower's | difference | may be | seconds | Flower's "
+        "| method | seeds | accuracy, % | Flower's | difference | tolerance | seconds | Flower's "
         "| ratio |",
         "|---|---|---|---|---|---|---|---|---|",
     ]

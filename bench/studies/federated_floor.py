@@ -63,7 +63,7 @@ def main(folder: pathlib.Path, method: str) -> None:
     with ThreadPoolExecutor(cores) as threads:
         steps = sum(threads.map(train, itertools.chain.from_iterable(draws[:50])))
     seconds, of_cores = time.perf_counter() - began[0], time.process_time() - began[1]
-    sys.stdout.write(f"{steps} steps in {seconds:.1f} s, {of_cores:.1f} s of the cores\n")
+    sys.stdout.write(f"{steps} steps in {seconds:.1f} s, {of_cores:.1f} s of processor time\n")
 
 
 if __name__ == "__main__":

@@ -331,7 +331,7 @@ def main() -> None:
     text = table(runs)
     sys.stdout.write(f"\n{text}")
     commits = ", ".join(sorted({run.commit for run in runs}))
-    title = f"# A language model on {WORKERS} workers at {LINK_MBPS} Mbit/s\n\nOf commit {commits}."
+    title = f"# A language model on {WORKERS} workers at {LINK_MBPS} Mbit/s\n\nCommit {commits}."
     out.with_suffix(".md").write_text(f"{title}\n\n{text}")
     draw(runs, options.picture)
 

@@ -122,7 +122,7 @@ def scale(updates: int) -> list[Row]:
         Row(
             name,
             1e3 * many,
-            "ms of a core an update",
+            "ms of processor time per update",
             1e3 * few,
             many / few,
             1.3,

@@ -223,7 +223,9 @@ def shard_row(method: str) -> Row:
                 if turn:
                     shard_times.append(seconds)
         if len({shard.core.version for shard in shards}) != 1 or shards[0].core.counters.rejected:
-            raise RuntimeError("the shards have not applied the same updates")
+            raise RuntimeError(
+                "the shard with a journal applied other updates than the shard without"
+            )
     off, on = (statistics.median(shard_times) for shard_times in times)
     ratios = [a / b for a, b in zip(*times, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)

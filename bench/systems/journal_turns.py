@@ -73,7 +73,7 @@ def main(arguments: Sequence[str]) -> None:
     shard = ShardProcess(run, ps_flags.read(run.addresses), model_of_flags(run, 0))
     turns = Turns(shard, float(seconds), int(count))
     if not shard.start():
-        raise RuntimeError("this run is finished")
+        raise RuntimeError("the run in --run_dir is finished; give a new directory")
     threading.Thread(target=turns.take, daemon=True).start()
     shard.run_to_end()
     pathlib.Path(report).write_text(json.dumps(turns.lines))

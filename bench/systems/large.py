@@ -238,7 +238,7 @@ class ObservedRun:
 
 @dataclasses.dataclass(frozen=True)
 class LargeRow:
-    """One line of the table."""
+    """One line of the table: a name of the measurement, and its value with unit."""
 
     what: str
     value: str
@@ -263,7 +263,7 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             server = run.start("PS", "--type_node=PS")
             took = run.until(lambda: bool(server.occurrences("listens on")))
             yield LargeRow("PS: start until it listens", f"{took:.1f} s")
-            yield LargeRow("PS: resident then, most before", _two(server, weights))
+            yield LargeRow("PS: memory when it listens; the most before", _two(server, weights))
             server.forget_peak()
             first = run.start("worker-1", "--type_node=Worker", "--id_worker=1")
             took = run.until(lambda: bool(run.exchanged_at))
@@ -282,17 +282,17 @@ def measure(model: LargeModel, method: str, seconds: float) -> Iterator[LargeRow
             took = run.until(
                 lambda: second.metric("bytes_received_total") >= _ALL_RECEIVED * weights
             )
-            yield LargeRow("second worker: joined to the whole model", f"{took:.2f} s")
+            yield LargeRow("second worker: from its join to the whole model", f"{took:.2f} s")
             run.until(lambda: second.metric("exchanges_total") >= 1)
             _, longest = run.step_seconds(began - mean, time.monotonic())
-            yield LargeRow("the first worker's longest step meanwhile", f"{longest:.2f} s")
+            yield LargeRow("first worker's longest step during that join", f"{longest:.2f} s")
             began = time.monotonic()
             run.watch(seconds)
             mean, longest = run.step_seconds(began, time.monotonic())
             yield LargeRow("step, two workers; the longest", f"{mean:.2f} s; {longest:.2f}")
             yield LargeRow("PS: most memory, two workers, snapshots", memory(server.peak_bytes()))
             written = ", ".join(f"{duration:.1f}" for duration in run.snapshots)
-            yield LargeRow("snapshots were being written for", f"{written} s")
+            yield LargeRow("time to write each snapshot", f"{written} s")
 
             server.kill()
             before = len(run.exchanged_at)

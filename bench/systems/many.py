@@ -337,7 +337,7 @@ def _load(
     }
     all_took = list(itertools.chain.from_iterable(took.values()))
     if not all_took:
-        raise RuntimeError(f"no exchange of {level} devices: give --seconds more")
+        raise RuntimeError(f"no exchange of {level} devices: raise --seconds")
     seconds, number = after.at - before.at, len(all_took)
     server = after.server_seconds - before.server_seconds
     client = after.client_seconds - before.client_seconds

@@ -111,7 +111,7 @@ class BareClient:
         next(self._call)
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         self._outgoing.put(None)
         self._channel.close()
 
@@ -164,7 +164,7 @@ class StackClient:
         return complete[0]
 
     def close(self) -> None:
-        """End the stream."""
+        """Close the stream."""
         self._stream.close()
 
 
