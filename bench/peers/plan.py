@@ -114,10 +114,10 @@ class Known:
         ]
 
     def best_rate(self, name: str) -> float | None:
-        """Return a contender's best learning rate, or None if it has no run of round 1 on no limit.
+        """Return a contender's best learning rate, or None if it has no run without a link limit.
 
-        The best rate reaches the highest target first, by the runs of round 1 without a limit; ties
-        are decided by lower targets and then by the best score.
+        Only runs of round 1 without a limit count. The best rate reaches the highest target first;
+        ties are decided by the lower targets and then by the best score.
         """
         runs = [record for record in self.runs(name, NO_LIMIT) if record["round"] == 1]
         tried = {record["learning_rate"] for record in runs}
