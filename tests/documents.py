@@ -62,7 +62,7 @@ class CodeBlock:
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """One command of a block, after bash has made words of it."""
+    """One command of a block, after bash has split the command into words."""
 
     block: CodeBlock
     program: str

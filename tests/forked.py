@@ -235,7 +235,7 @@ class _Server:
         self._module_path = list(sys.path)
 
     def serve(self) -> list[str]:
-        """Fork for ever; return, in a fork, the words of its program."""
+        """Serve fork requests for ever; return, in each fork, the arguments of its program."""
         signal.signal(signal.SIGCHLD, lambda *_: self._reap())
         while True:
             connection, _ = self._listener.accept()

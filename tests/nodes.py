@@ -130,12 +130,12 @@ class Nodes:
         seconds: float = 60,
         halt: str | None = None,
     ) -> None:
-        """Watch the run through a Supervisor's stream until a status fits; then end it if requested.
+        """Watch the run through a Supervisor's stream until a status fits; end it if requested.
 
         Args:
-            until: Whether this status is the awaited one.
-            seconds: Patience.
-            halt: The stop reason to give.
+            until: Returns True for the awaited status.
+            seconds: Time limit, in seconds.
+            halt: The stop reason to send.
         """
         deadline = time.monotonic() + patience(seconds)
         hello = pb.Hello(

@@ -50,10 +50,10 @@ def s3_server():
 
 
 class HeldWrites:
-    """Requests that write to the server; one of them may be held until its sender is dead.
+    """Requests that write to the server; one request may be held until its sender is dead.
 
     Attributes:
-        is_held: Set while one is held.
+        is_held: Set while a request is held.
     """
 
     def __init__(self):
@@ -78,7 +78,7 @@ class HeldWrites:
             self._go.set()
 
     def handle(self, handle, is_write):
-        """Have a request handled; one that is held in time."""
+        """Handle a request; a held request is handled later."""
         with self._lock:
             self._left -= is_write
             holds = is_write and self._left == 0

@@ -233,7 +233,7 @@ class ScriptRun:
     def push(self, number, gradient, samples, figures=NO_FIGURES):
         """Let worker `number` (from 1) push a gradient [n] of some samples.
 
-        It is this worker's part of a batch where nothing is said of that.
+        Without a given count the push is this worker's part of one batch.
         """
         worker = self.workers[number - 1]
         figures = dataclasses.replace(figures, batch_parts=figures.batch_parts or 1)

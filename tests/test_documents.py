@@ -47,7 +47,7 @@ PARSE = argparse.ArgumentParser.parse_args
 
 
 class Parsed(Exception):
-    """The parser has taken the words; what would follow is not wanted."""
+    """The parser has accepted the words; the program itself must not run."""
 
 
 # -- commands -----------------------------------------------------------------------------------

@@ -214,6 +214,6 @@ def test_a_shard_that_cannot_write_ends_the_run():
     with cluster("bsp") as run:
         run.start()
         run.wait_for_updates(3)
-        run.shards[1].leader.request_end("interrupted")  # ignored: only shard 0 sends this reason
+        run.shards[1].leader.request_end("interrupted")  # rejected: its stream ends
         run.shards[1].leader.request_end("journal_failed")
         wait_until(lambda: run.first.stop_reason == "journal_failed", 30, "the end")

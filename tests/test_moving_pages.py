@@ -44,7 +44,7 @@ def sides(name):
 
 
 def first_run(name):
-    """Return the words of a section's first `thinwire run`, without the script."""
+    """Return the arguments of a section's first `thinwire run`, without the script."""
     page, start, lines = section(name)
     return next(
         command.words[:-1]

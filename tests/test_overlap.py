@@ -15,7 +15,7 @@ RATE = 0.1
 
 
 class AheadWorker(MiniWorker):
-    """Hears the answer to a push only when the next gradient is there."""
+    """Receives the reply to a push only when the next gradient is ready."""
 
     computed = None
 

@@ -56,7 +56,7 @@ def wait_for(condition, nodes, seconds=60):
 
 
 def assert_no_leftovers(keep=3):
-    """Every object is one that the log needs, and the log has no more than is kept."""
+    """Check that the log needs every object, and that the log has no more than the limit."""
     names = set(store().names())
     logs = {name for name in names if name.startswith("log/")}
     contents = [entry(int(name[4:-5])) for name in logs]

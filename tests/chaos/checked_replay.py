@@ -225,7 +225,7 @@ class _WorkerCodec:
 
 
 def replayed_codecs(method: Method, spec: ModelSpec, seed: int, history: History) -> Iterator[str]:
-    """Yield where a worker sent another thing than its codec makes of its gradients."""
+    """Yield each push of a worker that differs from its codec's result for its gradients."""
     codecs: dict[int, _WorkerCodec] = {}
     wrong: set[int] = set()
     for record in history.of(BeganLife, Coded, PutBack, Dropped, Kept, Restored):

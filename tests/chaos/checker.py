@@ -394,7 +394,7 @@ def _epochs(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]
 
 
 def _residuals(history: History, pasts: Pasts, declared: Declared) -> Iterator[str]:
-    """A codec that is handed the same sends the same: nothing kept back is lost or comes twice."""
+    """A replayed codec with the same input sends the same: no residual is lost or sent twice."""
     return replayed_codecs(declared.method, declared.spec, declared.seed, history)
 
 

@@ -46,14 +46,14 @@ class Cast:
     """One run.
 
     Args:
-        folder: For everything it writes.
+        folder: Folder for all files of the run.
         flags: Flags of all nodes, in addition to SMALL.
         nb_workers: Workers 1..n.
         nb_ps: Shards 0..n-1.
         seed: Seed of the run and of the proxies.
-        protected: With certificates and a token; then nothing is overheard.
-        model: The flag that names the model.
-        plant: A bug that every node has.
+        protected: True to use certificates and a token; proxies then cannot read the traffic.
+        model: Command-line flag that names the model.
+        plant: A bug planted in every node.
     """
 
     def __init__(
@@ -301,9 +301,9 @@ class Cast:
 
 
 class Awake:
-    """Seconds since it was made, without those in which this process stood still.
+    """Seconds since this object was made, without the time in which this process was stopped.
 
-    To be asked often: of a longer time than `most_seconds` between two questions only that counts.
+    Call it often: at most `most_seconds` count between two calls.
     """
 
     def __init__(self, most_seconds: float = 2.0) -> None:

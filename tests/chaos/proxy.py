@@ -104,11 +104,11 @@ class Proxy:
 
     @property
     def reaches_target(self) -> bool:
-        """Whether a connection to the shard stands."""
+        """True if a connection to the shard exists."""
         return bool(self._beyond)
 
     def cut(self, seconds: float) -> None:
-        """Reset every connection; refuse others for so long."""
+        """Reset every connection; reject new connections for a while."""
         self._board.do(self._hang_up())
         self._board.later(seconds, lambda: asyncio.ensure_future(self._serve()))
 
@@ -117,7 +117,7 @@ class Proxy:
         self._board.soon(self._reset)
 
     def stall(self, seconds: float, way: str) -> None:
-        """Let nothing through for so long in this direction; it comes afterwards."""
+        """Hold the bytes of one direction for a while; forward the bytes afterwards."""
         self._board.soon(self.ways[way].open.clear)
         self._board.later(seconds, self.ways[way].open.set)
 
@@ -128,7 +128,7 @@ class Proxy:
         self._board.later(seconds, self._reappear)
 
     def delay(self, seconds: float, lag_seconds: float) -> None:
-        """Let everything come later for so long; nothing is overtaken."""
+        """Delay all bytes by this time for a while; the order stays the same."""
         for way in self.ways.values():
             way.delay_seconds = lag_seconds
         self._board.later(seconds, self._hurry)

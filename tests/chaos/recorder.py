@@ -392,7 +392,7 @@ class Recorder:
         return about | ({"replayed": True} if core is self._replaying else {}), core
 
     def _write_entry(self, kind: type[Record], **fields: Any) -> None:
-        """Write what belongs to a shard's past; of a replay, keep it until the life begins."""
+        """Write a record of a shard's past; during a replay, store it until the shard starts."""
         if "replayed" in fields:
             self._replayed.append((kind, fields))
         else:

@@ -55,7 +55,7 @@ class Hour:
 
 
 class Day(Simulation):
-    """A long run with adacomp that keeps its state; what Striker needs to strike it."""
+    """A long run with adacomp and saved state; has the interface that Striker uses."""
 
     def __init__(self, given: argparse.Namespace, folder: pathlib.Path) -> None:
         chosen = method("adacomp", given.workers, compression_rate=0.3)

@@ -224,7 +224,7 @@ class Striker:
             at_answer(connection, self._snap)
 
     def _reordered(self) -> None:
-        """A push is held up on a stream that the worker gives up: it comes after a newer one."""
+        """A push is delayed on a stream that the worker abandons: it arrives after a newer push."""
         for connection in self._connections():
             at_push(connection, self._come_late)
 

@@ -34,7 +34,7 @@ class Outcome:
 
     @property
     def restarts(self) -> int:
-        """How often shards came back."""
+        """Number of restarts of shards."""
         return len(list(self.history.of(Life))) - len(self.history.shards)
 
     @property

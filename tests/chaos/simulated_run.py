@@ -132,7 +132,7 @@ class ChaoticRun(Simulation):
         shard.start()
 
     def _look_after(self, worker: Any) -> None:
-        """Start a worker again that has given up, and keep its checkpoints."""
+        """Restart a worker that has given up, and store its checkpoints."""
         on_replies, on_joined = worker.on_replies, worker.on_joined
 
         def noted_replies(replies: list[Any]) -> None:

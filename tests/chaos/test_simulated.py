@@ -97,7 +97,7 @@ OVERLAPPED = Case("bsp", nb_ps=2, nb_workers=4, choices=(("overlap", True),), it
                 Plan(Fault.KILL_IN_JOURNAL, Victim.OTHER_SHARD, 0.1113, 1064137626),
             ],
         ),
-        # The restarted state server let no worker push: it lacked a report of a worker that had pushed
+        # The restarted state server let no worker push: it did not know that one had pushed
         # to shard 1 and waited there for the other workers' pushes.
         (
             Case("esync", 2, nb_workers=2, iter_max=5, seed=1073220346),

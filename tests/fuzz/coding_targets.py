@@ -92,7 +92,7 @@ def _block_seeds() -> list[bytes]:
 
 
 def positions(data: bytes) -> None:
-    """Code positions in every way; each must come back."""
+    """Encode positions in every coding; each must decode to the same positions."""
     source = Reader(data)
     gaps = np.frombuffer(source.rest()[: 2 * (len(data) // 2)].ljust(2, b"\0"), "<u2")
     gaps = gaps[: gaps.size].astype(np.int64)

@@ -61,7 +61,7 @@ def _records() -> tuple[bytes, ...]:
 
 
 def record(data: bytes) -> None:
-    """Read records: as they lie there, or with checksums that are right."""
+    """Read records: unchanged, or with corrected checksums."""
     source = Reader(data)
     if source.number() % 2:
         with contextlib.suppress(DamagedRecord):
@@ -199,7 +199,7 @@ def _saved_seeds() -> list[bytes]:
 
 
 def metrics_file(data: bytes) -> None:
-    """Read a run's summary and metrics, as reports and a Supervisor that comes back do."""
+    """Read a run's summary and metrics, as reports and a restarted Supervisor do."""
     source = Reader(data)
     summary, lines = source.piece(), source.rest()
     folder = _folder_with("summary.json", summary)

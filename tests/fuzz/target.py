@@ -35,8 +35,8 @@ class Target:
         about: What is fuzzed, in a few words.
         one: Runs one input; any exception is a crash.
         seeds: Valid inputs to start from.
-        longest: Bytes of an input.
-        message: What an input holds behind its first `head` bytes, to be changed field by field.
+        longest: Maximum length of an input, in bytes.
+        message: Kind of the message behind an input's first `head` bytes, to be changed by field.
     """
 
     about: str

@@ -195,7 +195,7 @@ class World:
 
     @property
     def life(self) -> int:
-        """This life of the rogue; 0: it has none."""
+        """Incarnation of the rogue; 0 if it has none."""
         member = self.core._members.get(ROGUE)
         return member.incarnation if member is not None else 0
 

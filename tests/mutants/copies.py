@@ -25,7 +25,7 @@ _WITHOUT_IDENTITY = ("-c", "user.name=mutants", "-c", "user.email=mutants@localh
 
 
 class CopyProblem(RuntimeError):
-    """A copy would not run the code that lies in it."""
+    """A copy would not run its own code."""
 
 
 class Copy:
@@ -52,7 +52,7 @@ class Copy:
             )
 
     def has(self, file: str) -> bool:
-        """Whether a file lies in the copy."""
+        """True if a file exists in the copy."""
         return pathlib.Path(file).resolve().is_relative_to(self.folder)
 
     @contextlib.contextmanager

@@ -150,7 +150,7 @@ class _Finder(ast.NodeVisitor):
         """Skip a formatted text: it is a message."""
 
     def visit_arg(self, node: ast.arg) -> None:
-        """An argument holds an annotation alone; its default stands elsewhere."""
+        """Skip an argument's annotation; the argument's default is visited elsewhere."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         for part in (*node.decorator_list, node.args, *node.body):

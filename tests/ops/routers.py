@@ -53,7 +53,7 @@ def entries_of(blocks, sizes):
 
 
 def parts_of(part):
-    """Number of a block, its channel, its entries in the slot, and what its datagrams stand for."""
+    """Number of a block, its channel, its entries in the slot, its datagrams' decoded values."""
     for number, channel in zip(part.blocks, part.channels, strict=True):
         start, stop = number * part.block_entries, (number + 1) * part.block_entries
         if part.indices is None:

@@ -100,7 +100,7 @@ def test_what_init_makes_is_plain(interface, name, tmp_path):
     if interface in ("down_codec", "weighting"):
         state = policy.init(24)
     elif interface == "server_optimizer" and not policy.keeps_sparse:
-        return  # Keras's slots are plain once the ShardModel has saved them: see above
+        return  # Keras's slots are plain once the ShardModel has saved them
     else:
         driver = DRIVERS[interface](interface, name)
         state = driver.save(driver.begin())

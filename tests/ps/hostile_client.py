@@ -46,7 +46,7 @@ class Liar:
             self.ends[kind] += 1
 
     def _worker(self):
-        """A worker that is let in, and then lies about everything."""
+        """A worker that joins, and then sends invalid messages of all kinds."""
         stream_hello = self.shard.hello(incarnation=self.dice.choice((0, 0, 5, BIG)))
         yield frame(hello=stream_hello)
         life = self.shard.core.incarnation_of(ROGUE)

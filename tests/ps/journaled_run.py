@@ -92,7 +92,7 @@ def everything(core):
 
 
 def watched(core):
-    """Return a list that gets all that the core knows: now, and after each of its events."""
+    """Return a list that receives the core's full state now, and after each of its events."""
     states = [everything(core)]
 
     class Watched(PsCore):

@@ -277,7 +277,7 @@ def write_page(text: str, page: Path = PAGE) -> None:
 
 
 def measure(results: Results, script: str, method: str, seed: int, workers: int) -> None:
-    """Run one script once, unless its result is there; failures are run again."""
+    """Run one script once, unless its result is stored; failures are run again."""
     row = results.get(script, method, seed)
     if row is not None and not row["problems"]:
         return

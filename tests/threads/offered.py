@@ -126,9 +126,9 @@ class OfferedRun:
 
         Args:
             number: Its id.
-            offer: What it offers.
+            offer: The offered model.
             weights: Its initial weights; None: weights that no other worker has.
-            flags: More of them.
+            flags: Additional flags of the worker.
             lie: Changes the document and the payload that it sends.
         """
         run, _, own = self.settings(f"--id_worker={number}", *flags)

@@ -12,8 +12,8 @@ _PIECE_BYTES = 8 << 10
 class Wire:
     """Forwards TCP connections to an address; a client dials `address` instead.
 
-    A cut wire lets nothing pass and breaks nothing: connections stand, as they do when a router
-    between two machines has died.
+    A cut wire forwards nothing and closes nothing: connections stay open, as if a router
+    between two machines had died.
     """
 
     def __init__(self, target: str, bytes_per_second: float = 0.0) -> None:

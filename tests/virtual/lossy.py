@@ -121,7 +121,7 @@ class World:
         self.snapshot = copy.deepcopy(self.core.state_dict())
 
     def restart(self):
-        """The shard dies and comes back from its checkpoint."""
+        """The shard dies and restarts from its checkpoint."""
         self.generation += 1
         self.core = self.new_core()
         self.core.load_state_dict(copy.deepcopy(self.snapshot))

@@ -89,7 +89,7 @@ class Shard:
 class WorkerThread(threading.Thread):
     """One worker's training loop; `on_round(worker)` is called before each push.
 
-    Worker w says that its steps take w fiftieths of a second.
+    Worker w reports that its steps take w fiftieths of a second.
     """
 
     def __init__(self, number, shard, sync_every=1, on_round=None, incarnation_seed=0):

@@ -180,7 +180,7 @@ def test_nobody_waits_for_ever_for_one_that_does_not_begin():
 
 
 def steps_until_ready(rule, state, most=1000):
-    """Return how many steps of 0.5 s worker 1 takes in a round with worker 2."""
+    """Return the number of steps of 0.5 s of worker 1 in a round with worker 2."""
     for steps in range(1, most):
         state = rule.record(PaceReport(1, steps, 0.5, 0.5 * steps), state)
         ready, state = rule.answer(1, (1, 2), 0.5 * steps, state)

@@ -128,7 +128,7 @@ def packets(draw):
 
 
 def flat(spec, blocks, home):
-    """Where the blocks' values stand in the whole model; `home`: block -> (tensor, first entry)."""
+    """Positions of the blocks' values in the model; `home`: block -> (tensor, first entry)."""
     whole = np.full(spec.num_parameters, np.nan)
     for block in blocks:
         tensor, first = home(block)

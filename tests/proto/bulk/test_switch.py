@@ -25,7 +25,7 @@ from thinwire.runtime.run.credentials import NO_CREDENTIALS, Credentials
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered(monkeypatch):
-    """Another test's server may have had a port of this one's."""
+    """Forget all servers, because another test's server may have had the same port."""
     monkeypatch.setattr(switching, "UNREACHABLE", switching.UnreachablePorts())
 
 
@@ -55,7 +55,7 @@ def next_message(client, assembler):
 
 
 def talk(client, count=3, moves=True):
-    """Say Hello's part, then exchange payloads; return whether all of them came back."""
+    """Send Hello's part, then exchange payloads; return True if all payloads came back."""
     assembler = MessageAssembler(pb.ToClient, lambda message: 1 << 30)
     welcome, _ = next_message(client, assembler)
     if welcome.welcome.HasField("bulk"):
@@ -407,9 +407,9 @@ class Strangers:
     """Connects this many times a second in its own thread, and keeps every connection open.
 
     Args:
-        port: To connect to.
-        per_second: How often.
-        first: What each sends.
+        port: Port to connect to.
+        per_second: Number of connections per second.
+        first: First bytes of each connection.
     """
 
     def __init__(self, port, per_second, first=b""):

@@ -39,7 +39,7 @@ class Worker:
 
 
 class Run:
-    """Two cores and their workers; every stream keeps its order, and chance which goes first."""
+    """Two cores and their workers; each stream is ordered, the order of streams is random."""
 
     def __init__(self, nb_workers):
         self.method, self.nb_workers = method("bsp", nb_workers=nb_workers), nb_workers

@@ -278,7 +278,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """Scripts that make the same calls of fit, die and come back, and a shard that does, too."""
+    """Scripts that make the same calls of fit, die and return, and a shard that restarts, too."""
 
     def __init__(self):
         self.now, self.ended = 0.0, None

@@ -459,7 +459,7 @@ def test_an_interrupted_shard_ends(tmp_path):
 
 
 class HeldStream:
-    """A worker's stream, as far as a stage looks at it."""
+    """The part of a worker's stream that a stage uses."""
 
     peer, lost, closed, evidence = "here", False, False, PeerEvidence()
 

@@ -107,7 +107,7 @@ def test_all_go_on_with_the_chief_s_model_and_version_and_examples_go_on(nb_ps, 
 
 
 def central(run, script, spec, phase):
-    """Return the weights that an evaluator of a phase gets."""
+    """Return the weights that an evaluator receives in a phase."""
     settings, _, _ = run.settings()
     offer = OFFER if spec is SPEC else OTHER
     layouts = offered_layouts(settings, offer)

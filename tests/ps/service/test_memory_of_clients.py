@@ -131,7 +131,7 @@ class Served:
         assert busy.wait(WAIT_SECONDS)
 
     def attack(self, attack):
-        """Send what `attack` makes while the writer is held, and read no reply; return the peak."""
+        """Send the frames of `attack` to a paused writer, read no reply; return the peak."""
         sent = [*attack(self)]
         channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         welcomed, over = threading.Event(), threading.Event()

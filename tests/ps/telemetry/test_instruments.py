@@ -24,7 +24,7 @@ def instruments_of(shard, received=lambda: None):
 
 
 def read(instruments, shard):
-    """Read while the writer thread is there."""
+    """Read the instruments while the writer thread runs."""
     over = threading.Event()
     writer = threading.Thread(target=shard.server.run_until, args=(over.is_set,), daemon=True)
     writer.start()

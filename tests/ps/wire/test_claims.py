@@ -110,7 +110,7 @@ class Talk:
         self.say(worker, frame(query=pb.Query(**right | wrong)))
 
     def check(self):
-        """Everybody is in, or comes in again; then the honest worker gets on."""
+        """Check that all workers are in, or rejoin, and that the honest worker makes progress."""
         core = self.core
         assert np.isfinite(core.model.theta).all()
         assert "fault" not in core.counters.rejected

@@ -42,7 +42,7 @@ print("history", json.dumps(found))
 
 
 class Validating(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT)
 

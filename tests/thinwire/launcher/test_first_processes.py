@@ -80,7 +80,7 @@ else:
 
 
 class Clearing(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=32)
 

@@ -34,7 +34,7 @@ print("scores", *scores)
 
 
 class Folds(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 

@@ -28,7 +28,7 @@ print("loss", float(model.evaluate(x, y, verbose=0)))
 
 
 class Rounds(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 

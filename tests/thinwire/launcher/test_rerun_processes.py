@@ -45,7 +45,7 @@ def script_of(rate):
 
 
 class Rerun(Command):
-    """One `thinwire run` of the script above; tests may edit its rate and its module."""
+    """One `thinwire run` of this file's script; tests may edit its rate and its module."""
 
     def __init__(
         self, folder, *flags, rate="0.02", loss="mse", workers=1, arguments=(), **variables

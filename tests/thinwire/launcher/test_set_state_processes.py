@@ -40,7 +40,7 @@ print("weights %.6f" % sum(float(np.abs(each).sum()) for each in model.get_weigh
 
 
 class Restarts(Command):
-    """One `thinwire run` of the script above."""
+    """One `thinwire run` of this file's script."""
 
     script = toy_script(SCRIPT, rows=96)
 

@@ -246,7 +246,7 @@ def test_the_loss_of_no_example_is_no_loss():
 
 @dataclasses.dataclass(frozen=True)
 class SeesEpochs(LargestWithResidual):
-    """It records its calls."""
+    """Records the epochs that it receives."""
 
     seen: list = dataclasses.field(default_factory=list)
 

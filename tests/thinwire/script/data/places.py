@@ -26,7 +26,7 @@ def as_built(dataset):
 
 
 def batches(arguments):
-    """Return an epoch's batches that Keras makes of `fit`'s arguments, as the first column of x."""
+    """Return Keras's batches for `fit`'s arguments in an epoch, as the first column of x."""
     if isinstance(arguments["x"], tf.data.Dataset):
         arguments = arguments | {"x": as_built(arguments["x"])}
     names = ("x", "y", "sample_weight", "batch_size", "shuffle", "class_weight")

@@ -56,7 +56,7 @@ class Endless(Rows):
 
 
 def epoch_of(shared):
-    """Return an epoch's batches as Keras' fit gets them, which ends the epoch before first."""
+    """Return an epoch's batches as Keras' fit receives them; the previous epoch ends first."""
     adapter = PyDatasetAdapter(shared.arguments["x"], shuffle=shared.arguments["shuffle"])
     adapter.on_epoch_end()
     adapter.on_epoch_begin()

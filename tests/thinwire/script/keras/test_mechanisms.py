@@ -169,7 +169,7 @@ def test_kept_state_is_restored_in_its_own_run_and_phase(tmp_path, run_id, phase
 
 
 def shared_session(*variables, **more):
-    """A session, as far as the member of a run looks at it."""
+    """The part of a session that the member of a run uses."""
     shared = SimpleNamespace(variables=list(variables))
     return SimpleNamespace(shared=shared, stopped=False, **more)
 

@@ -21,7 +21,7 @@ FIT = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
 
 
 def zero_all(model, saved):
-    """Restart, as a script does that keeps its compiled optimizer: all but the learning rate."""
+    """Reset all of a compiled optimizer's state except the learning rate, as a script may do."""
     rate = float(model.optimizer.learning_rate.numpy())
     for variable in model.optimizer.variables:
         variable.assign(keras.ops.zeros_like(variable))
