@@ -45,7 +45,7 @@ from thinwire.worker.core.core import WorkerCore
 from thinwire.worker.core.messages import NO_FIGURES, ShardReply
 
 BODIES = load_kernels("numpy")
-#: Path -> shape; no row has anything to do with the last one.
+#: Path -> shape; no row's gradient depends on the last one.
 SHAPES = {
     "embedding/table": (7, 4),
     "dense/kernel": (4, 5),

@@ -198,7 +198,7 @@ def test_what_a_ps_refuses(nodes):
     says_hello_in_vain(nodes, "protocol_version", protocol_version=1)
     says_hello_in_vain(nodes, "codec.compression_rate.*0.01.*0.5", compression_rate="0.5")
     says_hello_in_vain(nodes, "id_worker=2", compression_rate="0.01")
-    nodes.kill("ps")  # else its lock is what refuses
+    nodes.kill("ps")  # otherwise the lock would be the reason
     nodes.start("run_dir", "--type_node=PS", "--port=0", "--compression_rate=0.5")
     ends_with(nodes, "run_dir", 2, "--overwrite", "codec.compression_rate")
 

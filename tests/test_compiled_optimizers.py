@@ -179,7 +179,7 @@ def test_sgd_equals_keras_bit_for_bit_with_one_worker(name):
     assert run.theta.tobytes() == train_alone(optimizer, own, rows, batches()).tobytes()
 
 
-#: One for each way of keeping state.
+#: One optimizer for each kind of state.
 STATES = ["momentum", "Adam", "Adafactor", "Nadam", "Muon", "accumulation and ema"]
 #: The same with the average of weights that ScheduleFreeAdamW keeps.
 MOVED = [*STATES, "ScheduleFreeAdamW"]

@@ -29,7 +29,7 @@ from thinwire.ops.types import ConfigurationError
 from thinwire.script.settings import read_settings
 
 ROOT = documents.ROOT
-#: Programs of others that a page may call.
+#: Foreign programs that a page may call.
 FOREIGN = ("tensorboard", "pip", "pytest")
 #: Flags of these programs, of absl, of bench/transport/netns.sh, a placeholder, and an example.
 FOREIGN_FLAGS = {"logdir", "flagfile", "help", "helpfull", "check", "flag", "power_exponent"}

@@ -118,7 +118,7 @@ def test_what_was_sent_and_the_residual_are_all_changes(name, rate, dtype, seed,
     if core.end_training() is not None:
         core.finish([reply(core.layouts[0], Operation.SET_REST, blocks=[])])
     moved = core.base.astype(np.float64) - first
-    atol = 1e-5 if dtype == "float32" else 0.01  # else the last packet is rounded, too
+    atol = 1e-5 if dtype == "float32" else 0.01  # otherwise the last packet is rounded, too
     np.testing.assert_allclose(moved, total, rtol=0, atol=atol)
 
 

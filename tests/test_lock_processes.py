@@ -16,7 +16,7 @@ from thinwire.runtime.run.settings import EXIT_CONFIGURATION
 pytestmark = pytest.mark.timeout(300)
 
 FIRST = ("ps", *WORKERS, "supervisor")
-#: Who comes second -> its flags, and the role and id that it meets.
+#: Second process -> its flags, and the role and id of the process that holds the lock.
 SECOND = {
     "PS": ((), "PS", 0),
     "Worker": (("--id_worker=2",), "Worker", 2),
@@ -43,7 +43,7 @@ def contents(run_dir):
 
 @pytest.mark.product
 def test_whoever_comes_second_is_refused_and_nothing_is_lost(nodes):
-    """Also with --overwrite, and on another port."""
+    """The second process is also refused with --overwrite, and on another port."""
     with contextlib.ExitStack() as held:
         for role in ("Cluster", "Advisor"):  # here, in this process
             lock = lock_of(nodes.run_dir, role, 0)

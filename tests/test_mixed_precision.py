@@ -102,4 +102,4 @@ def test_a_residual_of_two_scales_can_only_be_unscaled_before_it():
         return total + (kept / scales[-1] if unscaled_by_the_ps else kept)
 
     np.testing.assert_array_equal(received(unscaled_by_the_ps=False), first + second)
-    assert received(unscaled_by_the_ps=True)[0] == 4.0  # of 3: the kept 1 counts twice
+    assert received(unscaled_by_the_ps=True)[0] == 4.0  # instead of 3: the residual 1 counts twice

@@ -154,7 +154,7 @@ def small():
 """,
     "ops": "WIDTH = 8\n",
 }
-#: Writes where every module that matters came from.
+#: Writes the path of every imported module that matters.
 TRACE = """
 import json
 import os

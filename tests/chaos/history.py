@@ -160,7 +160,7 @@ class Life(OfShard):
     steps: dict[str, int]  # worker -> newest step applied
     parts: dict[str, str]  # name of a part of the core -> digest of its durable state
     before: dict[str, str] | None  # the same of the life before, when it died; None: not known
-    disk_failed: bool = False  # that life could not write any more: its last answers are not kept
+    disk_failed: bool = False  # the dead process lost its last replies' records
     settings: Any = None  # state of the core, as plain data
     theta: bytes = b""  # [n] float32; empty where models are recorded by digests alone
 

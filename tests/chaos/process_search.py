@@ -160,7 +160,7 @@ def play(trial: ProcessTrial, plant: str = "") -> Verdict:
         if not found:
             history += ended(cast)
         if all((cast.run_dir / f"flags-{name}.txt").exists() for name in cast.shards):
-            found += check(history, declared_by(cast))  # else it has not begun
+            found += check(history, declared_by(cast))  # otherwise the run has not started
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Verdict(tuple(found), history)
@@ -292,7 +292,7 @@ class Kind:
 
 
 def _kill(struck: Struck, strike: Strike) -> None:
-    if struck.has_second(strike.name):  # which would take its place, as it may
+    if struck.has_second(strike.name):  # it may replace the killed process
         struck.after(0.2, lambda: _kill(struck, strike))
     elif not struck.is_down(strike.name):
         struck.cast.kill(strike.name)

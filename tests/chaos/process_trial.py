@@ -34,12 +34,12 @@ class Kill:
 
     plan: Plan
     shard: int
-    version: int  # that it came back with
+    version: int  # version of the restarted shard
     events: int  # replayed
     told: int  # pushes acknowledged to workers so far
     compared: int  # snapshots of the living shard that equal a replay of its journal
     torn: str  # damage to the journal
-    seconds: float  # until it had come back
+    seconds: float  # time until the shard was back
 
 
 class Ambush:

@@ -148,7 +148,7 @@ class Proxy:
         if port in self._beside:
             return
         here, there = self._listen[0], self._target[0]
-        listening = socket.create_server((here, port))  # from here on nothing is refused
+        listening = socket.create_server((here, port))  # from here on no connection is rejected
         connected = functools.partial(self._connected, (there, port), listener)
         self._beside[port] = asyncio.ensure_future(asyncio.start_server(connected, sock=listening))
 

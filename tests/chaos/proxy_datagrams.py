@@ -47,7 +47,7 @@ class DatagramProxy(asyncio.DatagramProtocol):
         self.num_passed = 0
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        self._socket.bind(listen)  # from here on nothing is refused
+        self._socket.bind(listen)  # from this line on no datagram is rejected
         board.soon(lambda: asyncio.ensure_future(self._open()))
 
     async def _open(self) -> None:

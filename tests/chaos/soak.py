@@ -46,12 +46,12 @@ class Outcome:
     counts: dict[str, int]
     failures: list[str]
     growths: list[Growth]
-    longest_pause_seconds: float  # in which the version did not change
+    longest_pause_seconds: float  # longest time without a new version
     summary: dict[str, Any] = dataclasses.field(default_factory=dict)
     codes: dict[str, int] = dataclasses.field(default_factory=dict)
     accuracy: float = 0.0
     quiet_accuracy: float | None = None
-    kills: int = 0  # of shards, judged
+    kills: int = 0  # checked kills of shards
     compared: int = 0  # snapshots that equal a replay
 
 

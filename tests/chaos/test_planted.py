@@ -6,7 +6,7 @@ from tests.chaos.planted import PLANTS
 from tests.chaos.process_search import ProcessTrial, Strike, play
 from tests.chaos.search import Trial, shrink, simulate
 
-#: Found by one of the first runs; the others are tried by `make product`.
+#: Bugs that one of the first runs finds; `make product` tries the others.
 QUICK = ("lost-after-the-acknowledgement", "applied-twice", "epoch-skipped-by-one-shard")
 SEED = 5
 

@@ -30,7 +30,7 @@ from thinwire.worker.core.messages import ShardReply
 LEASE_SECONDS = 10.0
 #: Incarnation of the honest worker; no hostile client can guess the number.
 HONEST_LIFE = 0x3D0E_51C7_9A2B_4F86
-#: Method -> what makes it one push a gradient, without waiting for the others.
+#: Method -> settings with which one worker can push without waiting for the others.
 METHODS: dict[str, dict[str, Any]] = {
     "adacomp": {"compression_rate": 0.25},
     "asgd": {},

@@ -234,7 +234,7 @@ class OnShard(Driver):
         ]
         kept = state.apply(arrivals, max(0, state.version - 6))
         state.count(8 * len(kept))
-        worker = 1 + number % WORKERS  # it was answered `WORKERS` turns ago, at that version
+        worker = 1 + number % WORKERS  # the reply was `WORKERS` turns ago, at that version
         asked = (
             ModelRequest(9, 0, None),
             ModelRequest(8, number, state.version),

@@ -127,7 +127,7 @@ BAD_VALUES = {
     str: ("no such value",),
     bool: (),
     Codec: (),  # the policy inside a wrapper
-    AutoGroups | None: (),  # it refuses bad values itself
+    AutoGroups | None: (),  # the inner policy rejects bad values itself
     tuple[tuple[int, ...], ...] | None: (),  # read_draws refuses a bad line
     tuple[tuple[int, ...], ...]: (((1,), (1,)), ((1,), ()), ((0, 1),)),
 }
@@ -160,7 +160,7 @@ def test_undelivered_takes_nothing_back_where_nothing_was_kept(interface, name):
     sent, state = driver.turn(driver.begin(), 1)
     kept_nothing = bits(state) == {}
     after = driver.undelivered(sent, state)
-    # With a residual the values are other ones now, but it is the same state.
+    # With a residual the values differ now, but the state is the same.
     assert bits(after) == {} if kept_nothing else after.keys() == state.keys()
 
 

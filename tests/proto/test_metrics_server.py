@@ -216,12 +216,12 @@ def test_a_reader_that_disconnects_is_one_line(logged, monkeypatch):
         return [counter("updates", "Updates. " + "x" * (1 << 22), 1)]  # beyond a socket's buffers
 
     with listening(read) as port:
-        logged.get(timeout=20)  # that it listens
+        logged.get(timeout=20)  # until the server listens
         reader = socket.create_connection(("127.0.0.1", port.port))
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         asked.set()
         reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")
-        reader.close()  # by a reset
+        reader.close()  # the client ends by a reset
         has_left.set()
         record = logged.get(timeout=20)
     assert "reader at 127.0.0.1" in record.getMessage()

@@ -15,7 +15,7 @@ from thinwire import GradientSGD, W_global, distribute, init_server
 from thinwire.models.flat_model import SharedModel
 from thinwire.worker.train_step import TrainStep
 
-ROWS = np.array([[1, 2, 1], [5, 1, 2]])  # of the embedding; 1 occurs three times, 2 twice
+ROWS = np.array([[1, 2, 1], [5, 1, 2]])  # rows of the embedding; 1 occurs three times, 2 twice
 LABELS = np.array([0, 1], np.int32)
 METHODS = ("dgs", "dgc")
 

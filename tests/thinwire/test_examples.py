@@ -15,12 +15,12 @@ from tests.scripts import quality
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-#: Those that make two lines of Thinwire workers; the others show other interfaces.
+#: Examples that use two lines of Thinwire; the other examples show other interfaces.
 TWO_LINES = (
     *("convnet", "forecasting", "gan", "keras_hub_bert", "language_model"),
     *("lora", "tabular", "transformer"),
 )
-#: How far below the script alone one seed may be.
+#: Allowed difference between one seed's score and the script alone.
 MARGIN = 0.03
 #: The environment that examples/keras_hub_bert.py describes.
 KERAS_HUB = os.environ.get("THINWIRE_KERAS_HUB_PYTHON") or str(

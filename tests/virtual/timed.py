@@ -76,7 +76,7 @@ class TimedRun(MiniRun):
         super().__init__(chosen, **settings)
         self.workers = {number: TimedWorker(number, self) for number in self.workers}
         self.seconds, self.delay = dict(enumerate(seconds, start=1)), delay
-        self.late = late  # what workers send to shards 1.. takes up to so long
+        self.late = late  # largest delay of messages from workers to shards 1..
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._free_at: dict[object, float] = {}

@@ -26,7 +26,7 @@ TOPS = {
 def test_what_the_chief_has_written_stays(tmp_path):
     """One process for all cases, as TensorFlow's import is slow; file names identify the cases."""
     folder = Folder(tmp_path)
-    (tmp_path / "theirs").mkdir()  # as another worker makes it
+    (tmp_path / "theirs").mkdir()  # as another worker writes it
     program = [
         "from thinwire.worker.held_libraries import hold_h5py, hold_tensorflow",
         "import h5py, numpy as np",

@@ -8,7 +8,7 @@ import pytest
 from bench.machine import gpu, gpu_programs
 
 SIZE = 6_000
-pytestmark = pytest.mark.product  # to lower them all takes many seconds
+pytestmark = pytest.mark.product  # lowering all ops takes many seconds
 
 
 @pytest.fixture(scope="module")

@@ -204,7 +204,7 @@ def test_the_long_wait_is_once_while_the_slowest_begins_only_after_the_others_pu
     assert waits == [101, 3, 3]  # then more than one step of the slowest
     state = rule.released((1, 2), state)
     state = rule.record(PaceReport(2, 0, 1.0, 0.0), state)
-    assert steps_until_ready(rule, state) == 1  # it is in its round, and about to end it
+    assert steps_until_ready(rule, state) == 1  # worker 1 is about to end its round
     state = rule.released((1, 2), state)
     assert steps_until_ready(rule, state) == 101
 

@@ -266,7 +266,7 @@ def test_a_worker_that_gave_up_its_push_does_not_hold_a_shard_that_follows():
     submit(leader, free[1])
     follower.submit(ArrivalToken(free[0], 1), 0.0)
     follower.withdraw(free[1], 1)
-    assert follower.advance(0.0).released == []  # it may still push
+    assert follower.advance(0.0).released == []  # the worker may still push
     follower.follow(leader.draws())
     (arrivals,) = follower.advance(0.0).released
     assert [each.worker for each in arrivals] == [free[0]]
@@ -279,7 +279,7 @@ def test_a_push_of_a_draw_that_a_following_shard_missed_is_an_update_of_its_own(
     follower, _ = begun(policy.without_bound(), [1])
     follower.follow(leader.draws())
     follower.advance(0.0)
-    submit(leader, 1)  # its push does not come to the follower before the worker leaves it
+    submit(leader, 1)  # the push does not reach the follower
     follower.leave(1)
     follower.join(1)
     follower.follow(leader.draws())
@@ -311,7 +311,7 @@ def test_settings_that_make_no_sense_are_refused_by_what_helps():
         made(fraction=0.5, aggregate="median")
     drawn = made(fraction=0.5, seed=3)
     assert not drawn.steps_together
-    assert describe(drawn.sync) == {"nb_workers": 4, "fraction": 0.5}  # what nodes agree on
+    assert describe(drawn.sync) == {"nb_workers": 4, "fraction": 0.5}  # values that all nodes share
     assert made(fraction=1.0).sync == made().sync
 
 

@@ -298,7 +298,7 @@ def test_after_a_change_of_groups_nobody_runs_further_ahead_of_who_computes():
     rule.pause()
     rule.regroup(((1, 2), (3,)))  # worker 2 computes its first iteration
     advance(rule)
-    assert submit(rule, 3) == ([(3,)], [])  # it has done three, and worker 2 none
+    assert submit(rule, 3) == ([(3,)], [])  # worker 1 has done three, and worker 2 none
 
 
 def test_a_change_of_groups_lets_those_go_on_that_the_bound_blocks_no_longer():

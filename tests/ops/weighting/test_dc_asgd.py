@@ -55,7 +55,7 @@ def test_equals_plain_numpy(variant, strength, backup, nb_ps):
     assert len(delays) > 3  # a random order: some are fresh, some far behind
     np.testing.assert_allclose(run.theta, by_hand(run, variant, strength, backup), atol=2e-6)
     plain = MiniRun(compensated("asgd", nb_workers=4), iter_max=60, nb_ps=nb_ps, rate=RATE).run()
-    assert np.abs(run.theta - plain.theta).max() > 1e-4  # and it does make a difference
+    assert np.abs(run.theta - plain.theta).max() > 1e-4  # and compensation makes a difference
 
 
 @pytest.mark.parametrize("backup", BACKUPS)

@@ -212,5 +212,5 @@ def test_the_addresses_of_a_host_share_the_deadline(monkeypatch):
         monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [away, here])
         with pytest.raises(NoBulkConnection) as caught:
             connect("both", offered, NO_CREDENTIALS, None, None, 2.0)
-    assert caught.value.failure is BulkFailure.DISTRUSTED  # it got there
+    assert caught.value.failure is BulkFailure.DISTRUSTED  # the connection was checked
     assert len(waited) == 1 and 0.9 < waited[0] <= 1.0

@@ -134,7 +134,7 @@ def test_bytes_that_trickle_do_not_move_a_deadline(names_offer, protected, start
 
 
 def test_the_next_attempt_of_a_stream_ends_the_one_before():
-    """So a client holds one descriptor, however often it connects."""
+    """A client therefore holds one descriptor, however often it connects."""
     with listening() as (listener, clients):
         client, offer = offered(listener, clients)
         former = dialled(offer, offer.number)

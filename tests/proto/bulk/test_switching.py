@@ -132,7 +132,7 @@ def test_a_client_that_is_turned_away_tries_again_on_the_same_stream(caplog):
     assert result == (SwitchState.MOVED, [0, 1, 2, 3], ["connection"])
     assert len(ended.waits) == 3 and ended.waits[0] < ended.waits[1] < ended.waits[2]
     assert ADDRESS not in ports
-    assert len(caplog.messages) == 2  # of the first attempt, and of the last one
+    assert len(caplog.messages) == 2  # for the first and the last attempt
 
 
 def test_after_the_last_attempt_the_next_stream_may_try(caplog):
@@ -196,7 +196,7 @@ def test_the_newest_connection_counts_until_the_client_switches():
     assert late.num_aborts == 1 and path.connection is second
     assert not path.offer()
     path.end()
-    assert second.num_aborts == 1 and path.switch() is second  # which is at its end
+    assert second.num_aborts == 1 and path.switch() is second  # a connection at its end
 
 
 def test_a_connection_that_comes_after_the_end_is_closed():

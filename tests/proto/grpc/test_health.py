@@ -41,7 +41,7 @@ def listening(guard=None):
 
 def test_a_shard_tells_in_each_phase_whether_it_takes_work():
     with listening() as (shard, address):
-        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # it has not reached shard 0
+        assert probe(address, WAIT_SECONDS) == "NOT_SERVING"  # the shard has not reached shard 0
         shard.open()
         assert probe(address, WAIT_SECONDS) == "SERVING"  # though workers have yet to come
         shard.server._dispatch(shard.core.handle(events.Stop("max_seconds"), 1.0))

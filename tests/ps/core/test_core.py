@@ -192,7 +192,7 @@ def test_a_follower_notifies_those_that_shard_0_has_lost_and_nobody_else():
 
 
 def test_a_replayed_shard_refuses_the_pushes_that_the_dead_one_refused():
-    """With the soft state comes when each group changed last."""
+    """The journaled soft state includes the last change of each group."""
     core = core_of(method("bsp", nb_workers=3))
     for worker in (1, 2, 3):
         join(core, worker)

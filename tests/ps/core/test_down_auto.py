@@ -79,7 +79,7 @@ def test_auto_does_not_switch_where_that_would_not_pay():
 
 
 def test_auto_stays_exact_while_replies_are_about_as_large_as_pushes():
-    """As in DGC's warm-up, where thinner replies would ruin the training."""
+    """DGC's warm-up is one case, where thinner replies would ruin the training."""
     world = World(sending("auto", compression_rate=0.4))
     for _ in range(6):
         world.push(1)

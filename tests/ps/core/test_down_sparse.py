@@ -93,7 +93,7 @@ def test_every_shard_and_rule_keeps_what_its_workers_have(name, dtype, choices):
         ):
             version = worker.core.versions[shard]
             held = run.shards[shard].model._copy_of(worker.number, version)
-            if held is None or worker.replies:  # not of this exchange yet
+            if held is None or worker.replies:  # the exchange is not complete
                 continue
             starts = [(piece.tensor, piece.start) for piece in layout.slices]
             offsets = (0, 16, 24, 28)

@@ -38,7 +38,7 @@ def test_an_answer_to_a_push_means_that_it_was_applied():
     run.feed(0, events.Join(3, third.incarnation, True, "peer"))
     assert answered(run, third) == set()
     accounts = run.shards[0].counters
-    # It is let in when the round is over, and its push is of the next one.
+    # The worker is admitted when the round is over, and its push is of the next round.
     assert answered(run, second) == {1, 2}
     assert accounts.worker(3).pushes == 0
     assert answered(run, first, step=2) == set()

@@ -194,7 +194,7 @@ def test_an_old_life_that_wakes_up_is_refused_by_a_following_shard():
 def test_what_an_old_life_left_waiting_is_void_when_another_one_is_named():
     core = following()
     core.handle(events.MembershipEpoch(2, (2,), True, None, (20,)), 0.0)
-    hello(core, 1, life=10, epoch=1)  # it had left; this shard does not know its successor yet
+    hello(core, 1, life=10, epoch=1)  # it left; this shard does not know its next incarnation
     assert of(events.Reply, core.handle(push_of(1, 10, 5, epoch=2), 0.0)) == []
     told = core.handle(events.MembershipEpoch(4, (1, 2), True, None, (11, 20)), 0.0)
     assert [each.reason for each in of(events.Reject, told)] == ["NOT_MEMBER"]

@@ -41,7 +41,7 @@ class LossyRun(MiniRun):
 
     def decoded(self, shard, reply):
         model = self.shards[shard].model
-        held = model._copy_of(reply.worker, reply.version)  # where it is sent less than all
+        held = model._copy_of(reply.worker, reply.version)  # where the reply leaves out entries
         self.expected[reply.worker, shard] = (model.theta if held is None else held).copy()
         if reply.step:
             self.operations.add(reply.operation)

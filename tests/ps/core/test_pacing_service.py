@@ -86,7 +86,7 @@ def test_a_push_from_before_the_restart_waits_elsewhere_for_the_others():
     assert join(core, 2, 11.0)
     assert reasons(push(core, 1, 4, 3, now=11.1, generation=0)) == ["STALE_GENERATION"]
     assert told(core, 2, 4, 1, 11.2) is True
-    ask(core, 1, 5, 0, 11.3, seconds=1.0)  # it begins its next round, as the slowest
+    ask(core, 1, 5, 0, 11.3, seconds=1.0)  # worker 1 begins its next round, as the slowest
     assert told(core, 2, 4, 2, 11.4) is True  # earlier answers stay
     push(core, 2, 4, 3, now=11.5, generation=1)
     push(core, 1, 5, 3, now=12.3, generation=1)

@@ -172,7 +172,7 @@ def test_a_joiner_during_the_change_is_let_in():
     while core._planner._target is None:
         run.play(limit=1)
     run.kill(4)
-    run.revive(4)  # its old life is still known: the new one takes over
+    run.revive(4)  # its old incarnation is still known: the new one takes over
     run.play()
     assert_ended(run, 300)
 

@@ -89,7 +89,7 @@ def test_a_crowd_is_told_in_one():
     assert told.total() == crowd.total() and told.dropped == crowd.dropped
     several = DatagramCounts({number: COUNTERS for number in range(1, 201)})
     assert several.summarized() is several
-    assert len(several.to_json()) < 256 << 10  # as long as a report may be
+    assert len(several.to_json()) < 256 << 10  # as long as a report is allowed to be
 
 
 def test_the_block_means_over_all_pushes_and_shards():
@@ -174,5 +174,5 @@ def test_any_number_of_lives_leaves_one_book_of_a_worker():
         port.turn()
         worker = port.join(1, life)
         worker.send(worker.begin())
-    assert len(port.receiver.counters()) == 2  # of all that are closed, and of the open one
+    assert len(port.receiver.counters()) == 2  # the sum of closed sessions, and the open one
     assert sum(sum(each.num_datagrams) for each in port.counters(1)) == 51 * once

@@ -113,7 +113,7 @@ def test_a_following_shard_keeps_the_session_of_a_worker_that_is_no_member_yet()
     assert len(port.receiver.session_ids()) == 2
     two.push(two.begin(ramp()))
     np.testing.assert_array_equal(values_of(port.pushed[0]), ramp())
-    for number, live in ((3, (1,)), (4, (1, 2))):  # its next life is there before its end
+    for number, live in ((3, (1,)), (4, (1, 2))):  # its next incarnation starts before its end
         if number == 3:
             again = port.join(2, 2001)
         port.queue.append(events.MembershipEpoch(number, live, True))

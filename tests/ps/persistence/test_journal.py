@@ -322,7 +322,7 @@ def test_an_end_that_only_the_journal_knows_is_left_to_do(tmp_path):
 
 @pytest.mark.parametrize("overflow", [False, True])
 def test_a_push_without_a_message_of_its_own_is_journaled_with_all_its_claims(tmp_path, overflow):
-    """As one that came by datagrams."""
+    """For example a push that came by datagrams."""
     run = JournaledRun(tmp_path, METHODS["bsp"](), iter_max=99)
     values = np.arange(run.layouts[0].size, dtype=np.float32)
     update = NOTHING if overflow else Update(None, values)

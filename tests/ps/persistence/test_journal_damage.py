@@ -53,14 +53,14 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("damage", SNAPSHOTS)
 def test_a_damaged_snapshot_falls_back_to_those_before(saved, tmp_path, damage):
-    """Each of them has all that was told since, down to the first."""
+    """An earlier snapshot plus its journals holds all later events, down to the first one."""
     kept, saved.folder = saved.folder, tmp_path / "copy"
     shutil.copytree(kept, saved.folder)
     for _ in range(3):
         doomed = newest(saved.folder / "0")
         SNAPSHOTS[damage](doomed)
         assert_back(saved)
-        shutil.rmtree(doomed, ignore_errors=True)  # so that the next one is another
+        shutil.rmtree(doomed, ignore_errors=True)  # so that the next snapshot differs
     saved.folder = kept
 
 
@@ -115,7 +115,7 @@ FILES = {
     "cut in two": cut_in_two,
 }
 WHOLE_FILES = ("a byte damaged", "cut in two")  # there is something before the damage
-HARMLESS = ("missing", "empty", "magic cut", "head cut")  # of the last: as if it never had begun
+HARMLESS = ("missing", "empty", "magic cut", "head cut")  # of the last file: as if never begun
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])

@@ -480,7 +480,7 @@ def reader_of(number):
 
 
 def test_nobody_is_late_whose_model_is_being_built(tmp_path):
-    """That may take longer than a lease; the worker has nothing more to send."""
+    """Building a model may take longer than a lease; the worker has nothing more to send."""
     with offered_run(tmp_path) as run:
         now = [0.0]
         stage, reader = stage_at(run, now), reader_of(1)

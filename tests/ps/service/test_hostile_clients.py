@@ -23,7 +23,7 @@ from thinwire.proto import thinwire_pb2 as pb
 from thinwire.ps.wire.push_decoder import PushDecoder
 from thinwire.worker.core.messages import ShardReply
 
-NUM_MESSAGES = 100_000  # of `make product`; a fifth of them in every run
+NUM_MESSAGES = 100_000  # number of frames in `make product`; a fifth of them in every run
 ROUNDS = 50  # pushes of the honest worker
 
 
@@ -98,7 +98,7 @@ class Honest:
         return self.stream.read()
 
 
-#: Method -> what makes it one push a gradient, without waiting for the rogue.
+#: Method -> settings with which one worker can push without waiting for the rogue.
 CHOICES = {
     "adacomp": {"compression_rate": 0.25},
     "asgd": {},

@@ -22,7 +22,7 @@ from thinwire.ps.wire.claims import ClaimBounds
 
 WHOLE = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
 REAL = (0.0, 1.0, -1.0, 1e-300, 1e7, 1e308, math.nan, math.inf, -math.inf)
-#: Method -> what makes a shard of two workers of it; the honest one must not wait for the rogue.
+#: Method -> settings of a shard with two workers; the honest one must not wait for the rogue.
 METHODS = {
     "adacomp": {"compression_rate": 0.25},
     "bsp": {},

@@ -87,7 +87,7 @@ def pipe():
 
 @pytest.mark.parametrize("both", [False, True])
 def test_a_reader_that_leaves_after_a_line(both, command):
-    """As `thinwire run noisy.py | head -1` does, and with 2>&1."""
+    """The case of `thinwire run noisy.py | head -1`, also with 2>&1."""
     errors = command.folder / "errors"
     with pipe() as (read, write), open(errors, "wb") as error:
         command.start(write, write if both else error)

@@ -39,7 +39,7 @@ def used(tmp_path):
         ("PS", 0, (), False),
         ("PS", 0, ("--overwrite",), False),
         ("Worker", 2, (), False),
-        ("Worker", 8, (), True),  # not of this Cluster: may wait for its PS
+        ("Worker", 8, (), True),  # a node of another Cluster: it may wait for its PS
         ("Worker", 8, ("--overwrite",), False),
         ("Supervisor", 0, (), False),
         ("Advisor", 0, ("--overwrite",), True),

@@ -142,7 +142,7 @@ def test_a_file_is_read_from_the_position_that_the_launcher_got_and_keeps_its_ow
 
 
 def test_a_file_that_cannot_be_opened_again_is_read_by_its_descriptor(tmp_path, monkeypatch):
-    """As a process of another user, or on a system without /proc."""
+    """The case of another user's process, or of a system without /proc."""
     path = tmp_path / "list"
     path.write_bytes(BYTES)
     opened = os.open

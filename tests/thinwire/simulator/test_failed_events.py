@@ -50,5 +50,5 @@ def test_a_run_goes_on_to_its_end(name, kind, choices, shard):
     assert simulation.end == "iter_max"
     assert core.counters.rejected["fault"] >= 1
     worker = seen[19].worker
-    assert [event.worker for event in seen[20:]].count(worker) > 3  # it came back, and took part
+    assert [event.worker for event in seen[20:]].count(worker) > 3  # the worker returned
     assert simulation.shards[0].core.version == 60

@@ -15,7 +15,7 @@ from thinwire.simulator.datagrams import SimulatedSender
 from thinwire.simulator.links import ClassPipe, Pipe, carry, uplink_of
 
 SIZE = 1472
-UNIT_SECONDS = 1500 * 8 / 10e6  # of one datagram at 10 Mbit/s
+UNIT_SECONDS = 1500 * 8 / 10e6  # seconds of one datagram at 10 Mbit/s
 
 
 def play(clock):

@@ -154,7 +154,7 @@ def test_a_sender_that_has_failed_is_noticed_at_the_next_push(steps, caplog):
     assert way.push(2) == (1, 0, 0)
     assert way.channel.fell_back and way.sender.closed
     assert caplog.text.count("cannot be sent: OSError('made here')") == 1
-    assert way.channel.counts()[0].datagrams > sent[0].datagrams  # those in the stream count on
+    assert way.channel.counts()[0].datagrams > sent[0].datagrams  # the stream counts, too
     assert way.push(3) == (1, 0, 0)
     assert caplog.text.count("in the stream") == 1
 

@@ -256,7 +256,7 @@ def test_a_push_that_is_abandoned_becomes_a_pull():
     protocol = requesting()
     assert protocol.abandon_push() == [Send(pb.Pull(), LIFE, 3)]
     assert protocol.abandon_push() == []  # a pull is not abandoned
-    assert protocol.receive(reply(), NOW) == []  # to the push
+    assert protocol.receive(reply(), NOW) == []  # the reply to the push
     assert kinds(protocol.receive(reply(step=0), NOW)) == [Replied]
 
 

@@ -139,7 +139,7 @@ def test_who_is_put_out_says_hello_again_when_its_term_is_over(monkeypatch):
     assert run.version() == 9
     first, second = run.sessions
     assert run.clock.now >= 106.0  # a second to notice, five to wait
-    assert len(first.heard) == 4  # it listened for so long, and no longer
+    assert len(first.heard) == 4  # it listened for this long, and no longer
     assert first.closed
     assert second.said == [(4, 3)]  # the push again
 
@@ -287,7 +287,7 @@ def test_a_query_is_answered_unless_the_shard_is_being_dialled(monkeypatch):
     run = Client(monkeypatch, [answer, answer])
     question = pb.Query(step=4, local_steps=2)
     monkeypatch.setattr(shard_client, "_QUERY_TURN_SECONDS", 0.0)
-    with run.client._turn:  # as another thread has it that dials
+    with run.client._turn:  # as another thread does that dials
         assert run.client.query(question, 1.0) is None
     assert run.sessions[0].said == []
     for _ in range(2):

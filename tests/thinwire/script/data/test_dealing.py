@@ -70,7 +70,7 @@ SOURCES = {
 }
 
 
-#: Where workers do not wait for each other, these kinds of data are dealt in other ways.
+#: Without barriers between workers, these kinds of data are dealt in other ways.
 WITHOUT_ROUNDS = ("arrays", "elements", "batches, repeated", "interleaved", "PyDataset")
 
 

@@ -143,7 +143,7 @@ def test_each_fit_has_an_order_of_its_own(kind):
     assert len({str(whole_batches(of_fit)) for of_fit in made}) == len(made)
 
 
-#: One kind of data for each way in which workers that do not wait for each other share it.
+#: One kind of data for each way of sharing among workers without barriers.
 WITHOUT_ROUNDS = (
     "arrays",
     "tf.data, with a seed",

@@ -58,7 +58,7 @@ def graph_of(batch, known=()):
 
 def test_a_step_that_knows_no_length_counts_as_well():
     assert graph_of({"a": ANCHORS, "image": IMAGES}) == 8  # most axes
-    assert graph_of({"a": ANCHORS, "b": LABELS}, known=["a"]) == 8  # of a length that may change
+    assert graph_of({"a": ANCHORS, "b": LABELS}, known=["a"]) == 8  # an axis of variable length
     assert graph_of({"a": ANCHORS, "b": ANCHORS[:1], "c": LABELS, "d": LABELS}) == 8
 
 

@@ -93,7 +93,7 @@ def test_a_round_that_turned_out_to_be_of_others_counts_its_part_of_the_batch():
     data = Shared({}, short_by=2, parts=BatchParts(each=3), unfilled=UnfilledRounds())
     fit = lifecycle(member, exchange, data)
     for _ in range(2):
-        data.unfilled.note()  # of a pass that only built the model
+        data.unfilled.note()  # batches of a pass that only built the model
         fit.begin_epoch(0)
         data.unfilled.note()
         fit.end_steps()
@@ -260,7 +260,7 @@ def test_an_evaluator_has_the_first_value_of_a_variable_that_the_run_does_not_sh
 def test_local_steps_are_sent_at_the_end_of_a_script_that_has_not_failed(failed, expected):
     calls = []
     member = RunMember(None, None)
-    member.leave_at_end(failed, "")  # it has not joined
+    member.leave_at_end(failed, "")  # the script has not joined
     member.session = SimpleNamespace(
         stopped=False,
         flush=lambda: calls.append("flush"),
