@@ -160,7 +160,7 @@ class Life(OfShard):
     steps: dict[str, int]  # worker -> newest step applied
     parts: dict[str, str]  # name of a part of the core -> digest of its durable state
     before: dict[str, str] | None  # the same of the life before, when it died; None: not known
-    disk_failed: bool = False  # the dead process lost its last replies' records
+    disk_failed: bool = False  # the disk failed: its last replies are not on disk
     settings: Any = None  # state of the core, as plain data
     theta: bytes = b""  # [n] float32; empty where models are recorded by digests alone
 

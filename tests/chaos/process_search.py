@@ -41,10 +41,10 @@ _FLAGS: dict[str, tuple[str, ...]] = {
 }
 _NB_WORKERS, _FEWEST_WORKERS = 3, 2
 _MOST_FAULTS = 4
-_SECONDS = 6.0  # in which faults strike
+_SECONDS = 6.0  # period of the faults
 _PATIENCE_SECONDS = 90.0
 _STEP_SECONDS = 0.03
-_REFUSAL_SECONDS = 30.0  # in which a second process is refused
+_REFUSAL_SECONDS = 30.0  # limit for the rejection of a second process
 #: Log line of a shard that ends because its disk rejects the first snapshot.
 _NO_SNAPSHOT = "cannot write a checkpoint into"
 _RESTART_SECONDS = 0.5

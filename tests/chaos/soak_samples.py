@@ -7,7 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 
-_WARM_UP = 0.25  # of a life: caches fill, graphs are compiled
+_WARM_UP = 0.25  # fraction of a life: caches fill, graphs are compiled
 #: Growth is checked only for a life of at least this fraction of the run.
 _LEAST_PART = 0.4
 #: Allowed growth between the first and the last quarter of a process's life after its warm-up.
@@ -29,7 +29,7 @@ class Growth:
     """Medians of a process's resources in the first quarter after its warm-up, and in its last."""
 
     name: str
-    seconds: float  # of the life
+    seconds: float  # seconds of the process's life
     mib: tuple[float, float]
     files: tuple[float, float]
     threads: tuple[float, float]

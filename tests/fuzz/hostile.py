@@ -32,7 +32,7 @@ from thinwire.proto import thinwire_pb2 as pb
 MOST_GROWTH = 64 << 20
 #: Frames between two exchanges of the honest worker.
 FRAMES_A_ROUND = 2000
-_BATCH_SECONDS = 300.0  # of processor time; a hang is no matter of luck
+_BATCH_SECONDS = 300.0  # processor time; independent of other load
 
 
 @dataclasses.dataclass

@@ -27,7 +27,7 @@ _CHOICES = {"overrides": {"sync": "asp"}, "dgt_wait_ms": 3_600_000.0, "dgt_block
 _A_ROUND, _AMONG = 4000, 40
 #: Datagrams in one batch; wanted datagrams still fit into the sockets' buffers.
 _BURST = 500
-_BATCH_SECONDS = 300.0  # of processor time
+_BATCH_SECONDS = 300.0  # processor time
 _PAUSE_SECONDS = 5e-4
 #: Reasons found before a datagram is entered as one that fits; see `thinwire.ops.routing.parser`.
 _EARLY = (
@@ -43,7 +43,7 @@ class _Sender:
         self._dice = random.Random(seed)
         self._ports, self._rogue = ports, rogue
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._seen: list[bytes] = []  # of the honest worker's
+        self._seen: list[bytes] = []  # datagrams of the honest worker
         self._own: list[bytes] = []
         self.sent = 0
         self._kinds: list[Callable[[], bytes]] = [

@@ -50,7 +50,7 @@ def test_rejected_datagrams_make_their_channel_rest_until_time_has_paid():
         receiver._round()
         first = receiver.counts()[0]
         assert (first.datagrams, first.rests) == (udp_receiver._ROUND_CALLS, 1)
-        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # of two channels
+        rest = 1e-3 / (udp_receiver.REJECTED_SHARE / 2)  # for two channels
         receiver._round()
         now[0] += 0.99 * rest
         receiver._round()
